@@ -1,0 +1,60 @@
+# Every target sets up .venv by itself.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# Figures of the paper and what goes with them.
+FIGURES := fig2 fig5 fig6 fig7 fig8 fig9 scale simspeed
+FIGURES += clipper_fig3 clipper_fig4 clipper_fig5 clipper_fig6
+FIGURES += clipper_fig7 clipper_fig8 clipper_fig9 clipper_fig10
+# Live runs beside simulated ones: ten minutes on a machine with nothing else to do.
+FIGURES += truth
+# `edf_mh` beside `clockwork`, and with each of its pieces off.
+FIGURES += edf_mh ablation
+
+.PHONY: demo test check bench experiments $(FIGURES) proto clean
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@touch $(STAMP)
+
+demo: $(STAMP)
+	@$(BIN)/python -m experiments.demo
+
+test: check
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+bench: $(STAMP)
+	$(BIN)/python -m experiments.bench_serve
+	$(BIN)/python -m experiments.bench_selection
+
+# Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
+experiments: $(FIGURES)
+
+$(FIGURES): $(STAMP)
+	$(BIN)/python -m experiments.figures.$@
+
+# Optional, for runs of hours: the simulator's inner loop and both cores compiled, in build/native.
+.PHONY: native
+native: $(STAMP)
+	$(BIN)/python -m experiments.native
+
+# Tests, probe and benchmarks on a GPU, in nine minutes; with none it says so and fails.
+.PHONY: gpu
+gpu: $(STAMP)
+	@$(BIN)/python -m experiments.gpu
+
+proto: $(STAMP)
+	$(BIN)/python proto/generate.py
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
