@@ -1,0 +1,54 @@
+"""`clockwright worker --device cuda`: one worker process for each GPU of this host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from clockwright.cli.local_workers import LocalWorkers
+from clockwright.errors import ConfigError
+
+
+def visible_gpus() -> int:
+    """How many GPUs torch sees here; CUDA_VISIBLE_DEVICES may hide some.
+
+    Raises:
+        ConfigError: none, with what is missing; or no torch.
+    """
+    try:
+        from worker.cuda import check_installation, installation
+    except ImportError as error:
+        raise ConfigError(f"device 'cuda': {error}; install clockwright[gpu]") from None
+    found = installation()
+    check_installation(found, 0)
+    return found.num_devices
+
+
+def run_on_each_gpu(num_gpus: int, name: str, controller: str, arguments: Sequence[str]) -> int:
+    """Run a worker process per GPU until all have left. One that ends is said; the others go on.
+
+    Args:
+        num_gpus: of this host.
+        name: of this host's workers; a GPU's number is added.
+        controller: HOST:PORT.
+        arguments: of `clockwright worker`, but for these and the device.
+
+    Returns:
+        The exit code: 0 when all left as they were told to, else 1.
+    """
+    workers = LocalWorkers(0, [], say=lambda text: print(text, file=sys.stderr, flush=True))
+    for index in range(num_gpus):
+        workers.plan(f"{name}-gpu{index}", [*arguments, f"--device=cuda:{index}"])
+    told_to_leave = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told_to_leave.set())
+    workers.start(controller)
+    while workers.num_alive and not told_to_leave.wait(0.2):
+        pass
+    if told_to_leave.is_set():
+        # Each asks the controller for permission to go, and finishes what it has.
+        workers.tell_to_leave()
+    codes = workers.wait()
+    return 0 if all(code == 0 for code in codes) else 1

@@ -1,0 +1,75 @@
+"""Inputs and outputs of `clockwright infer`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clockwright.cli.show import print_json
+from clockwright.client import Array, InferResult, ModelMetadata
+from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_US, format_ns
+
+# As numpy spells the protocol's datatypes, where it spells them differently.
+_DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "uint16"}
+
+_VALUES_SHOWN = 8
+
+
+def read_inputs(arguments: Sequence[str]) -> dict[str, Array]:
+    """Read NAME=FILE.npy arguments.
+
+    Raises:
+        ConfigError: an argument has another form, or its file cannot be read.
+    """
+    arrays: dict[str, Array] = {}
+    for argument in arguments:
+        name, equals, path = argument.partition("=")
+        if not equals or not name or not path:
+            raise ConfigError(f"--input: found {argument!r}, expected NAME=FILE.npy")
+        try:
+            loaded = np.load(Path(path), allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise ConfigError(f"--input {name}: {path}: {error}") from None
+        if not isinstance(loaded, np.ndarray):
+            raise ConfigError(f"--input {name}: {path}: expected one array (.npy)")
+        arrays[name] = loaded
+    return arrays
+
+
+def random_inputs(metadata: ModelMetadata, *, rows: int) -> dict[str, Array]:
+    """Draw inputs that fit a model: normal floats, integers and booleans of 0 and 1."""
+    random = np.random.default_rng(0)
+    arrays: dict[str, Array] = {}
+    for spec in metadata.inputs:
+        dtype = np.dtype(_DTYPES.get(spec.datatype, spec.datatype.lower()))
+        shape = (rows, *spec.row_shape)
+        drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+        arrays[spec.name] = drawn.astype(dtype)
+    return arrays
+
+
+def print_result(result: InferResult, *, json: bool) -> None:
+    """Print the outputs, and the explanation if there is one."""
+    if json:
+        print_json(
+            {
+                "model": result.model_name,
+                "version": result.model_version,
+                "outputs": {name: array.tolist() for name, array in result.outputs.items()},
+                "explanation": result.explanation,
+            }
+        )
+        return
+    for name, array in result.outputs.items():
+        shape = ", ".join(str(size) for size in array.shape)
+        values = " ".join(f"{value:g}" for value in array.reshape(-1)[:_VALUES_SHOWN])
+        more = " ..." if array.size > _VALUES_SHOWN else ""
+        print(f"{name}: {array.dtype.name} ({shape}): {values}{more}")
+    for name, value in result.explanation.items():
+        if name.endswith("_us"):
+            print(f"  {name.removesuffix('_us')}: {format_ns(int(value) * NS_PER_US)}")
+        else:
+            print(f"  {name}: {value}")

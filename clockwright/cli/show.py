@@ -1,0 +1,113 @@
+"""What the reading commands print: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from google.protobuf.message import Message
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from clockwright.units import format_ns
+from clockwright.v1 import control_pb2 as pb
+
+# Of a worker's resident models, in a table.
+_NAMES_SHOWN = 6
+
+
+def plain(message: Message) -> dict[str, object]:
+    """Turn a message into what JSON has: every field by its name, integers as numbers."""
+    result: dict[str, object] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if isinstance(value, Message):
+            result[field.name] = plain(value)
+        elif isinstance(value, str | int | float):
+            result[field.name] = value
+        else:
+            result[field.name] = [
+                plain(item) if isinstance(item, Message) else item for item in value
+            ]
+    return result
+
+
+def print_json(value: object) -> None:
+    """Print for programs."""
+    print(json.dumps(value, indent=1))
+
+
+def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) -> None:
+    """Print totals, and a row per worker."""
+    state = "draining" if status.draining else "ready" if status.ready else "preparing models"
+    console = _console()
+    console.print(
+        f"Clockwright {status.version}, policy {status.policy}, up {format_ns(status.uptime_ns)}: "
+        f"{state}\n"
+        f"models: {status.num_models_ready} of {status.num_models} ready\n"
+        f"requests: {status.requests}, answered {status.answered} "
+        f"({status.cold_starts} cold), waiting {status.waiting}, "
+        f"refused: {_refusals(status.refusals)}"
+    )
+    table = Table("worker", "device", "state", "pages free", "in flight", "clock", "resident")
+    for worker in workers:
+        table.add_row(
+            worker.worker_id,
+            worker.device,
+            worker.state,
+            f"{worker.num_free_pages}/{worker.num_pages}",
+            str(worker.actions_in_flight),
+            f"{worker.clock_offset_us:+.0f} us",
+            _names([*worker.resident, *(f"({name})" for name in worker.loading)]),
+        )
+    console.print(table if workers else "workers: none")
+
+
+def print_models(models: Sequence[pb.ModelInfo]) -> None:
+    """Print a row per model that is ready, and a line per other one: reasons are long."""
+    if not models:
+        print("no models")
+        return
+    console = _console()
+    ready = [model for model in models if model.state == "READY"]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0, collapse_padding=True)
+    table.add_column("model", no_wrap=True)
+    for name in ("version", "pages", "load", "run", "answered", "cold"):
+        table.add_column(name, no_wrap=True, justify="right")
+    table.add_column("refused", overflow="fold")
+    table.add_column("resident on", overflow="fold")
+    for model in ready:
+        smallest = min(model.exec, key=lambda row: row.batch_size, default=None)
+        table.add_row(
+            model.model_id,
+            model.version,
+            str(model.num_pages or "-"),
+            format_ns(model.load_ns) if model.load_ns else "-",
+            format_ns(smallest.exec_ns) if smallest else "-",
+            str(model.answered),
+            str(model.cold_starts),
+            _refusals(model.refusals),
+            _names(model.resident_on),
+        )
+    if ready:
+        console.print(table)
+    for model in models:
+        if model.state != "READY":
+            state = f"{model.state}: {model.reason}" if model.reason else model.state
+            console.print(f"{model.model_id}: {state}", soft_wrap=True)
+
+
+def _console() -> Console:
+    console = Console(highlight=False, markup=False)
+    # Not a terminal: nobody folds the lines, and a search should find a name in one piece.
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=240)
+
+
+def _refusals(refusals: Iterable[pb.RefusalCount]) -> str:
+    return ", ".join(f"{row.count} {row.reason}" for row in refusals) or "none"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more or "-"

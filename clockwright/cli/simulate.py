@@ -1,0 +1,141 @@
+"""Runs a described case on virtual time and prints what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
+from controller.telemetry import Telemetry, TelemetryFiles
+from experiments.simulator import Progress, Run, run
+from experiments.simulator.case_file import read_case
+
+# Enough to tell the end of the arrivals from what came after; few enough for a run of any length.
+_BUCKETS = 200
+
+# Short runs have done before anybody wonders.
+_QUIET_S = 2.0
+# Between two updates of the progress line, which counts all buckets.
+_UPDATE_S = 0.5
+
+
+def simulate(
+    path: Path,
+    *,
+    seconds: float | None,
+    seed: int | None,
+    telemetry_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Run the case of a file.
+
+    Args:
+        path: of the case, TOML; see `experiments.simulator.case_file`.
+        seconds: of virtual time, instead of the case's.
+        seed: instead of the case's.
+        telemetry_dir: for requests.csv and actions.csv.
+        as_json: print figures for programs.
+
+    Raises:
+        ConfigError: the case is wrong, or the folder cannot be written to.
+    """
+    case = read_case(path, seconds=seconds, seed=seed)
+    with contextlib.ExitStack() as stack:
+        telemetry: Telemetry | None = None
+        files: TelemetryFiles | None = None
+        if telemetry_dir is not None:
+            files = stack.enter_context(TelemetryFiles(telemetry_dir))
+            # The rows are in the files; none need be kept.
+            telemetry = Telemetry(capacity=0)
+            telemetry.write_to(files)
+        live = stack.enter_context(_live())
+
+        update_s = _QUIET_S
+
+        def on_progress(progress: Progress) -> None:
+            nonlocal update_s
+            while files is not None and files.write_slice(4096):
+                pass
+            if progress.wall_s >= update_s:
+                update_s = progress.wall_s + _UPDATE_S
+                live.update(Text(progress_line(progress, case.duration_ns)))
+
+        done = run(
+            case,
+            bucket_ns=max(1, case.duration_ns // _BUCKETS),
+            telemetry=telemetry,
+            on_progress=on_progress,
+            progress_ns=NS_PER_S // 10,
+        )
+    if as_json:
+        print(json.dumps(figures(done), indent=1))
+    else:
+        _print(done)
+
+
+def progress_line(progress: Progress, duration_ns: int) -> str:
+    """Say how far a run is: simulated time, speed against real time, goodput so far."""
+    simulated_s = progress.simulated_ns / NS_PER_S
+    total = progress.summary.total()
+    return (
+        f"simulated {format_ns(progress.simulated_ns)} of {format_ns(duration_ns)}, "
+        f"{simulated_s / progress.wall_s:.1f} times real time, "
+        f"{total.arrived / progress.wall_s:,.0f} requests per wall second, "
+        f"goodput {total.answered / simulated_s:,.1f} r/s so far"
+    )
+
+
+def figures(done: Run) -> dict[str, object]:
+    """What came of a run: rates while requests arrived, counts to the last response."""
+    summary, total = done.summary, done.summary.total()
+    duration_ns = done.case.duration_ns
+    seconds = duration_ns / NS_PER_S
+    inside = summary.total(0, duration_ns)
+    return {
+        "policy": done.case.scheduler.policy,
+        "seed": done.case.seed,
+        "simulated_s": seconds,
+        "requests": total.arrived,
+        "offered_rps": total.arrived / seconds,
+        "goodput_rps": inside.answered / seconds,
+        "answered": total.answered,
+        "refused": dict(sorted(total.refused.items())),
+        "unanswered": done.num_unanswered,
+        "cold_answered": total.cold_answered,
+        "latency_p50_ms": total.latency_ns(50) / NS_PER_MS,
+        "latency_p99_ms": total.latency_ns(99) / NS_PER_MS,
+        "latency_p999_ms": total.latency_ns(99.9) / NS_PER_MS,
+        "latency_max_ms": total.latency_ns(100) / NS_PER_MS,
+        "batches": {str(size): count for size, count in sorted(total.batches.items())},
+        "mean_batch_size": total.mean_batch_size,
+        "loads": total.loads,
+        "action_errors": dict(sorted(total.action_errors.items())),
+        "gpu_utilisation": summary.utilisation(inside.exec_ns, 0, duration_ns),
+        "pcie_utilisation": summary.utilisation(inside.load_ns, 0, duration_ns),
+        "wall_s": done.wall_s,
+        "requests_per_wall_s": done.requests_per_wall_s,
+    }
+
+
+def _print(done: Run) -> None:
+    table = Table(show_header=False)
+    for key, value in figures(done).items():
+        if isinstance(value, dict):
+            text = ", ".join(f"{name}: {count:,}" for name, count in value.items()) or "none"
+        else:
+            text = f"{value:,.3f}" if isinstance(value, float) else f"{value}"
+        table.add_row(key.replace("_", " "), text)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _live() -> Live:
+    # Progress is for whoever watches; standard output may be a file.
+    console = Console(file=sys.stderr)
+    return Live(console=console, refresh_per_second=4, transient=True)

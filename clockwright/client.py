@@ -1,0 +1,445 @@
+"""Ask a Clockwright server from Python: numpy in, numpy out, and exceptions that say why not.
+
+Any KServe or Triton gRPC client works as well; this one knows the SLO, the reasons of refusals and
+the explanation, and needs no protobuf from its user.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import grpc
+import numpy as np
+from google.rpc import error_details_pb2, status_pb2
+
+from clockwright.bulk import Buffer, join_bulk, split_bulk
+from clockwright.errors import (
+    BadRequestError,
+    ClockwrightError,
+    ConfigError,
+    ModelError,
+    Refusal,
+    RefusedError,
+    UnknownModelError,
+)
+from clockwright.tensors import TensorSpec
+from clockwright.v1 import control_pb2
+from clockwright.v1 import inference_pb2 as pb
+
+_PREFIX = "/inference.GRPCInferenceService/"
+_FEEDBACK = "/clockwright.v1.ControlService/Feedback"
+
+# The server bounds what it takes; the client takes what it gets.
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+# An answer or a refusal comes about when the SLO ends; this much later the server is taken for dead.
+_GRACE_S = 10.0
+
+_DATATYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "bfloat16": "BF16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+# numpy has no bfloat16 of its own; its bits come as uint16.
+_DTYPES = {datatype: name for name, datatype in _DATATYPES.items()} | {"BF16": "uint16"}
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Inputs = Mapping[str, Array] | Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferResult:
+    """What a model answered."""
+
+    model_name: str
+    model_version: str
+    #: By name; shape (rows, ...), read-only.
+    outputs: dict[str, Array]
+    #: Where the time went, in microseconds, and on what; empty unless asked for with `explain`. Of an
+    #: application always: `query_id`, `confidence`, `weight_mass`, `models` that answered, those
+    #: `missing`, whether it is the `default`, and then the `default_reason`.
+    explanation: dict[str, bool | int | float | str]
+
+    @property
+    def query_id(self) -> str:
+        """By which feedback is given; empty: a model answered, not an application."""
+        return str(self.explanation.get("query_id", ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """What is known of an application's answer: the true label, or how good the answer was."""
+
+    query_id: str
+    label: int | None = None
+    #: 0 to 1.
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackOutcome:
+    """What a feedback has changed."""
+
+    query_id: str
+    #: APPLIED; UNINFORMATIVE: it says nothing about any model; DUPLICATE: there was one before;
+    #: UNKNOWN: no such answer, or too long ago. Only the first has changed anything.
+    status: str
+    #: Of each model of which something follows, 0 to 1.
+    losses: dict[str, float]
+    #: Of the application's models afterwards, for this context.
+    weights: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """One line of the server's list of models."""
+
+    name: str
+    version: str
+    #: LOADING, READY or UNAVAILABLE.
+    state: str
+    #: Why it is not READY.
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMetadata:
+    """What a model takes and gives."""
+
+    name: str
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class Client:
+    """A connection to one server, for threads.
+
+    All methods raise ConfigError when the server cannot be reached.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Connect, when first needed, to `address` (HOST:PORT)."""
+        self._address = address
+        self._channel: Any = grpc.insecure_channel(address, options=_OPTIONS)
+        self._input_names: dict[str, str] = {}
+
+    def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        slo_ms: float | None = None,
+        explain: bool = False,
+        context: str = "",
+    ) -> InferResult:
+        """Run a model on one request of one or more rows.
+
+        Args:
+            model: its name.
+            inputs: arrays of shape (rows, ...) by input name, or the array of the only input.
+            slo_ms: answer within this many milliseconds, or refuse; None: the model's default.
+            explain: also say where the time went.
+            context: of an application: the user, session or tenant whose choice of models is learned.
+
+        Raises:
+            RefusedError: there is no answer in time; carries the reason.
+            UnknownModelError: the server has no such model.
+            BadRequestError: the request does not fit the model.
+        """
+        if isinstance(inputs, np.ndarray):
+            if model not in self._input_names:
+                self._input_names[model] = _only_input(self.metadata(model))
+            inputs = {self._input_names[model]: inputs}
+        request = _encode_request(model, inputs, slo_ms=slo_ms, explain=explain, context=context)
+        return _decode_response(self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms)))
+
+    def is_ready(self) -> bool:
+        """Whether the server is there and every model is ready or known to be unfit."""
+        try:
+            return _ready(self._call("ServerReady", b""))
+        except ConfigError:
+            return False
+
+    def models(self) -> list[ModelStatus]:
+        """List all models, by name."""
+        return _model_list(self._call("RepositoryIndex", b""))
+
+    def metadata(self, model: str) -> ModelMetadata:
+        """Say what a model takes and gives.
+
+        Raises:
+            UnknownModelError: the server has no such model.
+            RefusedError: no worker has looked at it yet.
+        """
+        return _metadata(self._call("ModelMetadata", _metadata_request(model)))
+
+    def feedback(self, *items: Feedback) -> list[FeedbackOutcome]:
+        """Tell applications what became of their answers, in order.
+
+        Raises:
+            BadRequestError: an item has neither a label nor a reward, or both; nothing has changed.
+        """
+        return _outcomes(self._call(_FEEDBACK, _feedback_request(items)))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._channel.close()
+
+    def _call(self, method: str, request: bytes, *, timeout_s: float | None = None) -> bytes:
+        try:
+            response: bytes = self._channel.unary_unary(
+                method if method.startswith("/") else _PREFIX + method
+            )(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            _raise(error, self._address)
+        return response
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """A connection to one server, for asyncio; the methods are those of `Client`.
+
+    A call whose task is cancelled is withdrawn at the server.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Connect, when first needed, to `address` (HOST:PORT). Needs a running event loop."""
+        self._address = address
+        self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._input_names: dict[str, str] = {}
+
+    async def infer(
+        self,
+        model: str,
+        inputs: Inputs,
+        *,
+        slo_ms: float | None = None,
+        explain: bool = False,
+        context: str = "",
+    ) -> InferResult:
+        """Run a model on one request; see `Client.infer`."""
+        if isinstance(inputs, np.ndarray):
+            if model not in self._input_names:
+                self._input_names[model] = _only_input(await self.metadata(model))
+            inputs = {self._input_names[model]: inputs}
+        request = _encode_request(model, inputs, slo_ms=slo_ms, explain=explain, context=context)
+        return _decode_response(
+            await self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms))
+        )
+
+    async def is_ready(self) -> bool:
+        """Whether the server is there and every model is ready or known to be unfit."""
+        try:
+            return _ready(await self._call("ServerReady", b""))
+        except ConfigError:
+            return False
+
+    async def models(self) -> list[ModelStatus]:
+        """List all models, by name."""
+        return _model_list(await self._call("RepositoryIndex", b""))
+
+    async def metadata(self, model: str) -> ModelMetadata:
+        """Say what a model takes and gives; see `Client.metadata`."""
+        return _metadata(await self._call("ModelMetadata", _metadata_request(model)))
+
+    async def feedback(self, *items: Feedback) -> list[FeedbackOutcome]:
+        """Tell applications what became of their answers; see `Client.feedback`."""
+        return _outcomes(await self._call(_FEEDBACK, _feedback_request(items)))
+
+    async def close(self) -> None:
+        """Hang up."""
+        await self._channel.close()
+
+    async def _call(self, method: str, request: bytes, *, timeout_s: float | None = None) -> bytes:
+        try:
+            response: bytes = await self._channel.unary_unary(
+                method if method.startswith("/") else _PREFIX + method
+            )(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            _raise(error, self._address)
+        return response
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def _timeout_s(slo_ms: float | None) -> float | None:
+    # Without an SLO there is no deadline either: the server would take it for one.
+    # One that is no number of seconds is left to the server, which says so.
+    if slo_ms is None or not math.isfinite(slo_ms):
+        return None
+    return max(slo_ms, 0.0) / 1000 + _GRACE_S
+
+
+def _encode_request(
+    model: str,
+    inputs: Mapping[str, Array],
+    *,
+    slo_ms: float | None,
+    explain: bool,
+    context: str,
+) -> bytes:
+    parameters: dict[str, pb.InferParameter] = {}
+    if slo_ms is not None:
+        parameters["slo_ms"] = pb.InferParameter(double_param=slo_ms)
+    if explain:
+        parameters["explain"] = pb.InferParameter(bool_param=True)
+    if context:
+        parameters["context"] = pb.InferParameter(string_param=context)
+    tensors: list[pb.ModelInferRequest.InferInputTensor] = []
+    buffers: list[Buffer] = []
+    for name, array in inputs.items():
+        array = np.asarray(array)
+        datatype = _DATATYPES.get(array.dtype.name)
+        if datatype is None:
+            raise BadRequestError(
+                f"input {name!r}: found dtype {array.dtype}, expected one of {', '.join(_DATATYPES)}"
+            )
+        tensors.append(
+            pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=array.shape)
+        )
+        # A view where the array lies as the wire wants it: little-endian and row-major.
+        flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
+        buffers.append(flat.view(np.uint8).data)
+    header = pb.ModelInferRequest(model_name=model, inputs=tensors, parameters=parameters)
+    return join_bulk(header.SerializeToString(), 7, buffers)
+
+
+def _decode_response(data: bytes) -> InferResult:
+    header, raw = split_bulk(data, 6)
+    response = pb.ModelInferResponse.FromString(header)
+    outputs: dict[str, Array] = {}
+    for tensor, buffer in zip(response.outputs, raw, strict=True):
+        dtype = np.dtype(_DTYPES[tensor.datatype]).newbyteorder("<")
+        outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
+    explanation: dict[str, bool | int | float | str] = {}
+    for name in sorted(response.parameters):
+        parameter = response.parameters[name]
+        explanation[name] = getattr(parameter, parameter.WhichOneof("parameter_choice") or "")
+    return InferResult(response.model_name, response.model_version, outputs, explanation)
+
+
+def _only_input(metadata: ModelMetadata) -> str:
+    if len(metadata.inputs) != 1:
+        names = ", ".join(repr(spec.name) for spec in metadata.inputs)
+        raise BadRequestError(
+            f"model {metadata.name}: found one array, expected arrays by name: {names}"
+        )
+    return metadata.inputs[0].name
+
+
+def _ready(data: bytes) -> bool:
+    return pb.ServerReadyResponse.FromString(data).ready
+
+
+def _model_list(data: bytes) -> list[ModelStatus]:
+    return [
+        ModelStatus(model.name, model.version, model.state, model.reason)
+        for model in pb.RepositoryIndexResponse.FromString(data).models
+    ]
+
+
+def _metadata_request(model: str) -> bytes:
+    return pb.ModelMetadataRequest(name=model).SerializeToString()
+
+
+def _metadata(data: bytes) -> ModelMetadata:
+    response = pb.ModelMetadataResponse.FromString(data)
+    inputs, outputs = (
+        tuple(TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape[1:])) for tensor in side)
+        for side in (response.inputs, response.outputs)
+    )
+    return ModelMetadata(response.name, next(iter(response.versions), ""), inputs, outputs)
+
+
+def _feedback_request(items: Sequence[Feedback]) -> bytes:
+    request = control_pb2.FeedbackRequest()
+    for item in items:
+        if (item.label is None) == (item.reward is None):
+            raise BadRequestError(
+                f"feedback for {item.query_id!r}: found label {item.label} and reward {item.reward}, expected"
+                " one of them"
+            )
+        request.items.add(query_id=item.query_id, label=item.label, reward=item.reward)
+    return request.SerializeToString()
+
+
+def _outcomes(data: bytes) -> list[FeedbackOutcome]:
+    return [
+        FeedbackOutcome(row.query_id, row.status, dict(row.losses), dict(row.weights))
+        for row in control_pb2.FeedbackResponse.FromString(data).outcomes
+    ]
+
+
+def _raise(error: Any, address: str) -> NoReturn:  # noqa: ANN401  grpc's two kinds share no typed base
+    """Turn gRPC's error into ours."""
+    code, text = error.code(), error.details() or ""
+    refused = _refused(error)
+    if refused is not None:
+        raise refused from None
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            raise ConfigError(f"no server answers at {address}: {text}") from None
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            raise BadRequestError(text) from None
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # gRPC itself: the message is longer than the server takes.
+            raise BadRequestError(f"the request is too big: {text}") from None
+        case grpc.StatusCode.NOT_FOUND:
+            raise UnknownModelError(text) from None
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            raise ModelError(text) from None
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise RefusedError(Refusal.LATE, f"no answer from {address} in time") from None
+    raise ClockwrightError(f"{address}: {code.name}: {text}") from None
+
+
+def _refused(error: Any) -> RefusedError | None:  # noqa: ANN401
+    """Read the refusal in an error's trailing metadata, if there is one."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            status = status_pb2.Status.FromString(value)
+            info = error_details_pb2.ErrorInfo()
+            for detail in status.details:
+                if detail.Unpack(info) and info.reason in Refusal.__members__:
+                    figures = {
+                        name: int(figure)
+                        for name, figure in info.metadata.items()
+                        if figure.lstrip("-").isdigit()
+                    }
+                    message = status.message.removeprefix(f"{info.reason}: ")
+                    return RefusedError(Refusal(info.reason), message, figures=figures)
+    return None

@@ -1,0 +1,168 @@
+"""What `config.toml` declares of a model that is code: the table `[container]`.
+
+    [container]
+    load = "model.py"                 # a file beside it in the version folder, or "package.module:name"
+    inputs = { image = "FP32[64]" }   # datatype and shape of one row, in the order of the arguments
+    outputs = { digit = "INT64[]" }
+
+The controller reads it to judge the folder, the worker to run it. Nothing here runs or imports anything.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from clockwright.errors import ModelError
+from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+
+CONFIG_FILE = "config.toml"
+
+#: Suffixes of files that can be loaded. All of them run code when they are: pickles too.
+LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
+
+# numpy, which a container's rows are, has no type for it.
+_DATATYPES = tuple(name for name in DATATYPE_BYTES if name != "BF16")
+_SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+# Beyond these a value is a slip of the pen, not a wish.
+_DIMENSION_MAX = 2**31
+_REPLICAS_MAX = 256
+_TIME_LIMIT_S_MAX = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """A model that is code."""
+
+    #: A file of the version folder, or an import path `package.module:name`.
+    load: str
+    #: Called with the rows: a function of a `.py` file, a method of anything else that is not callable.
+    method: str = "predict"
+    #: In the order of the arguments.
+    inputs: tuple[TensorSpec, ...]
+    #: In the order of what it returns.
+    outputs: tuple[TensorSpec, ...]
+    #: A batch that takes longer hangs: the process is killed and started again. Too small: a slow
+    #: batch costs a restart. Too large: a hang holds everything up that waits behind it; above the
+    #: controller's own limit (5 s past the prediction) that one comes first.
+    time_limit_s: float = 3.0
+    #: Processes that `clockwright up` starts, each a worker with a lane of its own.
+    replicas: int = 1
+
+    @property
+    def file(self) -> str | None:
+        """The file to load; None for an import path."""
+        return None if ":" in self.load else self.load
+
+
+def latest_version(folder: Path) -> str:
+    """The highest number among a model folder's version folders, which is the one that is served.
+
+    Raises:
+        ModelError: there is none.
+        OSError: the folder cannot be read.
+    """
+    entries = sorted(folder.iterdir())
+    versions = [p.name for p in entries if re.fullmatch("[0-9]{1,18}", p.name) and p.is_dir()]
+    if not versions:
+        found = ", ".join(p.name for p in entries[:5]) or "nothing"
+        raise ModelError(f"expected a version folder with a number as its name, found {found}")
+    return max(versions, key=int)
+
+
+def read_container(folder: Path) -> tuple[ContainerSpec, Path]:
+    """Read what a model's folder declares, and find the version that is served.
+
+    Raises:
+        ModelError: it declares no container, or a malformed one.
+    """
+    try:
+        table = tomllib.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+        version = latest_version(folder)
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{CONFIG_FILE}: {error}") from None
+    if "container" not in table:
+        raise ModelError(f"{CONFIG_FILE}: found no table [container]")
+    return parse_container(table["container"]), folder / version
+
+
+def parse_container(table: object) -> ContainerSpec:
+    """Read the table.
+
+    Raises:
+        ModelError: what was found and what is expected.
+    """
+    if not isinstance(table, Mapping):
+        raise _unexpected("container", table, "a table with load, inputs and outputs")
+    known = ("load", "method", "inputs", "outputs", "time_limit_s", "replicas")
+    for key in table:
+        if key not in known:
+            raise ModelError(f"container: unknown key {key!r}; known are {', '.join(known)}")
+    method = table.get("method", "predict")
+    if not isinstance(method, str) or not method.isidentifier():
+        raise _unexpected("container.method", method, "the name of a function or method")
+    limit_s = table.get("time_limit_s", 3.0)
+    if (
+        isinstance(limit_s, bool)
+        or not isinstance(limit_s, int | float)
+        or not 0 < limit_s <= _TIME_LIMIT_S_MAX
+    ):
+        raise _unexpected("container.time_limit_s", limit_s, "a positive number of seconds")
+    replicas = table.get("replicas", 1)
+    if (
+        isinstance(replicas, bool)
+        or not isinstance(replicas, int)
+        or not 1 <= replicas <= _REPLICAS_MAX
+    ):
+        raise _unexpected(
+            "container.replicas", replicas, f"a whole number from 1 to {_REPLICAS_MAX}"
+        )
+    return ContainerSpec(
+        load=_load(table.get("load")),
+        method=method,
+        inputs=_specs("inputs", table.get("inputs")),
+        outputs=_specs("outputs", table.get("outputs")),
+        time_limit_s=float(limit_s),
+        replicas=replicas,
+    )
+
+
+def _load(value: object) -> str:
+    expected = (
+        f"a file of the version folder ({', '.join(LOADABLE_SUFFIXES)}) or package.module:name"
+    )
+    if not isinstance(value, str):
+        raise _unexpected("container.load", value, expected)
+    if _IMPORT_PATH.fullmatch(value):
+        return value
+    path = PurePosixPath(value)
+    inside = not path.is_absolute() and ".." not in path.parts and "\\" not in value
+    if ":" in value or not inside or path.suffix not in LOADABLE_SUFFIXES:
+        raise _unexpected("container.load", value, expected)
+    return str(path)
+
+
+def _specs(key: str, table: object) -> tuple[TensorSpec, ...]:
+    if not isinstance(table, Mapping) or not table:
+        raise _unexpected(f"container.{key}", table, 'a table such as { image = "FP32[64]" }')
+    return tuple(_spec(f"container.{key}.{name}", name, value) for name, value in table.items())
+
+
+def _spec(key: str, name: str, value: object) -> TensorSpec:
+    match = _SPEC.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[1] not in _DATATYPES:
+        raise _unexpected(
+            key, value, f'the shape of one row, as "FP32[3, 224]", of {", ".join(_DATATYPES)}'
+        )
+    sizes = [size.strip() for size in match[2].split(",")] if match[2].strip() else []
+    if not all(size.isdecimal() and 1 <= int(size) <= _DIMENSION_MAX for size in sizes):
+        raise _unexpected(key, value, "sizes of 1 or more, with commas between them")
+    return TensorSpec(name, match[1], tuple(map(int, sizes)))
+
+
+def _unexpected(key: str, found: object, expected: str) -> ModelError:
+    return ModelError(f"{key} is {found!r}, expected {expected}")

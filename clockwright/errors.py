@@ -1,0 +1,87 @@
+"""Every exception this project raises, and why a request may be refused.
+
+ClockwrightError
++- ConfigError       the person who started the process must fix it
++- DeviceGoneError   a worker's device is lost for good; the process leaves, another may serve
++- ModelError        a model cannot be served; the message says why
+   +- UnknownModelError  there is no model, or no version, of that name
++- TraceFormatError  a trace file is not what its reader expects; names file and line
++- BadRequestError   a request does not fit its model; names the field, what was found and expected
++- ProtocolError     a peer sent something illegal; its stream is closed, nothing else
++- RefusedError      (client) the request was refused; carries the `Refusal`
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+
+class ClockwrightError(Exception):
+    """Base of all."""
+
+
+class ConfigError(ClockwrightError):
+    """Flags, configuration or environment are wrong; the process cannot start."""
+
+
+class DeviceGoneError(ClockwrightError):
+    """The device of this worker process is lost; only a new process can use it, if any can."""
+
+
+class TraceFormatError(ClockwrightError):
+    """A trace file is not what its reader expects; the message begins with `FILE:LINE:`."""
+
+
+class ModelError(ClockwrightError):
+    """A model is not fit to be served."""
+
+
+class UnknownModelError(ModelError):
+    """There is no model of that name, or it is served in another version."""
+
+
+class BadRequestError(ClockwrightError):
+    """A request does not fit its model."""
+
+
+class ProtocolError(ClockwrightError):
+    """A peer sent something the protocol does not allow."""
+
+
+class Refusal(enum.Enum):
+    """Why a request got no answer. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
+
+    #: The SLO is below what the model can ever do, even resident on an idle GPU.
+    INFEASIBLE = "INFEASIBLE"
+    #: The weights are not resident and cannot be loaded in time.
+    COLD = "COLD"
+    #: The work ahead of it takes too long.
+    OVERLOADED = "OVERLOADED"
+    #: It was predicted to be in time and was not.
+    LATE = "LATE"
+    #: The worker that had it vanished, and no other could take it in time.
+    WORKER_LOST = "WORKER_LOST"
+    #: No worker can serve the model.
+    NO_WORKER = "NO_WORKER"
+    #: The controller is shutting down.
+    DRAINING = "DRAINING"
+    #: The model was removed while the request waited.
+    MODEL_REMOVED = "MODEL_REMOVED"
+    #: The engine failed on the request's batch; the message has its words.
+    FAILED = "FAILED"
+    #: An application's models were not sure enough, and it has no default.
+    LOW_CONFIDENCE = "LOW_CONFIDENCE"
+
+
+class RefusedError(ClockwrightError):
+    """The server refused a request, or could not answer inside its SLO."""
+
+    def __init__(
+        self, refusal: Refusal, message: str, *, figures: Mapping[str, int] | None = None
+    ) -> None:
+        super().__init__(f"{refusal.value}: {message}")
+        self.refusal = refusal
+        self.message = message
+        #: What was predicted, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
+        self.figures = dict(figures or {})

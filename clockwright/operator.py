@@ -1,0 +1,175 @@
+"""The operator's end of `ControlService`: one call per method, errors as exceptions with one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import grpc
+
+from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, ModelError
+from clockwright.v1 import control_pb2 as pb
+from clockwright.v1 import control_pb2_grpc as pb_grpc
+
+_OPTIONS = (("grpc.max_receive_message_length", -1),)
+
+# Looking takes milliseconds; a server that is silent for longer is not well.
+_LOOK_LIMIT_S = 10.0
+
+_CHUNK_BYTES = 1 << 20
+
+
+class Operator:
+    """A connection to one controller.
+
+    Every method raises ConfigError when no controller can be reached.
+    """
+
+    def __init__(self, address: str) -> None:
+        """Connect, when first needed, to `address` (HOST:PORT)."""
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._stub: Any = pb_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def status(self) -> pb.StatusResponse:
+        """Totals."""
+        response: pb.StatusResponse = self._call(
+            self._stub.Status, pb.StatusRequest(), limit_s=_LOOK_LIMIT_S
+        )
+        return response
+
+    def workers(self) -> list[pb.WorkerInfo]:
+        """All workers."""
+        response: pb.ListWorkersResponse = self._call(
+            self._stub.ListWorkers, pb.ListWorkersRequest(), limit_s=_LOOK_LIMIT_S
+        )
+        return list(response.workers)
+
+    def models(self) -> list[pb.ModelInfo]:
+        """All models, by name."""
+        response: pb.ListModelsResponse = self._call(
+            self._stub.ListModels, pb.ListModelsRequest(), limit_s=_LOOK_LIMIT_S
+        )
+        return list(response.models)
+
+    def drain(self, worker_id: str) -> None:
+        """Take a worker out; returns once it has left."""
+        self._call(self._stub.DrainWorker, pb.DrainWorkerRequest(worker_id=worker_id), limit_s=None)
+
+    def add_model(self, folder: Path, *, name: str, replace: bool) -> list[pb.ModelInfo]:
+        """Send a model's folder; returns once a worker is ready to serve it.
+
+        Raises:
+            ConfigError: there is no such folder.
+            ModelError: the model cannot be served; nothing has changed.
+        """
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is not a folder; expected one with VERSION/model.onnx")
+        paths = [
+            path
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.relative_to(folder).as_posix().startswith(".")
+        ]
+        if not paths:
+            raise ConfigError(f"{folder} has no files; expected VERSION/model.onnx")
+        upload = _upload(folder, paths, name=name, replace=replace)
+        response: pb.AddModelResponse = self._call(self._stub.AddModel, upload, limit_s=None)
+        return list(response.models)
+
+    def remove_model(self, name: str) -> None:
+        """Remove a model; requests that wait for it are refused."""
+        self._call(
+            self._stub.RemoveModel, pb.RemoveModelRequest(model_id=name), limit_s=_LOOK_LIMIT_S
+        )
+
+    def put_application(
+        self, application: pb.Application, *, replace: bool = False
+    ) -> pb.ApplicationInfo:
+        """Add an application, or change one.
+
+        Raises:
+            ModelError: the name is taken, or a model is not there or does not fit.
+            BadRequestError: the settings are wrong.
+        """
+        request = pb.PutApplicationRequest(application=application, replace=replace)
+        response: pb.PutApplicationResponse = self._call(
+            self._stub.PutApplication, request, limit_s=_LOOK_LIMIT_S
+        )
+        return response.application
+
+    def remove_application(self, name: str) -> None:
+        """Remove an application with all it has learned."""
+        self._call(
+            self._stub.RemoveApplication,
+            pb.RemoveApplicationRequest(name=name),
+            limit_s=_LOOK_LIMIT_S,
+        )
+
+    def applications(self, name: str = "", *, context: str = "") -> list[pb.ApplicationInfo]:
+        """All applications, or one; with the weights of a context, or the global ones."""
+        response: pb.ListApplicationsResponse = self._call(
+            self._stub.ListApplications,
+            pb.ListApplicationsRequest(name=name, context=context),
+            limit_s=_LOOK_LIMIT_S,
+        )
+        return list(response.applications)
+
+    def erase_context(self, application: str, context: str) -> bool:
+        """Have an application forget a user, session or tenant; says whether it knew one."""
+        response: pb.EraseContextResponse = self._call(
+            self._stub.EraseContext,
+            pb.EraseContextRequest(application=application, context=context),
+            limit_s=_LOOK_LIMIT_S,
+        )
+        return response.erased
+
+    def _call(self, method: Any, request: object, *, limit_s: float | None) -> Any:  # noqa: ANN401
+        try:
+            return method(request, timeout=limit_s)
+        except grpc.RpcError as error:
+            _raise(error, self._address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+
+def _upload(
+    folder: Path, paths: Sequence[Path], *, name: str, replace: bool
+) -> Iterator[pb.AddModelRequest]:
+    for path in paths:
+        relative = path.relative_to(folder).as_posix()
+        with path.open("rb") as file:
+            # A message for the name even of an empty file. That of the model counts in the first only.
+            yield pb.AddModelRequest(model_id=name, replace=replace, path=relative)
+            while chunk := file.read(_CHUNK_BYTES):
+                yield pb.AddModelRequest(content=chunk)
+
+
+def _raise(error: Any, address: str) -> NoReturn:  # noqa: ANN401
+    code, text = error.code(), error.details() or ""
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            raise ConfigError(
+                f"nothing answers at {address}; is `clockwright up` running there? ({text})"
+            ) from None
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise ConfigError(f"{address} did not answer within {_LOOK_LIMIT_S:g} s") from None
+        case grpc.StatusCode.UNIMPLEMENTED:
+            raise ConfigError(f"the server at {address} is not Clockwright: {text}") from None
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            raise BadRequestError(text) from None
+        case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
+            raise ModelError(text) from None
+        case grpc.StatusCode.ALREADY_EXISTS:
+            raise ModelError(f"{text}; --replace takes its place") from None
+    raise ClockwrightError(f"{address}: {code.name}: {text}") from None

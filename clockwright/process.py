@@ -1,0 +1,68 @@
+"""How our processes treat memory and garbage, and how they end with those that started them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from contextlib import suppress
+
+# A request leaves cycles of five objects behind, gRPC's own. What a collection costs is what it finds,
+# so rare ones save nothing and stop the process for long: 50,000 objects took 25 to 80 ms, every 4 s at
+# 1,200 requests/s; 2,000 take 1 to 2 ms, at the same rate of requests. Old objects are mostly rows of
+# telemetry, not garbage, and are looked at every five million.
+_COLLECT_AFTER = (2_000, 10, 250)
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with(parent_pid: int, number: signal.Signals) -> None:
+    """Have the kernel send this process a signal when the thread that started it is gone.
+
+    Other systems than Linux have no such thing, and nothing happens.
+
+    Args:
+        parent_pid: of the process that started this one; exits when it has died before this call.
+        number: the signal.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent_pid:
+        sys.exit(f"the process {parent_pid} that started this one is gone")
+
+
+def how_it_ended(status: int) -> str:
+    """A process's exit status in words; negative ones are signals, as `subprocess` has it."""
+    if status == 0:
+        return "has left"
+    if status > 0:
+        return f"ended with {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def keep_big_blocks() -> None:
+    """Have glibc keep freed blocks of megabytes instead of giving them back to the kernel.
+
+    A tensor message is allocated and freed per request, and glibc maps and unmaps blocks above
+    128 KiB anew each time, so that every page faults again. Other C libraries have no `mallopt` and
+    are left alone.
+    """
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(mmap_threshold, 64 << 20)
+        mallopt(trim_threshold, 256 << 20)
+        mallopt(top_pad, 32 << 20)
+
+
+def freeze_garbage() -> None:
+    """Collect now, and never look at what survives again: 2 million objects take 205 ms to walk."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)

@@ -1,0 +1,33 @@
+"""Identifiers and units. Every time in a core is an `int` of nanoseconds on the controller's clock."""
+
+from typing import NewType
+
+ModelId = NewType("ModelId", str)
+"""A model: one instance with weights of its own, as clients name it."""
+ArchitectureId = NewType("ArchitectureId", str)
+"""A compiled graph, shared by all models that differ in their weights only."""
+WorkerId = NewType("WorkerId", str)
+"""One worker process, which is one GPU."""
+GpuKind = NewType("GpuKind", str)
+"""Workers of one kind run the same kernels equally fast; estimates are kept per kind."""
+RequestId = NewType("RequestId", int)
+ActionId = NewType("ActionId", int)
+
+NS_PER_US = 1_000
+NS_PER_MS = 1_000_000
+NS_PER_S = 1_000_000_000
+
+# Clockwork's page size (cache.cpp); a page is the unit of allocation in the weights cache.
+PAGE_BYTES = 16 * 1024 * 1024
+
+# Compiled batch sizes of the paper (section 5.2).
+DEFAULT_BATCH_SIZES = (1, 2, 4, 8, 16)
+
+
+def format_ns(duration_ns: int) -> str:
+    """Say a duration as people do: `8.3 ms`, `420 us`, `2.50 s`."""
+    if abs(duration_ns) >= NS_PER_S:
+        return f"{duration_ns / NS_PER_S:.2f} s"
+    if abs(duration_ns) >= NS_PER_MS // 10:
+        return f"{duration_ns / NS_PER_MS:.1f} ms"
+    return f"{duration_ns / NS_PER_US:.0f} us"

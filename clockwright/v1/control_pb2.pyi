@@ -1,0 +1,371 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RefusalCount(_message.Message):
+    __slots__ = ("reason", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MODELS_FIELD_NUMBER: _ClassVar[int]
+    NUM_MODELS_READY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    policy: str
+    uptime_ns: int
+    ready: bool
+    draining: bool
+    num_workers: int
+    num_models: int
+    num_models_ready: int
+    requests: int
+    answered: int
+    refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
+    cold_starts: int
+    waiting: int
+    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+
+class ListWorkersRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class WorkerInfo(_message.Message):
+    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    GPU_KIND_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_FIELD_NUMBER: _ClassVar[int]
+    LOADING_FIELD_NUMBER: _ClassVar[int]
+    EXEC_BACKLOG_NS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BACKLOG_NS_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_US_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    MODELS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    device: str
+    gpu_kind: str
+    host: str
+    pid: int
+    state: str
+    num_pages: int
+    num_free_pages: int
+    page_bytes: int
+    resident: _containers.RepeatedScalarFieldContainer[str]
+    loading: _containers.RepeatedScalarFieldContainer[str]
+    exec_backlog_ns: int
+    load_backlog_ns: int
+    actions_in_flight: int
+    clock_offset_us: float
+    round_trip_us: float
+    models_refused: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListWorkersResponse(_message.Message):
+    __slots__ = ("workers",)
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerInfo]
+    def __init__(self, workers: _Optional[_Iterable[_Union[WorkerInfo, _Mapping]]] = ...) -> None: ...
+
+class ListModelsRequest(_message.Message):
+    __slots__ = ("model_id",)
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ...) -> None: ...
+
+class BatchEstimate(_message.Message):
+    __slots__ = ("batch_size", "exec_ns")
+    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EXEC_NS_FIELD_NUMBER: _ClassVar[int]
+    batch_size: int
+    exec_ns: int
+    def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
+
+class ModelInfo(_message.Message):
+    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "cold_starts")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ARCHITECTURE_ID_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_ON_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    LOAD_NS_FIELD_NUMBER: _ClassVar[int]
+    EXEC_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    version: str
+    state: str
+    reason: str
+    architecture_id: str
+    slo_ns: int
+    weights_bytes: int
+    num_pages: int
+    resident_on: _containers.RepeatedScalarFieldContainer[str]
+    waiting: int
+    load_ns: int
+    exec: _containers.RepeatedCompositeFieldContainer[BatchEstimate]
+    requests: int
+    answered: int
+    refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
+    cold_starts: int
+    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ...) -> None: ...
+
+class ListModelsResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
+
+class DrainWorkerRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class DrainWorkerResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class AddModelRequest(_message.Message):
+    __slots__ = ("model_id", "path", "content", "replace")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    path: str
+    content: bytes
+    replace: bool
+    def __init__(self, model_id: _Optional[str] = ..., path: _Optional[str] = ..., content: _Optional[bytes] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class AddModelResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
+
+class RemoveModelRequest(_message.Message):
+    __slots__ = ("model_id",)
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    def __init__(self, model_id: _Optional[str] = ...) -> None: ...
+
+class RemoveModelResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Application(_message.Message):
+    __slots__ = ("name", "models", "policy", "options_json", "slo_ns", "default_label", "confidence_threshold", "combination", "label_output", "probability_output", "no_cache")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_JSON_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_LABEL_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    COMBINATION_FIELD_NUMBER: _ClassVar[int]
+    LABEL_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    PROBABILITY_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    NO_CACHE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    models: _containers.RepeatedScalarFieldContainer[str]
+    policy: str
+    options_json: str
+    slo_ns: int
+    default_label: int
+    confidence_threshold: float
+    combination: str
+    label_output: str
+    probability_output: str
+    no_cache: bool
+    def __init__(self, name: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., policy: _Optional[str] = ..., options_json: _Optional[str] = ..., slo_ns: _Optional[int] = ..., default_label: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., combination: _Optional[str] = ..., label_output: _Optional[str] = ..., probability_output: _Optional[str] = ..., no_cache: _Optional[bool] = ...) -> None: ...
+
+class PutApplicationRequest(_message.Message):
+    __slots__ = ("application", "replace")
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    application: Application
+    replace: bool
+    def __init__(self, application: _Optional[_Union[Application, _Mapping]] = ..., replace: _Optional[bool] = ...) -> None: ...
+
+class PutApplicationResponse(_message.Message):
+    __slots__ = ("application",)
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    application: ApplicationInfo
+    def __init__(self, application: _Optional[_Union[ApplicationInfo, _Mapping]] = ...) -> None: ...
+
+class RemoveApplicationRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class RemoveApplicationResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListApplicationsRequest(_message.Message):
+    __slots__ = ("name", "context")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    context: str
+    def __init__(self, name: _Optional[str] = ..., context: _Optional[str] = ...) -> None: ...
+
+class ModelWeight(_message.Message):
+    __slots__ = ("model", "weight", "missing", "misfit")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    MISFIT_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    weight: float
+    missing: int
+    misfit: str
+    def __init__(self, model: _Optional[str] = ..., weight: _Optional[float] = ..., missing: _Optional[int] = ..., misfit: _Optional[str] = ...) -> None: ...
+
+class ReasonCount(_message.Message):
+    __slots__ = ("reason", "count")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    count: int
+    def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class ApplicationInfo(_message.Message):
+    __slots__ = ("application", "revision", "state", "weights", "remark", "queries", "defaults", "refusals", "feedbacks", "num_contexts")
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
+    QUERIES_FIELD_NUMBER: _ClassVar[int]
+    DEFAULTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    FEEDBACKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
+    application: Application
+    revision: int
+    state: str
+    weights: _containers.RepeatedCompositeFieldContainer[ModelWeight]
+    remark: str
+    queries: int
+    defaults: _containers.RepeatedCompositeFieldContainer[ReasonCount]
+    refusals: _containers.RepeatedCompositeFieldContainer[ReasonCount]
+    feedbacks: _containers.RepeatedCompositeFieldContainer[ReasonCount]
+    num_contexts: int
+    def __init__(self, application: _Optional[_Union[Application, _Mapping]] = ..., revision: _Optional[int] = ..., state: _Optional[str] = ..., weights: _Optional[_Iterable[_Union[ModelWeight, _Mapping]]] = ..., remark: _Optional[str] = ..., queries: _Optional[int] = ..., defaults: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., feedbacks: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., num_contexts: _Optional[int] = ...) -> None: ...
+
+class ListApplicationsResponse(_message.Message):
+    __slots__ = ("applications", "cache_hits", "cache_joins", "cache_misses", "cache_bytes")
+    APPLICATIONS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_JOINS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_MISSES_FIELD_NUMBER: _ClassVar[int]
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    applications: _containers.RepeatedCompositeFieldContainer[ApplicationInfo]
+    cache_hits: int
+    cache_joins: int
+    cache_misses: int
+    cache_bytes: int
+    def __init__(self, applications: _Optional[_Iterable[_Union[ApplicationInfo, _Mapping]]] = ..., cache_hits: _Optional[int] = ..., cache_joins: _Optional[int] = ..., cache_misses: _Optional[int] = ..., cache_bytes: _Optional[int] = ...) -> None: ...
+
+class FeedbackItem(_message.Message):
+    __slots__ = ("query_id", "label", "reward")
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    query_id: str
+    label: int
+    reward: float
+    def __init__(self, query_id: _Optional[str] = ..., label: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
+
+class FeedbackRequest(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[FeedbackItem]
+    def __init__(self, items: _Optional[_Iterable[_Union[FeedbackItem, _Mapping]]] = ...) -> None: ...
+
+class FeedbackOutcome(_message.Message):
+    __slots__ = ("query_id", "status", "losses", "weights")
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class WeightsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    QUERY_ID_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    query_id: str
+    status: str
+    losses: _containers.ScalarMap[str, float]
+    weights: _containers.ScalarMap[str, float]
+    def __init__(self, query_id: _Optional[str] = ..., status: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class FeedbackResponse(_message.Message):
+    __slots__ = ("outcomes",)
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[FeedbackOutcome]
+    def __init__(self, outcomes: _Optional[_Iterable[_Union[FeedbackOutcome, _Mapping]]] = ...) -> None: ...
+
+class EraseContextRequest(_message.Message):
+    __slots__ = ("application", "context")
+    APPLICATION_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    application: str
+    context: str
+    def __init__(self, application: _Optional[str] = ..., context: _Optional[str] = ...) -> None: ...
+
+class EraseContextResponse(_message.Message):
+    __slots__ = ("erased",)
+    ERASED_FIELD_NUMBER: _ClassVar[int]
+    erased: bool
+    def __init__(self, erased: _Optional[bool] = ...) -> None: ...
