@@ -1,0 +1,241 @@
+"""The controller process: one event loop, one gRPC server, one port for everybody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+
+import grpc
+import uvloop
+
+from clockwright.errors import ConfigError, ModelError
+from clockwright.process import freeze_garbage, keep_big_blocks
+from controller.catalogue import Catalogue
+from controller.config import ControllerConfig
+from controller.control import ControlService
+from controller.core import Scheduler
+from controller.runtime import Runtime
+from controller.selection.applications import Applications
+from controller.server import InferenceService
+from controller.telemetry import Telemetry, TelemetryFiles
+from controller.worker_link import Heartbeats, WorkerLinks
+
+log = logging.getLogger(__name__)
+
+# What still runs when everybody has been told to leave, streams that nobody reads for example.
+_STOP_GRACE_S = 1.0
+
+_FLUSH_INTERVAL_S = 1.0
+
+
+class Controller:
+    """The parts of a running controller. Made by `running`."""
+
+    def __init__(
+        self,
+        *,
+        port: int,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        links: WorkerLinks,
+        applications: Applications,
+    ) -> None:
+        #: Where it listens; never 0.
+        self.port = port
+        self.runtime = runtime
+        self.catalogue = catalogue
+        self.links = links
+        self.applications = applications
+
+    async def drain(self, limit_s: float) -> None:
+        """Admit nothing more, finish what is admitted, and let the workers go."""
+        self.runtime.close_admission()
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.runtime.wait_idle()
+        except TimeoutError:
+            log.warning(
+                "after %g s %d requests are still waiting", limit_s, self.runtime.num_waiting
+            )
+        await self.links.close("the controller is shutting down")
+
+
+@asynccontextmanager
+async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
+    """Start a controller in the running event loop; stop it, without draining, at the end.
+
+    Raises:
+        ConfigError: the port is taken, or a directory cannot be used.
+    """
+    async with AsyncExitStack() as stack:
+        telemetry = Telemetry(config.telemetry_capacity)
+        if config.telemetry_dir is not None:
+            files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
+            telemetry.write_to(files)
+            await stack.enter_async_context(_background(_write_telemetry(files)))
+        spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        runtime = Runtime(Scheduler(config.scheduler), telemetry)
+        catalogue = Catalogue(runtime, config.models_dir)
+        links = WorkerLinks(
+            runtime,
+            catalogue,
+            Heartbeats(config.heartbeat_interval_ms, config.silence_limit_ms),
+        )
+        if config.models_dir is not None:
+            try:
+                await catalogue.scan()
+            except ModelError as error:
+                raise ConfigError(str(error)) from error
+        applications = Applications(runtime, catalogue, config.selection)
+        stack.push_async_callback(applications.close)
+        await applications.restore()
+        server = grpc.aio.server(options=_server_options(config))
+        service = InferenceService(
+            runtime,
+            catalogue,
+            default_slo_ns=config.default_slo_ns,
+            applications=applications,
+        )
+        server.add_generic_rpc_handlers((*service.handlers(), links.handler()))
+        control = ControlService(
+            runtime,
+            catalogue,
+            links,
+            applications,
+            policy=config.scheduler.policy,
+            default_slo_ns=config.default_slo_ns,
+            spool=spool,
+        )
+        control.mount(server)
+        port = _bind(server, config)
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        log.info("listening on %s, port %d", config.host, port)
+        yield Controller(
+            port=port,
+            runtime=runtime,
+            catalogue=catalogue,
+            links=links,
+            applications=applications,
+        )
+
+
+async def serve(
+    config: ControllerConfig,
+    *,
+    started: Callable[[int], None] | None = None,
+    draining: Callable[[], None] | None = None,
+) -> int:
+    """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
+
+    Args:
+        config: its settings.
+        started: is called with the port once connections are accepted.
+        draining: is called before the workers are told to leave.
+
+    Returns:
+        The process's exit code.
+
+    Raises:
+        ConfigError: it cannot start.
+    """
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        async with running(config) as controller:
+            # What was made so far lives as long as the process: the collector need not look at it.
+            freeze_garbage()
+            if started is not None:
+                started(controller.port)
+            log.info("draining on %s", signal.Signals(await signals.get()).name)
+            if draining is not None:
+                draining()
+            drain = asyncio.create_task(controller.drain(config.drain_limit_s))
+            hurry = asyncio.create_task(signals.get())
+            await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+            if drain.done():
+                drain.result()
+            for task in (drain, hurry):
+                task.cancel()
+            await asyncio.gather(drain, hurry, return_exceptions=True)
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+    return 0
+
+
+def run(
+    config: ControllerConfig,
+    *,
+    started: Callable[[int], None] | None = None,
+    draining: Callable[[], None] | None = None,
+) -> int:
+    """Run a controller process; see `serve`."""
+    keep_big_blocks()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(config, started=started, draining=draining))
+
+
+def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:
+    return [
+        # A second process on the port must fail, not take half of the connections.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # Clients may ping as often as they like: tritonclient's keepalive is set by its users, and
+        # the default answer to "too many" is to drop the connection.
+        ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        ("grpc.http2.max_ping_strikes", 0),
+        # A client that vanished without a word is noticed, and its requests withdrawn.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]
+
+
+def _bind(server: grpc.aio.Server, config: ControllerConfig) -> int:
+    # gRPC says only that it failed; a socket says why.
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    try:
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((config.host, config.port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
+    try:
+        port = server.add_insecure_port(config.address)
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {config.address}: {error}") from error
+    return int(port)
+
+
+async def _write_telemetry(files: TelemetryFiles) -> None:
+    while True:
+        await asyncio.sleep(_FLUSH_INTERVAL_S)
+        try:
+            rows_left = True
+            while rows_left:
+                rows_left = files.write_slice()
+                await asyncio.sleep(0)  # Requests first.
+            await asyncio.to_thread(files.flush)
+        except OSError as error:
+            log.error("telemetry is no longer written: %s", error)
+            return
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task

@@ -1,0 +1,412 @@
+"""Which models there are, and what the workers make of them.
+
+A model has a public name, which clients use, and an id, which the scheduler and the workers use. They
+are the same for the first model of a name. One that takes its place gets a new id (`NAME@2`), so that
+the old one serves until the new one is ready, and nothing that is still under way for the old can
+be mistaken for the new.
+
+Whether a model is fit to be served is judged by the workers: LOADING until one has answered, READY
+while one has it, UNAVAILABLE when all present have refused it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from clockwright.errors import ModelError, UnknownModelError
+from clockwright.tensors import TensorSpec
+from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
+from controller.core.events import ModelAdded, ModelReady, ModelRemoved
+from controller.generations import generation_id
+from controller.model_folder import ModelFolder, check_name, read_model_folder
+from controller.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+# A request with an SLO of hours does not keep a replaced model for hours.
+RETIRE_LIMIT_S = 10
+
+
+class ModelState(enum.Enum):
+    """The values are the wire's, and the protocol's for `RepositoryIndex`."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, eq=False)
+class Model:
+    """One generation of one instance."""
+
+    model_id: ModelId
+    #: Public.
+    name: str
+    #: None: the folder is malformed, `fault` says how, and no worker will see it.
+    folder: ModelFolder | None
+    fault: str = ""
+    #: Of one row, in the model's order; known once a worker was ready.
+    inputs: tuple[TensorSpec, ...] = ()
+    outputs: tuple[TensorSpec, ...] = ()
+    architecture_id: ArchitectureId | None = None
+    num_pages: int = 0
+    weights_bytes: int = 0
+    #: Workers that have it, and the batch sizes each runs, ascending.
+    ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
+    #: Why a worker refused it.
+    refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    #: What a worker is doing with it: "compiling".
+    progress: str = ""
+
+    @property
+    def version(self) -> str:
+        """The served version; empty when the folder is malformed."""
+        return self.folder.version if self.folder else ""
+
+    @property
+    def slo_ns(self) -> int | None:
+        """Default latency objective; None: the controller's."""
+        return self.folder.settings.slo_ns if self.folder else None
+
+    @property
+    def largest_batch(self) -> int:
+        """Most rows that a request may have; 0 while no worker has the model."""
+        return max((sizes[-1] for sizes in self.ready_on.values()), default=0)
+
+
+class Offers(Protocol):
+    """The workers' links, as the catalogue needs them."""
+
+    def offer(self, model: Model) -> None:
+        """Offer a model to every worker that takes new ones."""
+
+    def withdraw(self, model: Model) -> None:
+        """Tell the workers that have not answered an offer yet to forget it."""
+
+
+class Catalogue:
+    """All models, by public name and by id."""
+
+    def __init__(self, runtime: Runtime, directory: Path | None = None) -> None:
+        """Start empty.
+
+        Args:
+            runtime: is told of models that come, get ready and go.
+            directory: one folder per model; for `scan` and `reload`.
+        """
+        self._runtime = runtime
+        self._directory = directory
+        self._offers: Offers | None = None
+        #: Served ones.
+        self._by_name: dict[str, Model] = {}
+        #: All that workers may know: served ones, and new ones on trial.
+        self._by_id: dict[ModelId, Model] = {}
+        self._workers: dict[WorkerId, None] = {}
+        self._generations: dict[str, int] = {}
+        #: Names that are being added or replaced.
+        self._busy: set[str] = set()
+        self._changed: asyncio.Future[None] | None = None
+        self._reserved: Callable[[str], bool] = lambda _: False
+
+    def reserve(self, reserved: Callable[[str], bool]) -> None:
+        """Let no model take a name of which `reserved` says that it is something else's."""
+        self._reserved = reserved
+
+    def connect(self, offers: Offers) -> None:
+        """Send offers this way from now on."""
+        self._offers = offers
+
+    # --- look-ups -----------------------------------------------------------------------------
+
+    def find(self, name: str) -> Model | None:
+        """The model that serves a public name."""
+        return self._by_name.get(name)
+
+    def find_id(self, model_id: ModelId) -> Model | None:
+        """The model of an id: served, or new and on trial."""
+        return self._by_id.get(model_id)
+
+    @property
+    def models(self) -> list[Model]:
+        """Served models, whatever their state, by name."""
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
+    @property
+    def offered(self) -> Iterable[Model]:
+        """What a worker that joins is to be offered."""
+        return [model for model in self._by_id.values() if model.folder is not None]
+
+    def state(self, model: Model) -> ModelState:
+        """Whether it can be served now."""
+        if model.folder is None:
+            return ModelState.UNAVAILABLE
+        if model.ready_on:
+            return ModelState.READY
+        if self._workers and all(worker in model.refused_by for worker in self._workers):
+            return ModelState.UNAVAILABLE
+        return ModelState.LOADING
+
+    def reason(self, model: Model) -> str:
+        """Why it is unavailable, or what is being done with it; empty when it is ready."""
+        match self.state(model):
+            case ModelState.READY:
+                return ""
+            case ModelState.UNAVAILABLE:
+                return model.fault or _refusals(model)
+            case ModelState.LOADING:
+                return model.progress if self._workers else "waiting for a worker"
+
+    @property
+    def ready(self) -> bool:
+        """Every model is either ready or known to be unfit, so waiting longer changes nothing."""
+        if not self._by_name:
+            return True
+        return bool(self._workers) and all(
+            self.state(model) is not ModelState.LOADING for model in self._by_name.values()
+        )
+
+    # --- adding and removing ------------------------------------------------------------------
+
+    async def scan(self) -> None:
+        """Take in every folder of the directory, malformed ones as UNAVAILABLE; at start.
+
+        Raises:
+            ModelError: the directory cannot be read.
+        """
+        assert self._directory is not None
+        try:
+            folders = sorted(p for p in self._directory.iterdir() if not p.name.startswith("."))
+        except OSError as error:
+            raise ModelError(f"models directory: {error}") from error
+        for path in folders:
+            if not path.is_dir():
+                continue
+            try:
+                folder = await asyncio.to_thread(read_model_folder, path)
+                self._check_free(folder.instance_names)
+            except ModelError as error:
+                log.warning("model %s is unavailable: %s", path.name, error)
+                # A clash: the name is another model's, which stays.
+                if path.name not in self._by_name:
+                    fault = Model(ModelId(path.name), path.name, None, fault=str(error))
+                    self._by_name[path.name] = fault
+                continue
+            for model in self._start_trial(folder):
+                self._by_name[model.name] = model
+
+    async def add(self, path: Path, *, replace: bool = False) -> list[Model]:
+        """Add the models of a folder once a worker is ready for each of them, or change nothing.
+
+        Args:
+            path: the folder; has to stay where it is, because workers that join later get the files.
+            replace: take the place of models of the same folder name; they serve until then.
+
+        Returns:
+            The new models, which are ready.
+
+        Raises:
+            ModelError: the folder is malformed, a name is taken, every worker refused a model, or
+                there is no worker.
+        """
+        folder = await asyncio.to_thread(read_model_folder, path)
+        replaced = self._instances(folder.name) if replace else []
+        names = folder.instance_names
+        self._check_free(name for name in names if name not in {m.name for m in replaced})
+        claimed = {folder.name, *names}
+        if clash := self._busy & claimed:
+            raise ModelError(f"model {min(clash)} is being added or replaced by somebody else")
+        self._busy |= claimed
+        try:
+            return await self._try_and_switch(folder, replaced)
+        finally:
+            self._busy -= claimed
+
+    async def reload(self, name: str) -> list[Model]:
+        """Add, or replace, a model from the models directory.
+
+        Raises:
+            UnknownModelError: there is no such folder.
+            ModelError: as `add`.
+        """
+        check_name(name)
+        if self._directory is None:
+            raise ModelError(f"model {name}: the server has no models directory")
+        path = self._directory / name
+        if not path.is_dir():
+            raise UnknownModelError(f"model {name}: the models directory has no such folder")
+        return await self.add(path, replace=True)
+
+    def remove(self, name: str) -> None:
+        """Remove a model, or all copies of a folder.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+        """
+        found = self._by_name.get(name)
+        models = [found] if found else self._instances(name)
+        if not models:
+            raise UnknownModelError(f"there is no model {name}")
+        for model in models:
+            del self._by_name[model.name]
+            self._forget(model)
+
+    def _instances(self, folder_name: str) -> list[Model]:
+        return [
+            model
+            for model in self._by_name.values()
+            if (model.folder.name if model.folder else model.name) == folder_name
+        ]
+
+    def _check_free(self, names: Iterable[str]) -> None:
+        for name in names:
+            check_name(name)
+            if name in self._by_name:
+                raise ModelError(f"there is a model {name} already")
+            if self._reserved(name):
+                raise ModelError(f"there is an application {name} already")
+
+    async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Model]) -> list[Model]:
+        if not self._workers:
+            raise ModelError("there is no worker that could say whether the model is fit")
+        models = self._start_trial(folder)
+        try:
+            for model in models:
+                while self.state(model) is ModelState.LOADING:
+                    if not self._workers:
+                        raise ModelError(f"model {model.name}: all workers left")
+                    await self._wait_for_change()
+                if self.state(model) is ModelState.UNAVAILABLE:
+                    raise ModelError(f"model {model.name}: {self.reason(model)}")
+        except BaseException:
+            for model in models:
+                self._forget(model)
+            raise
+        # Removed while the new ones were on trial: those are gone already.
+        for old in replaced:
+            if self._by_name.get(old.name) is old:
+                del self._by_name[old.name]
+                self._retire(old)
+        for model in models:
+            self._by_name[model.name] = model
+        return models
+
+    def _retire(self, old: Model) -> None:
+        """Forget a replaced model once its last waiting request is due, so that none is refused."""
+        delay_s = self._runtime.time_to_last_deadline_ns(old.model_id) / NS_PER_S
+        delay_s = min(delay_s, RETIRE_LIMIT_S)
+        asyncio.get_running_loop().call_later(delay_s, self._forget, old)
+
+    def _start_trial(self, folder: ModelFolder) -> list[Model]:
+        models = []
+        for name in folder.instance_names:
+            generation = self._generations.get(name, 0) + 1
+            self._generations[name] = generation
+            model_id = generation_id(name, generation)
+            model = Model(model_id, name, folder)
+            self._by_id[model_id] = model
+            self._runtime.apply(ModelAdded(model_id=model_id))
+            models.append(model)
+            if self._offers is not None:
+                self._offers.offer(model)
+        return models
+
+    def _forget(self, model: Model) -> None:
+        if self._by_id.get(model.model_id) is not model:
+            return  # Malformed: nobody has heard of it, and the id may be its successor's.
+        del self._by_id[model.model_id]
+        self._runtime.apply(ModelRemoved(model_id=model.model_id))
+        if self._offers is not None:
+            self._offers.withdraw(model)
+
+    # --- what workers say ---------------------------------------------------------------------
+
+    def worker_joined(self, worker_id: WorkerId) -> None:
+        """A worker's opinion counts from now on."""
+        self._workers[worker_id] = None
+        self._announce_change()
+
+    def worker_left(self, worker_id: WorkerId) -> None:
+        """A worker is gone, or drains: its opinion counts no more."""
+        self._workers.pop(worker_id, None)
+        for model in self._by_id.values():
+            model.ready_on.pop(worker_id, None)
+            model.refused_by.pop(worker_id, None)
+        self._announce_change()
+
+    def model_progress(self, model_id: ModelId, stage: str) -> None:
+        """A worker says what it is doing with a model."""
+        if model := self._by_id.get(model_id):
+            model.progress = stage
+
+    def model_ready(
+        self,
+        event: ModelReady,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        weights_bytes: int,
+    ) -> bool:
+        """A worker has a model ready.
+
+        Returns:
+            False when the worker is to forget the model: it was removed, or another worker
+            describes its tensors differently.
+        """
+        model = self._by_id.get(event.model_id)
+        if model is None:
+            return False
+        if model.inputs and (model.inputs, model.outputs) != (inputs, outputs):
+            reason = (
+                f"the worker finds inputs {_shapes(inputs)} and outputs {_shapes(outputs)}, "
+                f"an earlier one {_shapes(model.inputs)} and {_shapes(model.outputs)}"
+            )
+            self.model_refused(event.worker_id, event.model_id, reason)
+            return False
+        model.inputs, model.outputs = inputs, outputs
+        model.architecture_id = event.architecture_id
+        model.num_pages = event.num_pages
+        model.weights_bytes = weights_bytes
+        model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
+        model.refused_by.pop(event.worker_id, None)
+        model.progress = ""
+        self._runtime.apply(event)
+        log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
+        self._announce_change()
+        return True
+
+    def model_refused(self, worker_id: WorkerId, model_id: ModelId, reason: str) -> None:
+        """A worker cannot serve a model."""
+        model = self._by_id.get(model_id)
+        if model is None:
+            return
+        model.refused_by[worker_id] = reason
+        log.warning("model %s is refused by worker %s: %s", model_id, worker_id, reason)
+        self._announce_change()
+
+    def _announce_change(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+
+    async def _wait_for_change(self) -> None:
+        if self._changed is None or self._changed.done():
+            self._changed = asyncio.get_running_loop().create_future()
+        # Several may wait on the one future: a cancelled one must not cancel it for the others.
+        await asyncio.shield(self._changed)
+
+
+def _refusals(model: Model) -> str:
+    """Refusals of all workers, each reason once."""
+    reasons = dict.fromkeys(model.refused_by.values())
+    return "; ".join(reasons)
+
+
+def _shapes(specs: Sequence[TensorSpec]) -> str:
+    return (
+        ", ".join(f"{spec.name} {spec.datatype} {list(spec.row_shape)}" for spec in specs) or "none"
+    )

@@ -1,0 +1,73 @@
+"""The controller's settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_MS
+from controller.core import SchedulerConfig
+from controller.selection.config import SelectionConfig
+from controller.telemetry import CAPACITY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """What may be tuned, and what goes wrong at the extremes."""
+
+    #: Whom to listen to: 127.0.0.1 is this machine only, 0.0.0.0 everybody. There is no
+    #: authentication: whoever reaches the port may use and remove every model.
+    host: str = "127.0.0.1"
+    #: One port for clients, workers and operators; 0 takes any free one.
+    port: int = 8001
+    #: One folder per model; None starts without models.
+    models_dir: Path | None = None
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    #: Of requests that name no SLO, of models that have none.
+    default_slo_ns: int = 100 * NS_PER_MS
+    #: Each side of a worker's link sends one this often. Too rare: clocks are known badly.
+    heartbeat_interval_ms: int = 200
+    #: Worker and controller give each other up after this much silence; a process that ends is noticed
+    #: at once, and a worker that hangs at the first action that takes `action_timeout_ns` too long. Too
+    #: short: a busy machine loses its workers; too long: requests wait for a machine that is gone.
+    silence_limit_ms: int = 10_000
+    #: Largest message taken from anybody. Each costs its size in memory before it is looked at.
+    max_message_bytes: int = 512 * 1024 * 1024
+    #: Applications: what they learn, the prediction cache, feedback.
+    selection: SelectionConfig = field(default_factory=SelectionConfig)
+    #: Where `requests.csv` and `actions.csv` go; None keeps telemetry in memory only.
+    telemetry_dir: Path | None = None
+    #: Rows of telemetry kept in memory, per table.
+    telemetry_capacity: int = CAPACITY
+    #: At shutdown, how long to wait for what is admitted to be finished.
+    drain_limit_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}, expected 0 to 65535")
+        if not self.host:
+            raise ConfigError("host is empty, expected an address such as 127.0.0.1 or 0.0.0.0")
+        for name in (
+            "default_slo_ns",
+            "heartbeat_interval_ms",
+            "max_message_bytes",
+            "telemetry_capacity",
+        ):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.drain_limit_s < 0:
+            raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
+        if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:
+            raise ConfigError(
+                f"silence_limit_ms ({self.silence_limit_ms}) is below twice heartbeat_interval_ms "
+                f"({self.heartbeat_interval_ms}): one late heartbeat would cost a worker"
+            )
+        if self.models_dir is not None and not self.models_dir.is_dir():
+            raise ConfigError(f"models directory {self.models_dir} is not a folder")
+
+    @property
+    def address(self) -> str:
+        """As gRPC wants it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"

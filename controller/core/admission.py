@@ -1,0 +1,156 @@
+"""Can a request still be answered in time, and if not, why not.
+
+The prediction is a lower bound: what the lanes are committed to, the load if there is no copy, the
+requests of the same model with earlier deadlines at the best rate any batch size gives, and the EXEC
+itself. Other models' waiting requests are left out, because which of them will run first is the
+policy's choice. So nothing is refused that could still be served; what loses to other models is
+refused when its slack is gone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from clockwright.errors import Refusal
+from controller.core.state import Request
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Judgement on one request. The durations add up to its predicted latency, arrival to finish."""
+
+    #: None: it can be in time.
+    refusal: Refusal | None = None
+    load_ns: int = 0
+    exec_ns: int = 0
+    queue_ns: int = 0
+    #: When to judge a waiting request again: with nothing ahead of it, it would be too late then.
+    hopeless_ns: int = 0
+    detail: str = ""
+
+
+def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
+    """Predict the earliest finish over all workers of a request that waits, or is about to."""
+    model = request.model
+    if model.removed:
+        return Verdict(Refusal.MODEL_REMOVED)
+    ready = model.ready
+    if not ready:
+        return Verdict(Refusal.NO_WORKER)
+    due_ns, rows = request.due_ns, request.rows
+    ahead = rows + _rows_ahead(request, arriving)
+
+    best: Verdict | None = None
+    best_finish_ns = 0
+    copies = model.copies
+    for worker, copy in copies.items():
+        estimates = copy.estimates
+        if rows > estimates.sizes[-1]:
+            continue
+        begin_ns = worker.exec_lane.available_ns(now_ns)
+        earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        if begin_ns < earliest_ns:
+            begin_ns = earliest_ns
+        load_ns = 0
+        if not copy.resident:
+            load_ns = max(0, copy.ready_ns - now_ns)
+            begin_ns = max(begin_ns, copy.ready_ns)
+        exec_ns = estimates.exec_ns[estimates.cover[rows]]
+        busy_ns = exec_ns
+        if ahead > rows:
+            busy_ns = max(exec_ns, int(ahead * estimates.ns_per_row / len(copies)))
+        finish_ns = begin_ns + busy_ns
+        if finish_ns <= due_ns:
+            return Verdict(hopeless_ns=due_ns - exec_ns)
+        if best is None or finish_ns < best_finish_ns:
+            best, best_finish_ns = Verdict(load_ns=load_ns, exec_ns=exec_ns), finish_ns
+
+    shortest_ns: int | None = None
+    for worker, readiness in ready.items():
+        estimates = readiness.estimates
+        if rows > estimates.sizes[-1]:
+            continue
+        exec_ns = estimates.exec_ns[estimates.cover[rows]]
+        if shortest_ns is None or exec_ns < shortest_ns:
+            shortest_ns = exec_ns
+        if worker in copies:
+            continue
+        earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
+        begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
+        finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))
+        if finish_ns <= due_ns:
+            return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
+        if best is None or finish_ns < best_finish_ns:
+            best = Verdict(load_ns=estimates.load_ns, exec_ns=exec_ns)
+            best_finish_ns = finish_ns
+
+    if best is None or shortest_ns is None:
+        largest = max(readiness.estimates.sizes[-1] for readiness in ready.values())
+        return Verdict(
+            Refusal.INFEASIBLE,
+            detail=f"{rows} rows, the largest batch that any worker runs is {largest}",
+        )
+    _doubt(request, shortest_ns, now_ns)
+    best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
+    if shortest_ns > due_ns - request.arrival_ns:
+        best.refusal = Refusal.INFEASIBLE
+        best.exec_ns, best.load_ns, best.queue_ns = shortest_ns, 0, 0
+    elif any(copy.resident for copy in copies.values()):
+        best.refusal = Refusal.OVERLOADED
+    else:
+        best.refusal = Refusal.COLD
+    return best
+
+
+def judge_without_prediction(request: Request) -> Verdict:
+    """Only whether some worker could run the request at all, at whatever time."""
+    model = request.model
+    if model.removed:
+        return Verdict(Refusal.MODEL_REMOVED)
+    if not model.ready:
+        return Verdict(Refusal.NO_WORKER)
+    largest = max(readiness.estimates.sizes[-1] for readiness in model.ready.values())
+    if request.rows > largest:
+        return Verdict(
+            Refusal.INFEASIBLE,
+            detail=f"{request.rows} rows, the largest batch that any worker runs is {largest}",
+        )
+    return Verdict()
+
+
+def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
+    """Where an estimate alone rules the request out, make sure that it is no stale outlier."""
+    for worker, readiness in request.model.ready.items():
+        estimates = readiness.estimates
+        if request.rows > estimates.sizes[-1]:
+            continue
+        # An idle worker would begin this much later. Without it, an outlier that is a hair shorter than
+        # the SLO is believed for ever: nothing is sent that could be measured instead.
+        budget_ns = request.due_ns - request.arrival_ns - worker.delivery.expected_ns(now_ns)
+        if shortest_ns > budget_ns:
+            estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
+        elif estimates.load_ns + shortest_ns > budget_ns:
+            estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns)
+
+
+def _rows_ahead(request: Request, arriving: bool) -> int:
+    """Rows of its model that wait and will go first."""
+    model = request.model
+    queue = model.queue
+    if not queue:
+        return 0
+    if not arriving:
+        position = bisect_left(queue, request.due_ns, key=_due)
+    elif request.due_ns >= queue[-1].due_ns:
+        position = len(queue)
+    else:
+        position = bisect_right(queue, request.due_ns, key=_due)
+    if not model.num_multi_row:
+        return position
+    return sum(other.rows for other in queue[:position])
+
+
+def _due(request: Request) -> int:
+    return request.due_ns

@@ -1,0 +1,408 @@
+"""The policy `edf_mh`: earliest latest begin first; what to drop by requests per time, when some must be.
+
+**Late binding.** A lane gets its next action as late as it can be sent without leaving a gap (pace.py).
+Until then requests gather and batches grow.
+
+**Infer.** One batch per model: the largest that a run of its queue fills in time. While nothing is being
+dropped, the batch that has to begin first goes first. Under overload that order makes every batch late in
+turn, so batches are struck out by Moore and Hodgson's rule, those with the fewest requests per GPU time
+first. The rule counts the time that the waiting batches take in part, in full, or more than once, by the
+share of requests dropped of late: what will yet arrive competes for the same time.
+
+**LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
+requests were refused although it has one.
+
+**Fairness.** A model's batches weigh more the smaller its served share is beside that of all models.
+
+**Batch clients.** Requests with an SLO of `batch_slo_ns` or more run when nothing else is waiting, and on a
+limited number of GPUs at a time, because a long batch that has begun is in the way of whatever comes. The
+limit follows the share of the other requests that are dropped.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from heapq import heappop, heappush, heapreplace
+
+from clockwright.units import NS_PER_MS
+from controller.core.batch_limit import BatchLimit
+from controller.core.clockwork import ClockworkPolicy, best_batch
+from controller.core.config import SchedulerConfig
+from controller.core.events import ActionSucceeded
+from controller.core.moore_hodgson import Job, first_kept
+from controller.core.pace import Margin, adapted_lookahead_ns
+from controller.core.policy import Batch
+from controller.core.shares import RecentDrops, ServedShare
+from controller.core.state import Copy, Model, Request, SentAction, WorkerState
+
+# Most urgent batches, or loads, among which the rule chooses. In overload there are seldom more that
+# could still be in time; 64 gave the same.
+_MAX_CANDIDATES = 32
+
+# The rule sets in at the first share of requests dropped and is in full force at the second. Always on, it
+# loses near saturation, where a burst that passes makes it drop what could have been served.
+_PRESSURE_FROM, _PRESSURE_FULL = 0.02, 0.08
+
+# However badly a model was served, its batches weigh no more than this.
+_MAX_WEIGHT = 8.0
+_NEVER_STRUCK = 1e9
+
+# A refusal calls for another copy for this long.
+_SHORT_NS = 100 * NS_PER_MS
+
+# A lane that is idle because batch work may not run there is looked at again after this.
+_RETRY_NS = 10 * NS_PER_MS
+
+# Before anything is measured.
+_FIRST_LOOKAHEAD_NS = 2 * NS_PER_MS
+
+
+class EdfMhPolicy(ClockworkPolicy):
+    """Shares the strategy heaps with `clockwork`; chooses otherwise."""
+
+    punctual = True
+    eager_copies = True
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        self._config = config.edf_mh
+        self._longest_ns = config.lookahead_ns
+        if self._config.adaptive_lookahead:
+            self.lookahead_ns = min(_FIRST_LOOKAHEAD_NS, config.lookahead_ns)
+        self._margin = Margin(config.margin_ns)
+        self._exec_drops = RecentDrops()
+        self._load_drops = RecentDrops()
+        self._served = ServedShare()
+        self._batch_slo_ns = config.batch_slo_ns
+        self._batch = BatchLimit() if self._config.limit_batch else None
+
+    # --- told by the mechanism ---------------------------------------------------------------
+
+    def demand_changed(self, model: Model) -> None:
+        """See `Policy`; demand plays no part."""
+
+    def copy_gone(self, copy: Copy) -> None:
+        """See `Policy`."""
+        copy.strategy_key = None
+        self._look_for_batch_work(copy.worker)
+
+    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
+        """See `Policy`: learn how far ahead to decide, and how long answers take to come back."""
+        copy, worker = sent.copy, sent.copy.worker
+        first = sent.requests[0]
+        # Batch work is held back at times, which says nothing about the look-ahead.
+        if self._config.adaptive_lookahead and first.slo_ns < self._batch_slo_ns:
+            worker.exec_lookahead_ns = worker.load_lookahead_ns = adapted_lookahead_ns(
+                worker.exec_lookahead_ns,
+                last_end_ns=worker.exec_end_ns,
+                waiting_since_ns=max(first.arrival_ns, copy.ready_ns),
+                begin_ns=event.begin_ns,
+                longest_ns=self._longest_ns,
+            )
+        worker.exec_end_ns = event.end_ns
+        worker.mean_exec_ns += (event.duration_ns - worker.mean_exec_ns) // 16
+        if self._config.adaptive_margin:
+            self._margin.measured(now_ns - sent.expected_end_ns)
+            self.margin_ns = self._margin.ns
+
+    def unpark(self, worker: WorkerState) -> None:
+        """See `Policy`."""
+        self._look_for_batch_work(worker)
+        super().unpark(worker)
+
+    def refused(self, request: Request, *, now_ns: int) -> None:
+        """See `Policy`."""
+        model = request.model
+        if self._batch is not None:
+            self._batch.missed += 1
+        for copy in model.copies.values():
+            if copy.resident:
+                model.served.count(now_ns, dropped=1)
+                self._served.count(now_ns, dropped=1)
+                self._exec_drops.count(now_ns, dropped=1)
+                model.short_until_ns = now_ns + _SHORT_NS
+                return
+        self._load_drops.count(now_ns, dropped=1)
+
+    # --- Infer -------------------------------------------------------------------------------
+
+    def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
+        """See `Policy`."""
+        pressure = self._pressure(self._exec_drops, now_ns) if self._config.prune_infers else 0.0
+        most = _MAX_CANDIDATES if pressure > 0.0 else 1
+        found: list[Batch] = []
+        loading: list[Batch] = []
+        batch_work: Batch | None = None
+        while len(found) < most:
+            candidate = self._take_candidate(worker, free_ns, now_ns, pressure, loading)
+            if candidate is None:
+                break
+            if self._is_batch_work(candidate):
+                batch_work = candidate  # whatever comes after it has an SLO as long
+                break
+            found.append(candidate)
+        chosen: Batch | None = None
+        if found:
+            chosen = found[self._first_kept(found, free_ns, pressure)]
+        else:
+            chosen = batch_work
+            if loading:
+                chosen = min(loading, key=lambda b: (b.begin_ns, b.copy.model.sequence))
+            if chosen and self._is_batch_work(chosen) and not self._may_run(chosen, worker, now_ns):
+                chosen = None
+        if batch_work is not None and batch_work is not chosen:
+            self._put_back(batch_work)
+        for candidate in loading:
+            if candidate is not chosen:
+                self._put_back(candidate)
+        for candidate in found:
+            if candidate is not chosen:
+                self._put_back(candidate)
+        if chosen is None:
+            if worker.strategies:
+                worker.retry_ns = now_ns + _RETRY_NS
+        elif not self._is_batch_work(chosen):
+            self._count(chosen, now_ns)
+        return chosen
+
+    def _count(self, chosen: Batch, now_ns: int) -> None:
+        served = chosen.count
+        chosen.copy.model.served.count(now_ns, served=served)
+        self._served.count(now_ns, served=served)
+        self._exec_drops.count(now_ns, served=served)
+        self._load_drops.count(now_ns, served=served)
+        if self._batch is not None:
+            self._batch.served += served
+
+    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float) -> int:
+        if len(found) == 1:
+            return 0
+        mean = self._served.beside(1.0)
+        floor = mean * self._config.served_floor
+        fairness = self._config.fairness
+        jobs = []
+        for batch in found:
+            model, estimates = batch.copy.model, batch.copy.estimates
+            exec_ns = estimates.exec_ns[batch.size_index]
+            share = model.served.beside(mean)
+            weight = min(float((mean / share) ** fairness), _MAX_WEIGHT)
+            if share < floor:
+                weight = _NEVER_STRUCK
+            # Lanes that hold a copy share the work.
+            lane_ns = exec_ns / len(model.copies)
+            jobs.append(Job(batch.required_start_ns, lane_ns, weight * batch.count / exec_ns))
+        return first_kept(jobs, free_ns, pressure)
+
+    def _pressure(self, drops: RecentDrops, now_ns: int) -> float:
+        """How much of the waiting work counts; 0: none, the most urgent is next."""
+        dropped = drops.share(now_ns)
+        if dropped <= _PRESSURE_FROM:
+            return 0.0
+        ramp = min(1.0, (dropped - _PRESSURE_FROM) / (_PRESSURE_FULL - _PRESSURE_FROM))
+        return ramp * (1.0 + self._config.pressure_gain * dropped)
+
+    # --- batch clients -----------------------------------------------------------------------
+
+    def _is_batch_work(self, batch: Batch) -> bool:
+        return batch.copy.model.queue[batch.first].slo_ns >= self._batch_slo_ns
+
+    def _may_run(self, batch: Batch, worker: WorkerState, now_ns: int) -> bool:
+        """Whether batch work may take the lane; if so, it is counted."""
+        if self._batch is None:
+            return True
+        return self._batch.take(worker, len(batch.copy.model.ready), now_ns)
+
+    def _look_for_batch_work(self, worker: WorkerState) -> None:
+        """An action of the worker ended, or the worker is gone: it may run no batch work any more."""
+        if self._batch is None or worker not in self._batch.workers:
+            return
+        for sent in worker.in_flight.values():
+            if sent.requests and sent.requests[0].slo_ns >= self._batch_slo_ns:
+                return
+        del self._batch.workers[worker]
+
+    # --- candidates --------------------------------------------------------------------------
+
+    def _put_back(self, batch: Batch) -> None:
+        copy = batch.copy
+        copy.strategy_key = batch.required_start_ns
+        self._push(copy, batch.required_start_ns, copy.estimates.sizes[batch.size_index])
+
+    def _take_candidate(
+        self,
+        worker: WorkerState,
+        free_ns: int,
+        now_ns: int,
+        pressure: float,
+        loading: list[Batch],
+    ) -> Batch | None:
+        """Take the batch that has to begin first out of the heap.
+
+        Args:
+            worker: its lane has room.
+            free_ns: predicted time at which its lane could begin something new.
+            now_ns: the present.
+            pressure: as in `first_kept`.
+            loading: gets those that could begin only after a load.
+        """
+        strategies = worker.strategies
+        while strategies:
+            key, _, _, _, copy = strategies[0]
+            if copy.strategy_key != key:
+                heappop(strategies)  # superseded by a smaller one, or the copy is gone
+                continue
+            if not copy.model.queue:
+                heappop(strategies)
+                copy.strategy_key = None
+                continue
+            begin_ns = free_ns
+            if not copy.resident and copy.ready_ns > free_ns:
+                begin_ns = copy.ready_ns
+                if begin_ns > now_ns + worker.exec_lookahead_ns:
+                    heappop(strategies)  # too early; it comes back when the load is about to end
+                    copy.strategy_key = None
+                    continue
+            batch = best_run(copy, begin_ns, any_run=pressure >= 1.0)
+            if batch is None:
+                heappop(strategies)
+                copy.strategy_key = None
+                worker.parked.append(copy)
+                continue
+            if batch.required_start_ns > key:
+                size = copy.estimates.sizes[batch.size_index]
+                copy.strategy_key = batch.required_start_ns
+                serial = next(self._serial)
+                entry = (batch.required_start_ns, -size, copy.model.sequence, serial, copy)
+                heapreplace(strategies, entry)
+                if strategies[0] is not entry:
+                    continue
+            heappop(strategies)
+            copy.strategy_key = None
+            if begin_ns > free_ns:
+                loading.append(batch)  # rather something that leaves no gap
+                continue
+            return batch
+        return None
+
+    # --- LoadWeights -------------------------------------------------------------------------
+
+    def want_load(self, model: Model, now_ns: int) -> bool:
+        """See `Policy`: when it has no copy, or too few."""
+        queue, estimates = model.queue, model.fastest
+        if not queue or estimates is None or (model.copies and model.short_until_ns <= now_ns):
+            return False
+        key = queue[0].due_ns - estimates.exec_ns[0] - estimates.load_ns
+        if model.load_key is None or model.load_key > key:
+            self._num_wanted += model.load_key is None
+            model.load_key = key
+            heappush(self._wanted, (key, model.sequence, next(self._serial), model))
+        return True
+
+    def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
+        """See `Policy`."""
+        wanted = self._wanted
+        pressure = self._pressure(self._load_drops, now_ns) if self._config.prune_loads else 0.0
+        most = _MAX_CANDIDATES if pressure > 0.0 else 1
+        elsewhere: list[tuple[float, int, int, Model]] = []
+        found: list[Model] = []
+        jobs: list[Job] = []
+        # Pages that can be freed, and that cannot. Who needs more must not be in others' way.
+        fitting, too_many = worker.num_free_pages, worker.num_pages + 1
+        while wanted and len(found) < most:
+            key, _, _, model = entry = wanted[0]
+            if model.load_key != key:
+                heappop(wanted)
+                continue
+            queue = model.queue
+            if not queue or (model.copies and model.short_until_ns <= now_ns):
+                heappop(wanted)
+                self._unwant(model)
+                continue
+            readiness = model.ready.get(worker)
+            if readiness is None or worker in model.copies:
+                elsewhere.append(heappop(wanted))
+                continue
+            estimates = readiness.estimates
+            needed_ns = estimates.load_ns + estimates.exec_ns[0]
+            if worker.in_flight:  # when it is loaded, its batch waits for the one that runs
+                needed_ns += worker.mean_exec_ns
+            usable_ns = begin_ns + needed_ns
+            if queue[-1].due_ns < usable_ns:
+                elsewhere.append(heappop(wanted))
+                continue
+            if readiness.num_pages >= too_many or (
+                readiness.num_pages > fitting and self.victims(worker, readiness.num_pages) is None
+            ):
+                too_many = min(too_many, readiness.num_pages)
+                elsewhere.append(heappop(wanted))
+                continue
+            fitting = max(fitting, readiness.num_pages)
+            first = 0 if queue[0].due_ns >= usable_ns else bisect_left(queue, usable_ns, key=_due)
+            latest_ns = queue[first].due_ns - needed_ns
+            if key < latest_ns:
+                # The very float of the entry: above 2^53 an integer may differ from it.
+                model.load_key = float(latest_ns)
+                entry = (model.load_key, model.sequence, next(self._serial), model)
+                heapreplace(wanted, entry)
+                if wanted[0] is not entry:
+                    continue
+            heappop(wanted)
+            found.append(model)
+            load_ns = estimates.load_ns
+            jobs.append(Job(latest_ns, load_ns / len(model.ready), (len(queue) - first) / load_ns))
+        for entry in elsewhere:
+            heappush(wanted, entry)
+        if not found:
+            return None
+        chosen = found[first_kept(jobs, begin_ns, pressure)]
+        for model, job in zip(found, jobs, strict=True):
+            if model is not chosen:
+                model.load_key = job.latest_ns
+                heappush(wanted, (job.latest_ns, model.sequence, next(self._serial), model))
+        self._unwant(chosen)
+        return chosen
+
+
+def best_run(copy: Copy, begin_ns: int, *, any_run: bool) -> Batch | None:
+    """A batch of the model that is in time from `begin_ns`.
+
+    Args:
+        copy: of the model.
+        begin_ns: when it could begin.
+        any_run: the largest that any run of the queue fills, though it may pass over requests that a
+            smaller one could still answer. Otherwise the largest that begins with the first of those.
+    """
+    queue, estimates = copy.model.queue, copy.estimates
+    if copy.model.num_multi_row or estimates.sizes[0] != 1:
+        return best_batch(copy, begin_ns)
+    exec_ns, fit, sizes = estimates.exec_ns, estimates.fit, estimates.sizes
+    waiting, largest = len(queue), len(fit) - 1
+    index = fit[waiting] if waiting <= largest else fit[largest]
+    required_ns = queue[0].due_ns - exec_ns[index]
+    if required_ns >= begin_ns:
+        return Batch(copy, 0, sizes[index], index, required_ns, begin_ns)
+    if not any_run:
+        alone_ns = begin_ns + exec_ns[0]
+        first = 0 if queue[0].due_ns >= alone_ns else bisect_left(queue, alone_ns, key=_due)
+        if first == waiting:
+            return None
+        left = waiting - first
+        index = fit[left] if left <= largest else fit[largest]
+        due_ns = queue[first].due_ns
+        while due_ns - exec_ns[index] < begin_ns:
+            index -= 1
+        return Batch(copy, first, sizes[index], index, due_ns - exec_ns[index], begin_ns)
+    while index >= 0:
+        last = waiting - sizes[index]
+        due_ns = begin_ns + exec_ns[index]
+        if queue[last].due_ns >= due_ns:
+            first = bisect_left(queue, due_ns, 0, last, key=_due)
+            return Batch(
+                copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
+            )
+        index -= 1
+    return None
+
+
+def _due(request: Request) -> int:
+    return request.due_ns

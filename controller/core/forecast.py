@@ -1,0 +1,112 @@
+"""What asking several models at once would come to, before anything is asked.
+
+The same lower bound as `admission`, model by model, but for an ensemble: its members share lanes, and
+each that fits takes its time from those behind it. So K requests with one deadline are priced as K
+requests, and who does not fit is known before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clockwright.errors import Refusal
+from controller.core.state import Model, WorkerState
+
+
+@dataclass(slots=True)
+class Forecast:
+    """What is predicted for one model."""
+
+    #: None: it can be in time.
+    refusal: Refusal | None = None
+    #: From now to the end of the EXEC, at the earliest.
+    wait_ns: int = 0
+    exec_ns: int = 0
+
+
+def forecast(
+    models: Sequence[Model | None],
+    rows: int,
+    *,
+    due_ns: int,
+    now_ns: int,
+    together: bool,
+) -> list[Forecast]:
+    """Predict the earliest end of a request to each model.
+
+    Args:
+        models: the most important first; None: there is no such model.
+        rows: of the request, the same for all.
+        due_ns: when the EXEC has to end.
+        now_ns: the present.
+        together: all are asked; else each as if it were the only one.
+    """
+    # When lanes are free again behind the members before.
+    exec_free_ns: dict[WorkerState, int] = {}
+    load_free_ns: dict[WorkerState, int] = {}
+    result: list[Forecast] = []
+    for model in models:
+        best = Forecast(Refusal.NO_WORKER)
+        where: WorkerState | None = None
+        load_end_ns = 0
+        if model is not None:
+            for worker, readiness in model.ready.items():
+                estimates = readiness.estimates
+                if rows > estimates.sizes[-1]:
+                    continue
+                earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+                begin_ns = max(worker.exec_lane.available_ns(now_ns), earliest_ns)
+                begin_ns = max(begin_ns, exec_free_ns.get(worker, 0))
+                copy = model.copies.get(worker)
+                loaded_ns = 0
+                if copy is None:
+                    loaded_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
+                    loaded_ns = max(loaded_ns, load_free_ns.get(worker, 0)) + estimates.load_ns
+                elif not copy.resident:
+                    loaded_ns = copy.ready_ns
+                exec_ns = estimates.exec_ns[estimates.cover[rows]]
+                busy_ns = max(exec_ns, _queue_ns(model, rows, due_ns))
+                wait_ns = max(begin_ns, loaded_ns) + busy_ns - now_ns
+                if where is None or wait_ns < best.wait_ns:
+                    best = Forecast(None, wait_ns, exec_ns)
+                    where, load_end_ns = worker, loaded_ns
+        if model is not None and where is not None:
+            if now_ns + best.wait_ns > due_ns:
+                best.refusal = _reason(model, best.exec_ns, due_ns - now_ns)
+                _doubt(model, rows, due_ns - now_ns, now_ns)
+            elif together:
+                exec_free_ns[where] = now_ns + best.wait_ns
+                load_free_ns[where] = max(load_end_ns, load_free_ns.get(where, 0))
+        result.append(best)
+    return result
+
+
+def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
+    """Time for this request and those of its model that go before it, at the best rate, on all copies."""
+    ahead = sum(request.rows for request in model.queue if request.due_ns <= due_ns)
+    if not ahead or model.fastest is None:
+        return 0
+    return int((ahead + rows) * model.fastest.ns_per_row / max(len(model.copies), 1))
+
+
+def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
+    """As in `admission`: a model that is not asked is not measured either, so an outlier would stay."""
+    for worker, readiness in model.ready.items():
+        estimates = readiness.estimates
+        if rows > estimates.sizes[-1]:
+            continue
+        exec_ns = estimates.exec_ns[estimates.cover[rows]]
+        budget_ns = left_ns - worker.delivery.expected_ns(now_ns)
+        if exec_ns > budget_ns:
+            estimates.doubt_exec(rows, budget_ns, now_ns=now_ns)
+        elif estimates.load_ns + exec_ns > budget_ns:
+            estimates.doubt_load(budget_ns - exec_ns, now_ns=now_ns)
+
+
+def _reason(model: Model, exec_ns: int, left_ns: int) -> Refusal:
+    if exec_ns > left_ns:
+        return Refusal.INFEASIBLE
+    if any(copy.resident for copy in model.copies.values()):
+        return Refusal.OVERLOADED
+    return Refusal.COLD

@@ -1,0 +1,88 @@
+"""Assertions that must hold after every event. Linear in everything; for tests and debugging."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from clockwright.actions import Infer
+from controller.core.scheduler import Scheduler
+from controller.core.state import Model, Phase, WorkerState
+
+
+def check(scheduler: Scheduler) -> None:
+    """Raise AssertionError when the scheduler's books contradict each other."""
+    workers = list(scheduler._workers.values())
+    models = list(scheduler._models.values())
+    for worker in workers:
+        _check_pages(worker)
+        _check_exec_lane(worker, predicts=scheduler._policy.predicts)
+        for copy in worker.copies.values():
+            pins = sum(
+                sent.copy is copy and isinstance(sent.action, Infer)
+                for sent in worker.in_flight.values()
+            )
+            assert copy.num_pins == pins, (
+                f"{copy.model.model_id}: {copy.num_pins} pins, {pins} Infers"
+            )
+            # To its model, a copy on a worker that drains is gone already.
+            assert copy.model.copies.get(worker) is (None if worker.draining else copy)
+    for model in models:
+        _check_queue(model, workers)
+    waiting = sum(len(model.queue) for model in models)
+    sent = sum(r.phase is Phase.SENT for r in scheduler._requests.values())
+    assert len(scheduler._requests) == waiting + sent, "an open request is neither waiting nor sent"
+    if scheduler._policy.predicts:
+        _check_expiries(scheduler)
+
+
+def _check_expiries(scheduler: Scheduler) -> None:
+    """Every open request is looked at again some time."""
+    watched = {
+        request.request_id
+        for at_ns, _, request in scheduler._expiries
+        if request.phase is not Phase.DONE and at_ns == request.watch_ns
+    }
+    assert watched == set(scheduler._requests), "an open request is not watched, or a closed one is"
+
+
+def _check_pages(worker: WorkerState) -> None:
+    used = sum(copy.num_pages for copy in worker.copies.values())
+    assert worker.num_free_pages >= 0, f"{worker.worker_id}: pages oversubscribed"
+    assert used + worker.num_free_pages == worker.num_pages, f"{worker.worker_id}: pages leaked"
+
+
+def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
+    """Executions have well-formed windows and a purpose; that they never overlap, `Lane.push` asserts."""
+    infers = [s for s in worker.in_flight.values() if isinstance(s.action, Infer)]
+    assert len(infers) == len(worker.exec_lane)
+    for sent in infers:
+        action = sent.action
+        assert action.earliest_ns <= sent.expected_begin_ns <= action.latest_ns, (
+            f"action {action.action_id}: begin {sent.expected_begin_ns} outside "
+            f"[{action.earliest_ns}, {action.latest_ns}]"
+        )
+        if not predicts:
+            continue
+        due_ns = [request.due_ns for request in sent.requests]
+        assert max(due_ns) >= sent.expected_end_ns, (
+            f"action {action.action_id} misses every deadline"
+        )
+
+
+def _check_queue(model: Model, workers: list[WorkerState]) -> None:
+    queue = model.queue
+    assert all(a.due_ns <= b.due_ns for a, b in pairwise(queue))
+    assert all(request.phase is Phase.WAITING for request in queue)
+    assert model.num_multi_row == sum(request.rows > 1 for request in queue)
+    sent = [
+        request
+        for worker in workers
+        for action in worker.in_flight.values()
+        if action.copy.model is model
+        for request in action.requests
+    ]
+    assert model.num_sent == len(sent)
+    demand = sum(request.demand_ns for request in queue) + sum(r.demand_ns for r in sent)
+    assert model.demand_ns == demand, (
+        f"{model.model_id}: demand {model.demand_ns}, {demand} is open"
+    )

@@ -1,0 +1,76 @@
+"""What the mechanism asks of a policy: which batch runs next, which weights are loaded or evicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from controller.core.events import ActionSucceeded
+from controller.core.state import Copy, Model, Request, SentAction, WorkerState
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A run of one model's queue to put into one Infer."""
+
+    copy: Copy
+    #: Requests `first` to `first + count` of the queue.
+    first: int
+    count: int
+    size_index: int
+    #: Latest begin at which the earliest deadline in it is still met.
+    required_start_ns: int
+    #: When it could begin: the lane is free and the weights are there.
+    begin_ns: int
+
+
+class Policy(Protocol):
+    """Told what changed, asked what to do. Holds no truth of its own about requests or workers."""
+
+    #: Requests that cannot be in time are refused, and none is run too late. Else every request waits
+    #: until it has run, and is judged by when that was.
+    predicts: bool
+    #: Bound how far ahead of a lane the mechanism asks; `lookahead_ns` is what a worker begins with.
+    lookahead_ns: int
+    max_outstanding: int
+    #: Kept free between the predicted end of an EXEC and the deadline of a request that arrives now.
+    margin_ns: int
+    #: A wake-up that is due is seen to at the next event, whatever it is: timers are a millisecond coarse.
+    punctual: bool
+    #: Free pages are filled for requests that were refused, too, which is all of them where the SLO is
+    #: shorter than a load.
+    eager_copies: bool
+
+    @property
+    def wants_any(self) -> bool:
+        """Whether any model is queued for loading."""
+
+    def queue_changed(self, model: Model) -> None:
+        """Requests of the model came or went, or a copy of it became usable."""
+
+    def demand_changed(self, model: Model) -> None:
+        """Its outstanding requests, or the set of its copies, changed."""
+
+    def copy_gone(self, copy: Copy) -> None:
+        """A copy was evicted or lost."""
+
+    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
+        """An Infer succeeded; its copy holds one pin less."""
+
+    def refused(self, request: Request, *, now_ns: int) -> None:
+        """A request that arrives, or waited, cannot be in time."""
+
+    def unpark(self, worker: WorkerState) -> None:
+        """An Infer of the worker ended, well or not."""
+
+    def want_load(self, model: Model, now_ns: int) -> bool:
+        """Queue the model for loading if it should be; tells whether it is."""
+
+    def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
+        """Choose what the exec lane, which could begin at `free_ns`, runs next."""
+
+    def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
+        """Choose what the load lane, which could begin at `begin_ns`, loads next."""
+
+    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+        """Copies whose eviction makes `num_pages` pages free; None when that cannot be."""

@@ -1,0 +1,93 @@
+"""A frozen picture of the scheduler's state, for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core.state import Model, WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatistics:
+    """One GPU as the controller believes it to be."""
+
+    worker_id: WorkerId
+    gpu_kind: GpuKind
+    draining: bool
+    num_pages: int
+    num_free_pages: int
+    resident: tuple[ModelId, ...]
+    loading: tuple[ModelId, ...]
+    exec_backlog_ns: int
+    load_backlog_ns: int
+    num_in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStatistics:
+    """One model; estimates are of the first worker that has it."""
+
+    model_id: ModelId
+    num_waiting: int
+    num_sent: int
+    resident_on: tuple[WorkerId, ...]
+    ready_on: tuple[WorkerId, ...]
+    architecture_id: ArchitectureId | None
+    num_pages: int
+    load_ns: int
+    exec_ns: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statistics:
+    """Everything at one moment."""
+
+    num_waiting: int
+    num_sent: int
+    workers: tuple[WorkerStatistics, ...]
+    models: tuple[ModelStatistics, ...]
+
+
+def snapshot(workers: Iterable[WorkerState], models: Iterable[Model], now_ns: int) -> Statistics:
+    """Copy out what operators may see."""
+    model_rows = tuple(_model(model) for model in models)
+    return Statistics(
+        num_waiting=sum(row.num_waiting for row in model_rows),
+        num_sent=sum(row.num_sent for row in model_rows),
+        workers=tuple(_worker(worker, now_ns) for worker in workers),
+        models=model_rows,
+    )
+
+
+def _worker(worker: WorkerState, now_ns: int) -> WorkerStatistics:
+    copies = worker.copies.values()
+    return WorkerStatistics(
+        worker_id=worker.worker_id,
+        gpu_kind=worker.gpu_kind,
+        draining=worker.draining,
+        num_pages=worker.num_pages,
+        num_free_pages=worker.num_free_pages,
+        resident=tuple(copy.model.model_id for copy in copies if copy.resident),
+        loading=tuple(copy.model.model_id for copy in copies if not copy.resident),
+        exec_backlog_ns=worker.exec_lane.available_ns(now_ns) - now_ns,
+        load_backlog_ns=worker.load_lane.available_ns(now_ns) - now_ns,
+        num_in_flight=len(worker.in_flight),
+    )
+
+
+def _model(model: Model) -> ModelStatistics:
+    readiness = next(iter(model.ready.values()), None)
+    estimates = readiness.estimates if readiness else None
+    return ModelStatistics(
+        model_id=model.model_id,
+        num_waiting=len(model.queue),
+        num_sent=model.num_sent,
+        resident_on=tuple(w.worker_id for w, copy in model.copies.items() if copy.resident),
+        ready_on=tuple(worker.worker_id for worker in model.ready),
+        architecture_id=readiness.architecture_id if readiness else None,
+        num_pages=readiness.num_pages if readiness else 0,
+        load_ns=estimates.load_ns if estimates else 0,
+        exec_ns=dict(zip(estimates.sizes, estimates.exec_ns, strict=True)) if estimates else {},
+    )

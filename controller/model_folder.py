@@ -1,0 +1,222 @@
+"""Read a model's folder: Triton's layout, `NAME/VERSION/model.onnx`, and an optional `config.toml`.
+
+A folder whose `config.toml` has a table `[container]` holds code instead (`clockwright.containers`).
+Only what can be seen without ONNX, and without running anything, is judged here; the worker judges the
+rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
+from clockwright.errors import ModelError
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS
+
+#: What a model may be called.
+NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+MODEL_FILE = "model.onnx"
+
+# Beyond these a value is a slip of the pen, not a wish.
+BATCH_SIZE_MAX = 1024
+COPIES_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A file that workers need."""
+
+    #: Relative to the version folder, with "/".
+    name: str
+    path: Path
+    num_bytes: int
+    #: Hex.
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """What `config.toml` may say; the defaults are those of a model without one."""
+
+    #: None: the controller's default.
+    slo_ns: int | None = None
+    #: Compiled sizes, ascending.
+    batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
+    #: Sizes of symbolic dimensions other than the batch.
+    dimensions: Mapping[str, int] = field(default_factory=dict)
+    #: More than one: instances NAME-0, NAME-1, ... that share the files.
+    copies: int = 1
+    #: Row of the profile that a modelled device uses; None: the folder's name.
+    profile: str | None = None
+    #: The model is code, which container workers run; None: it is ONNX.
+    container: ContainerSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """Everything the controller knows of a model before a worker has seen it."""
+
+    name: str
+    #: The highest numeric version folder; the one that is served.
+    version: str
+    files: tuple[ModelFile, ...]
+    settings: ModelSettings
+
+    @property
+    def instance_names(self) -> tuple[str, ...]:
+        """Public names of the models that this folder makes."""
+        copies = self.settings.copies
+        if copies == 1:
+            return (self.name,)
+        return tuple(f"{self.name}-{index}" for index in range(copies))
+
+
+def check_name(name: str) -> None:
+    """Raise ModelError unless `name` may name a model."""
+    if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
+        raise ModelError(
+            f"model name {name[:200]!r}: expected 1 to 128 of A-Z a-z 0-9 _ . -, not starting with ."
+        )
+
+
+def read_model_folder(folder: Path) -> ModelFolder:
+    """Read and check a model's folder; hashes every file, so it takes time.
+
+    Args:
+        folder: its last component is the model's name.
+
+    Raises:
+        ModelError: what is wrong with it.
+    """
+    check_name(folder.name)
+    try:
+        if not folder.is_dir():
+            raise ModelError(f"{folder} is not a folder")
+        settings = _read_settings(folder / CONFIG_FILE)
+        version = latest_version(folder)
+        files = _read_files(folder, folder / version)
+        _check_files(files, version, settings.container)
+    except OSError as error:
+        raise ModelError(f"cannot be read: {error}") from error
+    return ModelFolder(name=folder.name, version=version, files=files, settings=settings)
+
+
+def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
+    root = folder.resolve()
+    files = []
+    for path in sorted(version_folder.rglob("*")):
+        name = path.relative_to(version_folder).as_posix()
+        if not path.resolve().is_relative_to(root):
+            raise ModelError(f"{name} leads outside the model's folder")
+        # What Python leaves beside code is not part of the model, and comes and goes.
+        if path.is_dir() or path.parent.name == "__pycache__":
+            continue
+        if not path.is_file():
+            raise ModelError(f"{name} is not a regular file")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            num_bytes = file.tell()
+        files.append(ModelFile(name, path, num_bytes, digest))
+    return tuple(files)
+
+
+def _check_files(files: Sequence[ModelFile], version: str, container: ContainerSpec | None) -> None:
+    by_name = {file.name: file for file in files}
+    if container is not None and MODEL_FILE in by_name:
+        raise ModelError(
+            f"found {version}/{MODEL_FILE} and a [container] in {CONFIG_FILE}, expected one of them"
+        )
+    needed = MODEL_FILE if container is None else container.file
+    if needed is None:
+        return  # an import path needs no file
+    if needed not in by_name:
+        found = ", ".join(file.name for file in files[:5]) or "nothing"
+        raise ModelError(f"expected {version}/{needed}, found {found}")
+    if by_name[needed].num_bytes == 0:
+        raise ModelError(f"{version}/{needed} is empty")
+
+
+def _read_settings(path: Path) -> ModelSettings:
+    if not path.exists():
+        return ModelSettings()
+    if not path.resolve().is_relative_to(path.parent.resolve()):
+        raise ModelError(f"{CONFIG_FILE} leads outside the model's folder")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{CONFIG_FILE}: {error}") from error
+    return _parse_settings(table)
+
+
+def _parse_settings(table: dict[str, Any]) -> ModelSettings:
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        match key:
+            case "slo_ms":
+                values["slo_ns"] = _slo_ns(value)
+            case "batch_sizes":
+                values["batch_sizes"] = _batch_sizes(value)
+            case "dimensions":
+                values["dimensions"] = _dimensions(value)
+            case "copies":
+                values["copies"] = _integer("copies", value, COPIES_MAX)
+            case "profile":
+                if not isinstance(value, str) or not value:
+                    raise _unexpected("profile", value, "the name of a row of the profile")
+                values["profile"] = value
+            case "container":
+                try:
+                    values["container"] = parse_container(value)
+                except ModelError as error:
+                    raise ModelError(f"{CONFIG_FILE}: {error}") from None
+            case _:
+                raise ModelError(
+                    f"{CONFIG_FILE}: unknown key {key!r}; "
+                    "known are slo_ms, batch_sizes, dimensions, copies, profile, container"
+                )
+    if "container" in values:
+        for key in ("dimensions", "copies", "profile"):
+            if key in table:
+                raise ModelError(
+                    f"{CONFIG_FILE}: {key} is of ONNX models, expected none beside [container]"
+                )
+    return ModelSettings(**values)
+
+
+def _slo_ns(value: object) -> int:
+    # The upper bound, a year, also keeps infinity and NaN out.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 3.2e10:
+        raise _unexpected("slo_ms", value, "a positive number of milliseconds")
+    return round(value * NS_PER_MS)
+
+
+def _batch_sizes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise _unexpected("batch_sizes", value, "a list of batch sizes")
+    sizes = sorted({_integer("batch_sizes", size, BATCH_SIZE_MAX) for size in value})
+    if len(sizes) != len(value):
+        raise _unexpected("batch_sizes", value, "each size once")
+    return tuple(sizes)
+
+
+def _dimensions(value: object) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise _unexpected("dimensions", value, "a table of name = size")
+    return {name: _integer(f"dimensions.{name}", size, 2**31) for name, size in value.items()}
+
+
+def _integer(key: str, value: object, largest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest:
+        raise _unexpected(key, value, f"a whole number from 1 to {largest}")
+    return value
+
+
+def _unexpected(key: str, found: object, expected: str) -> ModelError:
+    return ModelError(f"{CONFIG_FILE}: {key} is {found!r}, expected {expected}")

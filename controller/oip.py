@@ -1,0 +1,453 @@
+"""Open Inference Protocol messages in, validated requests out, and answers back to bytes. No gRPC here.
+
+Tensor bytes are opaque: a big message is cut at its top level and its tensors stay views into it; only
+typed contents, which no client uses for anything large, are converted. Whatever does not fit the model
+is a `BadRequestError` that names the field, what was found and what is expected.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from google.protobuf.message import DecodeError
+
+from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
+from clockwright.errors import BadRequestError, ProtocolError
+from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from clockwright.v1 import inference_pb2 as pb
+
+RAW_INPUT_FIELD = 7
+RAW_OUTPUT_FIELD = 6
+STREAM_RESPONSE_FIELD = 2
+
+# Keeps every time well inside the wire's int64; whoever means "no limit" is told so.
+SLO_NS_MAX = 24 * 3600 * NS_PER_S
+
+# gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
+# (measured: 20 s arrive as 20.0999 s). The client still leaves when its own clock says so.
+RPC_DEADLINE_ROUNDING_S = 0.001
+RPC_DEADLINE_ROUNDING = 0.01
+
+# Where typed contents of a datatype lie, and how `array` spells its elements. FP16 and BF16 are raw only.
+_TYPED = {
+    "BOOL": ("bool_contents", "B"),
+    "INT8": ("int_contents", "b"),
+    "INT16": ("int_contents", "h"),
+    "INT32": ("int_contents", "i"),
+    "INT64": ("int64_contents", "q"),
+    "UINT8": ("uint_contents", "B"),
+    "UINT16": ("uint_contents", "H"),
+    "UINT32": ("uint_contents", "I"),
+    "UINT64": ("uint64_contents", "Q"),
+    "FP32": ("fp32_contents", "f"),
+    "FP64": ("fp64_contents", "d"),
+}
+
+# Triton's extensions that change what a request means; ignoring one would answer another question.
+_UNSUPPORTED = {
+    "sequence_id": "stateful sequences",
+    "sequence_start": "stateful sequences",
+    "sequence_end": "stateful sequences",
+    "shared_memory_region": "shared memory",
+    "classification": "the classification extension",
+}
+
+
+@dataclass(slots=True)
+class ParsedRequest:
+    """A request whose model is not yet known to exist."""
+
+    message: pb.ModelInferRequest
+    #: `raw_input_contents`, one per input; views into the received bytes when those are big.
+    raw: Sequence[Buffer]
+
+
+@dataclass(slots=True)
+class DecodedRequest:
+    """A request that fits its model."""
+
+    rows: int
+    #: Bytes of each input in the model's order, `rows` rows each, little-endian, row-major.
+    inputs: list[Buffer]
+    #: Indices into the model's outputs, in the order asked for.
+    outputs: Sequence[int]
+
+
+def parse_request(data: bytes) -> ParsedRequest:
+    """Parse a serialised ModelInferRequest; tensors of big messages are not copied.
+
+    Raises:
+        BadRequestError: the bytes are no such message.
+    """
+    try:
+        if len(data) <= SMALL_MESSAGE_BYTES:
+            message = pb.ModelInferRequest.FromString(data)
+            return ParsedRequest(message, message.raw_input_contents)
+        header, raw = split_bulk(data, RAW_INPUT_FIELD)
+        return ParsedRequest(pb.ModelInferRequest.FromString(header), raw)
+    except (DecodeError, ProtocolError) as error:
+        raise BadRequestError(
+            f"{len(data)} bytes are not a ModelInferRequest: {error}, expected inference.ModelInferRequest"
+        ) from None
+
+
+def decode_request(
+    request: ParsedRequest,
+    *,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    max_rows: int,
+) -> DecodedRequest:
+    """Check a request against its model.
+
+    Args:
+        request: from `parse_request`.
+        inputs: of the model.
+        outputs: of the model.
+        max_rows: largest batch the model was compiled for.
+
+    Raises:
+        BadRequestError: it does not fit.
+    """
+    tensors = request.message.inputs
+    raw = request.raw
+    if raw and len(raw) != len(tensors):
+        raise BadRequestError(
+            f"raw_input_contents: found {len(raw)} entries, expected one for each of the {len(tensors)} inputs"
+        )
+    positions: dict[str, int] = {}
+    for position, tensor in enumerate(tensors):
+        if tensor.name in positions:
+            raise BadRequestError(f"input {quote(tensor.name)}: found twice, expected once")
+        positions[tensor.name] = position
+    _check_names(positions, inputs)
+
+    rows = 0
+    buffers: list[Buffer] = []
+    for spec in inputs:
+        position = positions[spec.name]
+        tensor = tensors[position]
+        found_rows = _check_tensor(tensor, spec, max_rows)
+        if rows and found_rows != rows:
+            raise BadRequestError(
+                f"input {quote(spec.name)}: found {found_rows} rows (shape[0]), expected {rows} as in"
+                f" input {quote(inputs[0].name)}"
+            )
+        rows = found_rows
+        if raw:
+            buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
+        else:
+            buffers.append(_typed_bytes(tensor, spec, rows))
+    return DecodedRequest(rows, buffers, _requested_outputs(request.message, outputs))
+
+
+def request_slo_ns(
+    message: pb.ModelInferRequest,
+    *,
+    rpc_remaining_s: float | None,
+    model_slo_ns: int | None,
+    default_slo_ns: int,
+) -> tuple[int, str]:
+    """Find the latency objective of a request.
+
+    In order: parameter `slo_ms` (number or numeric string); Triton's `timeout` (microseconds); what is
+    left of the RPC deadline; the model's default; the server's.
+
+    Returns:
+        The SLO, and which of them it came from: `slo_ms`, `timeout`, `rpc_deadline`, `model`, `default`.
+
+    Raises:
+        BadRequestError: a parameter is of the wrong type, not a positive number, or beyond a day.
+    """
+    parameters = message.parameters
+    if "slo_ms" in parameters:
+        slo_ms = _number(parameters["slo_ms"])
+        return _positive_ns("slo_ms", slo_ms, NS_PER_MS, "milliseconds"), "slo_ms"
+    if "timeout" in parameters:
+        kind = parameters["timeout"].WhichOneof("parameter_choice")
+        if kind not in ("int64_param", "uint64_param"):
+            raise BadRequestError(
+                f"parameter timeout: found {kind or 'no value'}, expected int64_param or uint64_param"
+                " (microseconds)"
+            )
+        timeout_us = getattr(parameters["timeout"], kind)
+        return _positive_ns("timeout", timeout_us, NS_PER_US, "microseconds"), "timeout"
+    if rpc_remaining_s is not None:
+        remaining_s = min(max(rpc_remaining_s, 0.0), SLO_NS_MAX / NS_PER_S)
+        remaining_s -= max(RPC_DEADLINE_ROUNDING_S, remaining_s * RPC_DEADLINE_ROUNDING)
+        return max(int(remaining_s * NS_PER_S), 1), "rpc_deadline"
+    if model_slo_ns is not None:
+        return model_slo_ns, "model"
+    return default_slo_ns, "default"
+
+
+def wants_explanation(message: pb.ModelInferRequest) -> bool:
+    """Whether parameter `explain` asks for where the time went.
+
+    Raises:
+        BadRequestError: `explain` is not a bool, or a parameter asks for an extension we do not have.
+    """
+    parameters = message.parameters
+    for name in parameters:
+        if name in _UNSUPPORTED:
+            raise BadRequestError(
+                f"parameter {name}: found, but {_UNSUPPORTED[name]} are not supported"
+            )
+    if "explain" not in parameters:
+        return False
+    parameter = parameters["explain"]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "bool_param":
+        raise BadRequestError(f"parameter explain: found {kind or 'no value'}, expected bool_param")
+    return parameter.bool_param
+
+
+def request_context(message: pb.ModelInferRequest) -> str:
+    """Whom the request is for: parameter `context`, empty when there is none.
+
+    Raises:
+        BadRequestError: it is no string.
+    """
+    if "context" not in message.parameters:
+        return ""
+    parameter = message.parameters["context"]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "string_param":
+        raise BadRequestError(
+            f"parameter context: found {kind or 'no value'}, expected string_param"
+        )
+    return parameter.string_param
+
+
+def encode_response(
+    *,
+    model_name: str,
+    model_version: str,
+    request_id: str,
+    rows: int,
+    specs: tuple[TensorSpec, ...],
+    outputs: Sequence[Buffer],
+    parameters: Mapping[str, bool | int | str] | None = None,
+) -> bytes:
+    """Serialise a ModelInferResponse; each output is copied once.
+
+    Args:
+        model_name: echoed.
+        model_version: that was served.
+        request_id: echoed.
+        rows: of the request.
+        specs: of the outputs to send, in order.
+        outputs: their bytes, `rows` rows each.
+        parameters: the explanation, if asked for.
+    """
+    header = _response_header(model_name, model_version, rows, specs)
+    if request_id or parameters:
+        header += pb.ModelInferResponse(
+            id=request_id,
+            parameters={key: _parameter(value) for key, value in (parameters or {}).items()},
+        ).SerializeToString()
+    return join_bulk(header, RAW_OUTPUT_FIELD, outputs)
+
+
+def wrap_for_stream(response: bytes) -> bytes:
+    """Put a serialised ModelInferResponse into a ModelStreamInferResponse."""
+    return join_bulk(b"", STREAM_RESPONSE_FIELD, [response])
+
+
+def encode_stream_error(message: str, *, request_id: str = "") -> bytes:
+    """Serialise the ModelStreamInferResponse of a request that failed, with its id as Triton does."""
+    return pb.ModelStreamInferResponse(
+        error_message=message,
+        infer_response=pb.ModelInferResponse(id=request_id) if request_id else None,
+    ).SerializeToString()
+
+
+def quote(name: str) -> str:
+    """Quote what a client sent; shortened, because error texts travel in HTTP headers of 8 KiB."""
+    return repr(name if len(name) <= 80 else name[:77] + "...")
+
+
+# The part that is alike for all answers of a model with as many rows: 1 us instead of 8.
+@lru_cache(maxsize=8192)
+def _response_header(
+    model_name: str, model_version: str, rows: int, specs: tuple[TensorSpec, ...]
+) -> bytes:
+    tensors = [
+        pb.ModelInferResponse.InferOutputTensor(
+            name=spec.name, datatype=spec.datatype, shape=(rows, *spec.row_shape)
+        )
+        for spec in specs
+    ]
+    return pb.ModelInferResponse(
+        model_name=model_name, model_version=model_version, outputs=tensors
+    ).SerializeToString()
+
+
+def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:
+    for spec in inputs:
+        if spec.name not in positions:
+            raise BadRequestError(
+                f"input {quote(spec.name)} is missing: found {_names(list(positions))},"
+                f" expected {_names([spec.name for spec in inputs])}"
+            )
+    if len(positions) == len(inputs):
+        return
+    known = {spec.name for spec in inputs}
+    surplus = [name for name in positions if name not in known]
+    raise BadRequestError(
+        f"inputs: found {_names(surplus)} too many, expected {_names([spec.name for spec in inputs])}"
+    )
+
+
+def _check_tensor(
+    tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, max_rows: int
+) -> int:
+    """Check datatype and shape; return the number of rows."""
+    if tensor.datatype != spec.datatype:
+        why = ""
+        if tensor.datatype == "BYTES":
+            why = " (models here are numeric; BYTES is not supported)"
+        elif tensor.datatype not in DATATYPE_BYTES:
+            why = " (no datatype of the protocol)"
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found datatype {quote(tensor.datatype)}{why},"
+            f" expected {spec.datatype}"
+        )
+    if tensor.parameters:
+        for name in tensor.parameters:
+            if name in _UNSUPPORTED:
+                raise BadRequestError(
+                    f"input {quote(spec.name)}: found parameter {name}, but {_UNSUPPORTED[name]} are"
+                    " not supported"
+                )
+    shape = tuple(tensor.shape)
+    if shape[1:] != spec.row_shape or not shape:
+        found = str(list(shape[:16])) + ("..." if len(shape) > 16 else "")
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found shape {found}, expected {[-1, *spec.row_shape]}"
+            f" with 1 to {max_rows} in the first place"
+        )
+    rows = shape[0]
+    if not 1 <= rows <= max_rows:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {rows} rows (shape[0]), expected 1 to {max_rows}"
+        )
+    return rows
+
+
+def _raw_bytes(
+    tensor: pb.ModelInferRequest.InferInputTensor, raw: Buffer, spec: TensorSpec, rows: int
+) -> Buffer:
+    if tensor.HasField("contents") and tensor.contents.ByteSize():
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found contents as well as raw_input_contents, expected one of them"
+        )
+    expected = rows * spec.row_bytes
+    if len(raw) != expected:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {len(raw)} raw bytes, expected {expected} for {spec.datatype}"
+            f" {[rows, *spec.row_shape]}"
+        )
+    return raw
+
+
+def _typed_bytes(
+    tensor: pb.ModelInferRequest.InferInputTensor, spec: TensorSpec, rows: int
+) -> Buffer:
+    if spec.datatype not in _TYPED:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found no raw_input_contents, expected them: {spec.datatype} has no"
+            " typed contents"
+        )
+    wanted, code = _TYPED[spec.datatype]
+    for field, _ in tensor.contents.ListFields():
+        if field.name != wanted:
+            raise BadRequestError(
+                f"input {quote(spec.name)}: found contents.{field.name}, expected contents.{wanted} for"
+                f" {spec.datatype}"
+            )
+    elements = getattr(tensor.contents, wanted)
+    expected = rows * math.prod(spec.row_shape)
+    if len(elements) != expected:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {len(elements)} elements in contents.{wanted}, expected"
+            f" {expected} for shape {[rows, *spec.row_shape]}"
+        )
+    try:
+        return array(code, elements).tobytes()
+    except OverflowError:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found an element in contents.{wanted} from {min(elements)} to"
+            f" {max(elements)}, expected all in the range of {spec.datatype}"
+        ) from None
+
+
+def _requested_outputs(
+    message: pb.ModelInferRequest, outputs: Sequence[TensorSpec]
+) -> Sequence[int]:
+    if not message.outputs:
+        return range(len(outputs))
+    known = {spec.name: index for index, spec in enumerate(outputs)}
+    indices: list[int] = []
+    for asked in message.outputs:
+        if asked.name not in known:
+            raise BadRequestError(
+                f"output {quote(asked.name)}: found no such output, expected some of {_names(list(known))}"
+            )
+        for name in asked.parameters:
+            if name in _UNSUPPORTED:
+                raise BadRequestError(
+                    f"output {quote(asked.name)}: found parameter {name}, but {_UNSUPPORTED[name]} are"
+                    " not supported"
+                )
+        if known[asked.name] in indices:
+            raise BadRequestError(f"output {quote(asked.name)}: found twice, expected once")
+        indices.append(known[asked.name])
+    return indices
+
+
+def _number(parameter: pb.InferParameter) -> float:
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind in ("int64_param", "uint64_param", "double_param"):
+        value: float = getattr(parameter, kind)
+        return value
+    if kind == "string_param":
+        try:
+            return float(parameter.string_param)
+        except ValueError:
+            raise BadRequestError(
+                f"parameter slo_ms: found {quote(parameter.string_param)}, expected a number of milliseconds"
+            ) from None
+    raise BadRequestError(
+        f"parameter slo_ms: found {kind or 'no value'}, expected int64_param, uint64_param, double_param or"
+        " a numeric string_param (milliseconds)"
+    )
+
+
+def _positive_ns(name: str, value: float, unit_ns: int, unit: str) -> int:
+    # The comparison is also false for NaN.
+    if not 0 < value <= SLO_NS_MAX / unit_ns:
+        raise BadRequestError(
+            f"parameter {name}: found {value:.12g}, expected more than 0 and at most"
+            f" {SLO_NS_MAX // unit_ns} {unit}"
+        )
+    return max(round(value * unit_ns), 1)
+
+
+def _parameter(value: bool | int | str) -> pb.InferParameter:
+    # No double_param: KServe's own message has only bool, int64 and string, and drops the rest silently.
+    if isinstance(value, bool):
+        return pb.InferParameter(bool_param=value)
+    if isinstance(value, int):
+        return pb.InferParameter(int64_param=value)
+    return pb.InferParameter(string_param=value)
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(quote(name) for name in names[:8]) or "none"
+    return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")

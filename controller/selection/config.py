@@ -1,0 +1,35 @@
+"""Settings of the selection layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from clockwright.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionConfig:
+    """What may be tuned, and what goes wrong at the extremes."""
+
+    #: SQLite file of applications and what they have learned; None: gone with the process.
+    store: Path | None = None
+    #: States in memory, beside each application's own. Too few: users wait for the disk.
+    contexts_max: int = 100_000
+    #: Of inputs and outputs; 0 switches the prediction cache off.
+    cache_bytes: int = 32 * 1024 * 1024
+    cache_ttl_s: float = 300.0
+    #: Answered queries that wait for feedback. Too few: feedback comes too late under load.
+    feedback_max: int = 200_000
+    #: Feedback this long after the answer is no longer taken.
+    feedback_ttl_s: float = 3600.0
+    #: Of every draw that a policy makes.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("contexts_max", "cache_ttl_s", "feedback_max", "feedback_ttl_s"):
+            # The comparison is false for NaN too.
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.cache_bytes < 0:
+            raise ConfigError(f"cache_bytes is {self.cache_bytes}, expected 0 or more")

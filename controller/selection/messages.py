@@ -1,0 +1,108 @@
+"""Applications and feedback as control.proto has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from clockwright.errors import BadRequestError, ConfigError
+from clockwright.v1 import control_pb2 as pb
+from controller.selection.application import Application
+from controller.selection.applications import Applications, Running
+from controller.selection.combination import Rule
+from controller.selection.journal import Feedback
+
+
+def read_application(message: pb.Application) -> Application:
+    """Turn a message into settings.
+
+    Raises:
+        BadRequestError: it is none; names the field, what was found and what is expected.
+    """
+    try:
+        options = json.loads(message.options_json) if message.options_json else {}
+    except ValueError as error:
+        raise BadRequestError(f"options_json: {error}, expected a JSON object") from None
+    if not isinstance(options, dict):
+        raise BadRequestError(f"options_json: found {options!r}, expected a JSON object")
+    rules = [rule.value for rule in Rule]
+    if message.combination and message.combination not in rules:
+        raise BadRequestError(
+            f"combination: found {message.combination!r}, expected one of {', '.join(rules)}"
+        )
+    try:
+        return Application(
+            name=message.name,
+            models=tuple(message.models),
+            policy=message.policy or "exp4-full",
+            options=options,
+            slo_ns=message.slo_ns or None,
+            default_label=message.default_label if message.HasField("default_label") else None,
+            confidence_threshold=message.confidence_threshold,
+            combination=Rule(message.combination or "vote"),
+            label_output=message.label_output or "label",
+            probability_output=message.probability_output or "probabilities",
+            cache=not message.no_cache,
+        )
+    except ConfigError as error:
+        raise BadRequestError(str(error)) from None
+
+
+def write_application(application: Application) -> pb.Application:
+    """Turn settings into a message."""
+    return pb.Application(
+        name=application.name,
+        models=application.models,
+        policy=application.policy,
+        options_json=json.dumps(dict(application.options)) if application.options else "",
+        slo_ns=application.slo_ns or 0,
+        default_label=application.default_label,
+        confidence_threshold=application.confidence_threshold,
+        combination=application.combination.value,
+        label_output=application.label_output,
+        probability_output=application.probability_output,
+        no_cache=not application.cache,
+    )
+
+
+def read_feedback(item: pb.FeedbackItem) -> Feedback:
+    """Turn a message into feedback; it is checked where it is used."""
+    kind = item.WhichOneof("verdict")
+    return Feedback(
+        item.query_id,
+        label=item.label if kind == "label" else None,
+        reward=item.reward if kind == "reward" else None,
+    )
+
+
+async def application_info(
+    applications: Applications, running: Running, context: str
+) -> pb.ApplicationInfo:
+    """Say how an application is, with the weights of a context."""
+    state = applications.state(running)
+    weights, remark = await applications.weights(running, context)
+    counts = running.counts
+    return pb.ApplicationInfo(
+        application=write_application(running.application),
+        revision=running.revision,
+        state=state.value,
+        weights=[
+            pb.ModelWeight(
+                model=model,
+                weight=weights.get(model, 0.0),
+                missing=counts.missing[model],
+                misfit=running.misfits.get(model, ""),
+            )
+            for model in running.application.models
+        ],
+        remark=remark,
+        queries=counts.queries,
+        defaults=_counts(counts.defaults),
+        refusals=_counts(counts.refusals),
+        feedbacks=_counts(counts.feedbacks),
+        num_contexts=applications.num_contexts(running.application.name),
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> list[pb.ReasonCount]:
+    return [pb.ReasonCount(reason=reason, count=counts[reason]) for reason in sorted(counts)]

@@ -1,0 +1,37 @@
+"""Policies that users bring, as entry points of installed packages."""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import entry_points
+from typing import Any
+
+from controller.selection.policies import BUILT_IN
+from controller.selection.policy import Policy
+
+log = logging.getLogger(__name__)
+
+GROUP = "clockwright.policies"
+
+
+def plugin_policies() -> dict[str, type[Policy[Any]]]:
+    """Find them, by name; one that cannot be loaded is logged and left out."""
+    found: dict[str, type[Policy[Any]]] = {}
+    for point in entry_points(group=GROUP):
+        try:
+            policy = point.load()
+        except Exception as error:  # whatever a stranger's module does on import
+            log.warning("policy %s (%s): %s", point.name, point.value, error)
+            continue
+        if point.name in BUILT_IN:
+            log.warning("policy %s (%s): a built-in one has that name", point.name, point.value)
+        elif not (isinstance(policy, type) and issubclass(policy, Policy)):
+            log.warning(
+                "policy %s (%s): found %r, expected a subclass of Policy",
+                point.name,
+                point.value,
+                policy,
+            )
+        else:
+            found[point.name] = policy
+    return found

@@ -1,0 +1,118 @@
+"""Exponential weights, kept as logarithms.
+
+Always normalised so that the largest is 0, by one pass over all of them: sums that are updated in
+place drift (Clipper's first public version had one). Spread is bounded, so that no weight becomes zero,
+from which nothing multiplicative ever returns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
+# e**-100 is chosen never, and is still far from the smallest float.
+SPREAD_MAX = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogWeights:
+    """State of the exponential-weights policies."""
+
+    models: tuple[str, ...]
+    #: Natural logarithms, one per model; the largest is 0.
+    logs: tuple[float, ...]
+    #: Feedbacks taken in.
+    rounds: int = 0
+    _by_model: dict[str, float] | None = field(default=None, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if len(self.models) != len(self.logs):
+            raise ValueError(
+                f"state: found {len(self.logs)} weights, expected one for each of {len(self.models)} models"
+            )
+
+    @classmethod
+    def uniform(cls, models: Sequence[str]) -> LogWeights:
+        """All alike."""
+        return cls(tuple(models), (0.0,) * len(models))
+
+    def shares(self, models: Sequence[str]) -> list[float]:
+        """Weights of some models, which sum to 1; unknown ones count as an average one."""
+        weights = self._by_model
+        if weights is None:
+            weights = dict(zip(self.models, normalised(self.logs), strict=True))
+            # Once per state: a query asks three times, and states are shared by users.
+            object.__setattr__(self, "_by_model", weights)
+        mean = 1 / len(self.models)
+        chosen = [weights.get(model, mean) for model in models]
+        total = sum(chosen)
+        return [weight / total for weight in chosen]
+
+    def add(self, gains: Mapping[str, float]) -> LogWeights:
+        """Add to logarithms, model by model; counts as one round."""
+        return LogWeights(
+            self.models,
+            bounded(
+                log + gains.get(model, 0.0)
+                for model, log in zip(self.models, self.logs, strict=True)
+            ),
+            self.rounds + 1,
+        )
+
+    def shared(self, share: float) -> LogWeights:
+        """Give every model an equal part of `share` of all weight (Herbster and Warmuth 1998).
+
+        What keeps a weight from falling so low that a model which is good again is not heard of for
+        as long as it was bad.
+        """
+        if share == 0.0:
+            return self
+        weights = normalised(self.logs)
+        floor = share / len(weights)
+        mixed = [math.log((1 - share) * weight + floor) for weight in weights]
+        return LogWeights(self.models, bounded(mixed), self.rounds)
+
+    def resized(self, models: Sequence[str]) -> LogWeights:
+        """Go on with other models; new ones weigh what an average one does."""
+        logs = dict(zip(self.models, self.logs, strict=True))
+        mean = log_mean(self.logs) if self.logs else 0.0
+        return LogWeights(
+            tuple(models), bounded(logs.get(model, mean) for model in models), self.rounds
+        )
+
+
+def bounded(logs: Iterable[float]) -> tuple[float, ...]:
+    """Shift so that the largest is 0, and bound the spread."""
+    values = list(logs)
+    top = max(values, default=0.0)
+    return tuple([max(value - top, -SPREAD_MAX) for value in values])
+
+
+def normalised(logs: Sequence[float]) -> list[float]:
+    """Weights that sum to 1."""
+    top = max(logs, default=0.0)
+    weights = [math.exp(log - top) for log in logs]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def log_mean(logs: Sequence[float]) -> float:
+    """Logarithm of the mean weight."""
+    top = max(logs)
+    return top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
+
+
+def draw(shares: Sequence[float], rng: Random) -> int:
+    """Draw an index with the given probabilities, which sum to 1 but for rounding."""
+    left = rng.random() * sum(shares)
+    for index, share in enumerate(shares):
+        left -= share
+        if left < 0:
+            return index
+    # Rounding left a rest: the last one that can be drawn at all.
+    return max(index for index, share in enumerate(shares) if share > 0)

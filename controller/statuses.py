@@ -1,0 +1,108 @@
+"""What goes wrong with a call, as a gRPC status: one table for every service of the controller's port.
+
+A refusal carries its reason twice: in words, and as `google.rpc.ErrorInfo` in the trailing metadata
+`grpc-status-details-bin`, the place where gRPC libraries of every language look for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, NoReturn
+
+import grpc
+from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
+
+from clockwright.errors import (
+    BadRequestError,
+    ModelError,
+    ProtocolError,
+    Refusal,
+    RefusedError,
+    UnknownModelError,
+)
+
+log = logging.getLogger(__name__)
+
+DOMAIN = "clockwright"
+
+# RESOURCE_EXHAUSTED, not UNAVAILABLE, for what cannot be in time: clients retry UNAVAILABLE by
+# themselves (KServe's three times), and a refused request that is sent again is the overload.
+CODES = {
+    Refusal.INFEASIBLE: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Refusal.COLD: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Refusal.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Refusal.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Refusal.WORKER_LOST: grpc.StatusCode.UNAVAILABLE,
+    Refusal.NO_WORKER: grpc.StatusCode.UNAVAILABLE,
+    Refusal.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Refusal.MODEL_REMOVED: grpc.StatusCode.NOT_FOUND,
+    Refusal.FAILED: grpc.StatusCode.INTERNAL,
+    Refusal.LOW_CONFIDENCE: grpc.StatusCode.FAILED_PRECONDITION,
+}
+
+# Statuses travel in HTTP headers, of which clients take 8 KiB in all.
+_TEXT_LENGTH_MAX = 1000
+
+
+def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
+    """Find the code and text for an error; one that nobody foresaw is logged, in one line.
+
+    The text of a refusal begins with its reason.
+    """
+    match error:
+        case RefusedError():
+            return CODES[error.refusal], _clip(str(error))
+        case UnknownModelError():
+            return grpc.StatusCode.NOT_FOUND, _clip(str(error))
+        case BadRequestError() | ProtocolError():
+            return grpc.StatusCode.INVALID_ARGUMENT, _clip(str(error))
+        case DecodeError():
+            return grpc.StatusCode.INVALID_ARGUMENT, _clip(f"not the request of {method}: {error}")
+        case ModelError():
+            return grpc.StatusCode.FAILED_PRECONDITION, _clip(str(error))
+    log.error("%s: unexpected %s: %s", method, type(error).__name__, error)
+    log.debug("%s", method, exc_info=error)
+    return grpc.StatusCode.INTERNAL, f"internal error in {method}: {type(error).__name__}"
+
+
+def fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, method: str) -> bytes:
+    """Give a call the status of an error; returns the answer, which gRPC throws away.
+
+    For calls that are many or large. An aborted one is a cycle (gRPC's state of the call, its
+    exception, the frames) and keeps the request's tensors until the garbage collector comes by:
+    a thousand refusals of 602 kB were 600 MB, and 40 ms to find them.
+    """
+    code, text = status_of(error, method=method)
+    context.set_code(code)
+    context.set_details(text)
+    context.set_trailing_metadata(_details(error, code, text))
+    return b""
+
+
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, method: str
+) -> NoReturn:
+    """End a call with the status of an error. Raises what gRPC wants to be raised."""
+    code, text = status_of(error, method=method)
+    await context.abort(code, text, _details(error, code, text))
+    raise AssertionError("abort returned")
+
+
+def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[str, bytes], ...]:
+    if not isinstance(error, RefusedError):
+        return ()
+    info = error_details_pb2.ErrorInfo(
+        reason=error.refusal.value,
+        domain=DOMAIN,
+        metadata={name: str(figure) for name, figure in error.figures.items()},
+    )
+    detail = any_pb2.Any()
+    detail.Pack(info)
+    status = status_pb2.Status(code=code.value[0], message=text, details=[detail])
+    return (("grpc-status-details-bin", status.SerializeToString()),)
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _TEXT_LENGTH_MAX else text[: _TEXT_LENGTH_MAX - 3] + "..."

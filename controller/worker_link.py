@@ -1,0 +1,649 @@
+"""The controller's end of `WorkerService`: one stream per GPU worker.
+
+Only here are times translated between the controller's clock and a worker's. Tensor bytes are cut out
+of messages and put in without passing through protobuf (`clockwright.bulk`).
+
+What a worker sends is not trusted: anything the protocol does not allow ends its stream, which is the
+same to the scheduler as a crash, and touches nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from clockwright import wire
+from clockwright.actions import Action, ActionError, Infer
+from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
+from clockwright.errors import ProtocolError
+from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.v1 import worker_pb2 as pb
+from controller.catalogue import Catalogue, Model
+from controller.clock_sync import ClockSync
+from controller.core.events import ModelReady, WorkerJoined
+from controller.model_folder import ModelFile
+from controller.runtime import Runtime, now_ns
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+# Not in the type stubs of grpcio.
+EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
+
+SERVICE, METHOD = wire.ATTACH_METHOD.removeprefix("/").split("/")
+
+# A chunk occupies the link for about a millisecond, which is what an action may have to wait for it.
+CHUNK_BYTES = 1 << 20
+# Sent and not acknowledged: enough to keep a fast network busy.
+CHUNKS_IN_FLIGHT = 4
+
+_WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
+
+# 73 years. A clock beyond it is nonsense, and translated times would no longer fit the wire.
+_TIME_MAX_NS = 1 << 61
+
+# How long a worker may take to leave when told to; then its stream is cut.
+LEAVE_LIMIT_S = 2.0
+
+# After this many heartbeats without a sign of life a worker that registers under the same name is
+# believed to be its successor.
+_SUSPICIOUS_TICKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeats:
+    """How often each side sends one, and after how much silence it gives the other up."""
+
+    interval_ms: int = 200
+    silence_limit_ms: int = 10_000
+
+
+@dataclass(slots=True)
+class _Transfer:
+    """A file on its way to a worker."""
+
+    model_id: ModelId
+    file: ModelFile
+
+
+@dataclass(slots=True)
+class _SentInfer:
+    """What the outputs of an Infer have to look like."""
+
+    rows: tuple[int, ...]
+    output_row_bytes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class WorkerLink:
+    """One worker's stream. The `Link` of the runtime."""
+
+    runtime: Runtime
+    catalogue: Catalogue
+    heartbeats: Heartbeats
+    register: pb.Register
+    #: The RPC: `read`, `write`, both of whole messages as bytes.
+    context: Context
+    clock: ClockSync = field(default_factory=ClockSync)
+    draining: bool = False
+    #: Let go by the scheduler, which does not trust it any more.
+    dropped: bool = False
+    #: The clock offset is known and the scheduler uses it.
+    joined: bool = False
+    #: Heartbeat intervals since the last sign of life.
+    silent_ticks: int = 0
+    #: Why it cannot serve a model.
+    refused: dict[ModelId, str] = field(default_factory=dict)
+    #: Offered to it, and not answered yet.
+    _unanswered: set[ModelId] = field(default_factory=set)
+    #: Messages in order: control and actions before chunks of files.
+    _outgoing: deque[bytes] = field(default_factory=deque)
+    _chunks: deque[bytes] = field(default_factory=deque)
+    _wake_writer: asyncio.Event = field(default_factory=asyncio.Event)
+    _transfers: asyncio.Queue[_Transfer] = field(default_factory=asyncio.Queue)
+    _chunk_permits: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(CHUNKS_IN_FLIGHT)
+    )
+    _num_unacknowledged: int = 0
+    _heartbeat_due: bool = True
+    _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
+    #: Set once nobody knows the worker any more.
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set when the stream is to end; its result says why.
+    _ended: asyncio.Future[str] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """The worker's name, which it chose."""
+        return WorkerId(self.register.worker_id)
+
+    # --- what the runtime and the catalogue ask for -------------------------------------------
+
+    def send(self, action: Action, payload: Sequence[Buffer]) -> None:
+        """Send an action, its window translated to the worker's clock."""
+        offset_ns = self.clock.offset_ns
+        assert offset_ns is not None, f"worker {self.worker_id} got an action before its clock"
+        if isinstance(action, Infer):
+            model = self.catalogue.find_id(action.model_id)
+            outputs = model.outputs if model else ()
+            row_bytes = tuple(spec.row_bytes for spec in outputs)
+            self._infers[action.action_id] = _SentInfer(action.rows, row_bytes)
+        header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
+        self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
+
+    def offer(self, model: Model) -> None:
+        """Offer a model, unless the worker is about to leave."""
+        if self.draining or not self.joined or model.folder is None:
+            return
+        folder = model.folder
+        offer = pb.ModelOffer(
+            model_id=model.model_id,
+            files=[
+                pb.ModelFile(name=file.name, num_bytes=file.num_bytes, sha256=file.sha256)
+                for file in folder.files
+            ],
+            batch_sizes=folder.settings.batch_sizes,
+            fixed_dimensions=[
+                pb.Dimension(name=name, size=size)
+                for name, size in folder.settings.dimensions.items()
+            ],
+            # Not the id: generations and copies of a model cost the same.
+            profile=folder.settings.profile or folder.name,
+        )
+        self._unanswered.add(model.model_id)
+        self._post(pb.ToWorker(model_offer=offer).SerializeToString())
+
+    def withdraw(self, model: Model) -> None:
+        """Take an offer back if it was not answered yet; the scheduler sees to the others."""
+        self.refused.pop(model.model_id, None)
+        if model.model_id in self._unanswered:
+            self.forget_model(model.model_id)
+
+    def forget_model(self, model_id: ModelId) -> None:
+        """Tell the worker to drop a model."""
+        self._unanswered.discard(model_id)
+        drop = pb.ToWorker(model_drop=pb.ModelDrop(model_id=model_id))
+        self._post(drop.SerializeToString())
+
+    def close(self, reason: str) -> None:
+        """Let the worker go: for good when it is drained, or, with a reason, to start afresh."""
+        self.draining = True
+        self.catalogue.worker_left(self.worker_id)
+        if reason:
+            # Not told to leave: a worker whose stream is cut registers again, with an empty cache.
+            self.dropped = True
+            self.cut(reason)
+            return
+        drain = pb.ToWorker(drain=pb.Drain(reason="all actions are answered"))
+        self._post(drain.SerializeToString())
+        asyncio.get_running_loop().call_later(LEAVE_LIMIT_S, self.cut, "told to leave")
+
+    def cut(self, reason: str) -> None:
+        """End the stream now."""
+        if not self._ended.done():
+            self._ended.set_result(reason)
+
+    def _post(self, message: bytes) -> None:
+        self._outgoing.append(message)
+        self._wake_writer.set()
+
+    # --- the stream ---------------------------------------------------------------------------
+
+    async def run(self) -> str:
+        """Serve the stream until it ends, and say why it did."""
+        parts = [
+            asyncio.create_task(part)
+            for part in (self._read(), self._write(), self._beat(), self._send_files())
+        ]
+        for part in parts:
+            part.add_done_callback(self._part_ended)
+        try:
+            return await self._ended
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    def _part_ended(self, part: asyncio.Task[None]) -> None:
+        if part.cancelled():
+            return
+        error = part.exception()
+        if error is None:
+            self.cut("the worker closed the stream")
+        elif isinstance(error, ProtocolError):
+            self.cut(f"protocol error: {error}")
+        elif isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError):
+            self.cut("the connection broke")
+        else:
+            # Our bug; the worker reconnects and starts afresh.
+            log.error("worker %s: its link failed", self.worker_id, exc_info=error)
+            self.cut(f"its link failed: {error!r}")
+
+    async def _read(self) -> None:
+        while (message := await self.context.read()) is not EOF:
+            received_ns = now_ns()
+            self.silent_ticks = 0
+            envelope, payload = parse(message)
+            self._take(envelope, payload, received_ns)
+            for further in envelope.next:
+                self._take(*parse(further), received_ns)
+
+    async def _write(self) -> None:
+        while True:
+            await self.context.write(await self._next_message())
+
+    async def _next_message(self) -> bytes:
+        while True:
+            if self._heartbeat_due:
+                self._heartbeat_due = False
+                # Stamped here and not when it fell due: time in our queue is not the way's delay.
+                beat = pb.Heartbeat(sent_ns=now_ns(), min_delta_ns=self.clock.min_delta_ns)
+                return pb.ToWorker(heartbeat=beat).SerializeToString()
+            if self._outgoing:
+                return wire.take_together(self._outgoing)
+            if self._chunks:
+                return self._chunks.popleft()
+            self._wake_writer.clear()
+            await self._wake_writer.wait()
+
+    async def _beat(self) -> None:
+        """Keep heartbeats going, and give the worker up after too much silence.
+
+        Silence is counted in ticks of this loop, not in time: when the whole process was stopped
+        for a while, the worker's messages are in our buffers and it is not to blame.
+        """
+        interval_ms = self.heartbeats.interval_ms
+        while True:
+            self._heartbeat_due = True
+            self._wake_writer.set()
+            await asyncio.sleep(interval_ms / 1000)
+            self.silent_ticks += 1
+            if self.silent_ticks * interval_ms > self.heartbeats.silence_limit_ms:
+                self.cut(f"silent for {self.silent_ticks * interval_ms} ms")
+                return
+
+    async def _send_files(self) -> None:
+        while True:
+            transfer = await self._transfers.get()
+            if self.catalogue.find_id(transfer.model_id) is None:
+                continue  # Removed while others were sent.
+            try:
+                async for offset, content, last in _read_chunks(transfer.file):
+                    await self._chunk_permits.acquire()
+                    self._num_unacknowledged += 1
+                    self._post_chunk(transfer, offset, content, last)
+            except OSError as error:
+                reason = f"{transfer.file.name} cannot be read: {error}"
+                self._refused(transfer.model_id, reason)
+                self.forget_model(transfer.model_id)
+
+    def _post_chunk(self, transfer: _Transfer, offset: int, content: bytes, last: bool) -> None:
+        chunk = pb.ModelChunk(
+            model_id=transfer.model_id, sha256=transfer.file.sha256, offset=offset, last=last
+        )
+        header = pb.ToWorker(model_chunk=chunk).SerializeToString()
+        self._chunks.append(join_bulk(header, wire.PAYLOAD_FIELD, [content]))
+        self._wake_writer.set()
+
+    # --- what the worker says -----------------------------------------------------------------
+
+    def _take(self, envelope: pb.FromWorker, payload: Sequence[Buffer], received_ns: int) -> None:
+        if self._ended.done():
+            return
+        match envelope.WhichOneof("kind"):
+            case "result":
+                self._take_result(envelope.result, payload)
+            case "heartbeat":
+                self._take_heartbeat(envelope.heartbeat, received_ns)
+            case "model_needed":
+                self._take_needed(envelope.model_needed)
+            case "chunk_received":
+                if self._num_unacknowledged == 0:
+                    raise ProtocolError("a chunk was acknowledged that was not sent")
+                self._num_unacknowledged -= 1
+                self._chunk_permits.release()
+            case "model_progress":
+                progress = envelope.model_progress
+                self.catalogue.model_progress(ModelId(progress.model_id), progress.stage)
+            case "model_ready":
+                self._take_ready(envelope.model_ready)
+            case "model_refused":
+                refused = envelope.model_refused
+                self._refused(ModelId(refused.model_id), refused.reason or "no reason given")
+            case "drain":
+                log.info("worker %s wants to leave: %s", self.worker_id, envelope.drain.reason)
+                self.drain()
+            case "register":
+                raise ProtocolError("registered twice")
+            case _:
+                raise ProtocolError("a message of a kind that this version does not know")
+
+    def drain(self) -> None:
+        """Give the worker nothing new; the scheduler closes the link when all is answered."""
+        if self.draining:
+            return
+        self.draining = True
+        self.catalogue.worker_left(self.worker_id)
+        if self.joined:
+            self.runtime.drain_worker(self.worker_id)
+        else:
+            self.close("")
+
+    def _take_heartbeat(self, beat: pb.Heartbeat, received_ns: int) -> None:
+        peer_min = beat.min_delta_ns if beat.HasField("min_delta_ns") else None
+        if max(abs(beat.sent_ns), abs(peer_min or 0)) > _TIME_MAX_NS:
+            raise ProtocolError(f"heartbeat sent at {beat.sent_ns} ns, delta {peer_min} ns")
+        self.clock.heard(sent_ns=beat.sent_ns, received_ns=received_ns, peer_min_delta_ns=peer_min)
+        if not self.joined and not self.draining and self.clock.offset_ns is not None:
+            self._join()
+
+    def _join(self) -> None:
+        self.joined = True
+        register = self.register
+        self.runtime.worker_joined(
+            self,
+            WorkerJoined(
+                worker_id=self.worker_id,
+                gpu_kind=GpuKind(register.gpu_kind),
+                num_pages=register.num_pages,
+            ),
+        )
+        self.catalogue.worker_joined(self.worker_id)
+        log.info(
+            "worker %s joined: device %s, %d pages, round trip %d us",
+            self.worker_id,
+            register.device,
+            register.num_pages,
+            self.clock.round_trip_ns // 1000,
+        )
+        for model in self.catalogue.offered:
+            self.offer(model)
+
+    def _take_result(self, message: pb.Result, payload: Sequence[Buffer]) -> None:
+        if self.clock.offset_ns is None:
+            raise ProtocolError(f"result of action {message.action_id} before any heartbeat")
+        result = wire.decode_result(message, shift_ns=-self.clock.offset_ns)
+        sent = self._infers.pop(result.action_id, None)
+        if sent is not None and result.error is ActionError.NONE:
+            _check_outputs(result.action_id, sent, payload)
+        self.runtime.action_finished(self.worker_id, result, payload)
+
+    def _take_needed(self, needed: pb.ModelNeeded) -> None:
+        model = self.catalogue.find_id(ModelId(needed.model_id))
+        if model is None or model.folder is None:
+            return  # Removed a moment ago.
+        files = {file.sha256: file for file in model.folder.files}
+        for sha256 in dict.fromkeys(needed.sha256):
+            file = files.get(sha256)
+            if file is None:
+                raise ProtocolError(f"model {model.model_id} has no file with sha256 {sha256!r}")
+            self._transfers.put_nowait(_Transfer(model.model_id, file))
+
+    def _take_ready(self, ready: pb.ModelReady) -> None:
+        model_id = ModelId(ready.model_id)
+        if model_id not in self._unanswered:
+            return  # The offer was withdrawn a moment ago.
+        self._unanswered.discard(model_id)
+        if fault := _find_fault(ready, num_pages=self.register.num_pages):
+            self._refused(model_id, fault)
+            self.forget_model(model_id)
+            return
+        event = ModelReady(
+            worker_id=self.worker_id,
+            model_id=model_id,
+            architecture_id=ArchitectureId(ready.architecture_id),
+            num_pages=ready.num_pages,
+            load_ns=ready.load_ns,
+            exec_ns={batch.batch_size: batch.exec_ns for batch in ready.batches},
+        )
+        if self.draining:
+            return
+        known = self.catalogue.model_ready(
+            event,
+            inputs=_specs(ready.inputs),
+            outputs=_specs(ready.outputs),
+            weights_bytes=ready.weights_bytes,
+        )
+        if not known:
+            self.forget_model(model_id)
+
+    def _refused(self, model_id: ModelId, reason: str) -> None:
+        self._unanswered.discard(model_id)
+        if self.catalogue.find_id(model_id) is None:
+            return  # Removed a moment ago.
+        self.refused[model_id] = reason
+        if not self.draining:
+            self.catalogue.model_refused(self.worker_id, model_id, reason)
+
+
+class WorkerLinks:
+    """All workers' streams. The `Offers` of the catalogue."""
+
+    def __init__(
+        self, runtime: Runtime, catalogue: Catalogue, heartbeats: Heartbeats | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._heartbeats = heartbeats or Heartbeats()
+        self._links: dict[WorkerId, WorkerLink] = {}
+        self._closing = False
+        self._all_left = asyncio.Event()
+        self._all_left.set()
+        catalogue.connect(self)
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        """Workers that are connected, by id."""
+        return [self._links[worker_id] for worker_id in sorted(self._links)]
+
+    def find(self, worker_id: WorkerId) -> WorkerLink | None:
+        """The link of a worker."""
+        return self._links.get(worker_id)
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The service, on bytes: gRPC neither parses nor copies."""
+        attach = grpc.stream_stream_rpc_method_handler(self._attach)
+        return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
+
+    def offer(self, model: Model) -> None:
+        """Offer a model to every worker that takes new ones."""
+        for link in self.links:
+            link.offer(model)
+
+    def withdraw(self, model: Model) -> None:
+        """Take offers of a model back that were not answered yet."""
+        for link in self.links:
+            link.withdraw(model)
+
+    async def close(self, reason: str) -> None:
+        """Tell all workers to leave, and wait until they have or `LEAVE_LIMIT_S` is over."""
+        self._closing = True
+        for link in self.links:
+            link.close("")
+        await self._all_left.wait()
+        log.info("all workers left: %s", reason)
+
+    async def _attach(self, _requests: AsyncIterator[bytes], context: Context) -> None:
+        register = await self._welcome(context)
+        if register is None:
+            return
+        link = WorkerLink(self._runtime, self._catalogue, self._heartbeats, register, context)
+        self._links[link.worker_id] = link
+        self._all_left.clear()
+        reason = "the connection broke"
+        try:
+            reason = await link.run()
+        finally:
+            self._remove(link, reason)
+        # For the worker's log; by itself the end of the stream tells it everything.
+        context.set_code(grpc.StatusCode.ABORTED)
+        context.set_details(reason)
+
+    def _remove(self, link: WorkerLink, reason: str) -> None:
+        link.left.set()
+        if self._links.get(link.worker_id) is not link:
+            return  # Replaced by its successor.
+        # A worker that drained was expected to go; of any other the operator should know. Which end of
+        # the stream is closed first is chance, and no news.
+        if link.draining and not link.dropped:
+            log.info("worker %s left: it was drained", link.worker_id)
+        else:
+            log.warning("worker %s left: %s", link.worker_id, reason)
+        del self._links[link.worker_id]
+        if link.joined:
+            self._runtime.worker_lost(link.worker_id)
+            self._catalogue.worker_left(link.worker_id)
+        if not self._links:
+            self._all_left.set()
+
+    async def _welcome(self, context: Context) -> pb.Register | None:
+        """Read the registration and answer it; None when the worker was rejected."""
+        limit_s = self._heartbeats.silence_limit_ms / 1000
+        try:
+            async with asyncio.timeout(limit_s):
+                message = await context.read()
+            if message is EOF:
+                return None
+            envelope, _ = parse(message)
+            fault = self._find_fault(envelope)
+        except TimeoutError:
+            fault = f"no registration within {limit_s:g} s"
+            envelope = pb.FromWorker()
+        except ProtocolError as error:
+            fault = str(error)
+            envelope = pb.FromWorker()
+        if fault:
+            log.warning("worker %r is rejected: %s", envelope.register.worker_id[:200], fault)
+            rejected = pb.ToWorker(rejected=pb.Rejected(reason=fault))
+            await context.write(rejected.SerializeToString())
+            return None
+        welcome = pb.Welcome(
+            heartbeat_interval_ms=self._heartbeats.interval_ms,
+            silence_limit_ms=self._heartbeats.silence_limit_ms,
+        )
+        await context.write(pb.ToWorker(welcome=welcome).SerializeToString())
+        # Again, because the write let others run: two of one name may have come at the same time.
+        if fault := self._clash(envelope.register):
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
+        return envelope.register
+
+    def _find_fault(self, envelope: pb.FromWorker) -> str:
+        """What is wrong with a first message; empty when nothing is."""
+        if not envelope.HasField("register"):
+            return f"expected Register as the first message, found {envelope.WhichOneof('kind')}"
+        register = envelope.register
+        if register.protocol_version != wire.PROTOCOL_VERSION:
+            return (
+                f"the worker speaks protocol version {register.protocol_version}, "
+                f"the controller {wire.PROTOCOL_VERSION}"
+            )
+        if not _WORKER_ID.fullmatch(register.worker_id):
+            return f"worker_id {register.worker_id[:200]!r}: expected 1 to 128 of A-Z a-z 0-9 _ . : @ -"
+        for name in ("device", "gpu_kind"):
+            if not getattr(register, name):
+                return f"{name} is empty"
+        for name in ("num_pages", "page_bytes"):
+            if getattr(register, name) == 0:
+                return f"{name} is 0, expected at least 1"
+        if self._closing:
+            return "the controller is shutting down"
+        return self._clash(register)
+
+    def _clash(self, register: pb.Register) -> str:
+        """Make room for a worker under its name, or say why it cannot have it."""
+        old = self._links.get(WorkerId(register.worker_id))
+        if old is None:
+            return ""
+        same_process = (old.register.host, old.register.pid) == (register.host, register.pid)
+        if not same_process and old.silent_ticks < _SUSPICIOUS_TICKS:
+            return (
+                f"there is a worker {register.worker_id} already, "
+                f"process {old.register.pid} on host {old.register.host}"
+            )
+        # Its connection broke without our noticing, and here it is again.
+        self._remove(old, "replaced by its successor")
+        old.cut("replaced by its successor")
+        return ""
+
+
+def parse(message: bytes) -> tuple[pb.FromWorker, Sequence[Buffer]]:
+    """Read an envelope and its payload; big payloads are not copied.
+
+    Raises:
+        ProtocolError: it is not a `FromWorker`.
+    """
+    try:
+        if len(message) < SMALL_MESSAGE_BYTES:
+            envelope = pb.FromWorker.FromString(message)
+            return envelope, envelope.payload
+        header, payload = split_bulk(message, wire.PAYLOAD_FIELD)
+        return pb.FromWorker.FromString(header), payload
+    except DecodeError:
+        raise ProtocolError(f"{len(message)} bytes that are no FromWorker message") from None
+
+
+def _check_outputs(action_id: ActionId, sent: _SentInfer, payload: Sequence[Buffer]) -> None:
+    expected = [rows * row_bytes for rows in sent.rows for row_bytes in sent.output_row_bytes]
+    found = [len(tensor) for tensor in payload]
+    if sent.output_row_bytes and found != expected:
+        raise ProtocolError(f"action {action_id}: outputs of {found} bytes, expected {expected}")
+
+
+def _find_fault(ready: pb.ModelReady, *, num_pages: int) -> str:
+    """What cannot be true in a worker's description of a model; empty when all can."""
+    sizes = [batch.batch_size for batch in ready.batches]
+    if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
+        return f"the worker reports batch sizes {sizes}, expected at least one, ascending"
+    for batch in ready.batches:
+        if batch.exec_ns <= 0:
+            return f"the worker reports exec_ns {batch.exec_ns} for batch {batch.batch_size}"
+    if ready.load_ns <= 0:
+        return f"the worker reports load_ns {ready.load_ns}, expected more than 0"
+    if not 1 <= ready.num_pages <= num_pages:
+        return f"it needs {ready.num_pages} pages, the worker's cache has {num_pages}"
+    if not ready.architecture_id:
+        return "the worker reports an empty architecture_id"
+    if not ready.inputs or not ready.outputs:
+        return f"it has {len(ready.inputs)} inputs and {len(ready.outputs)} outputs"
+    for spec in (*ready.inputs, *ready.outputs):
+        if spec.datatype not in DATATYPE_BYTES:
+            return f"tensor {spec.name} has datatype {spec.datatype!r}, which is not served"
+        if any(size < 1 for size in spec.row_shape):
+            return f"tensor {spec.name} has shape {list(spec.row_shape)}"
+    return ""
+
+
+def _specs(specs: Sequence[pb.TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(spec.name, spec.datatype, tuple(spec.row_shape)) for spec in specs)
+
+
+async def _read_chunks(file: ModelFile) -> AsyncIterator[tuple[int, bytes, bool]]:
+    """Yield (offset, content, last) of a file; the disk is waited for in a thread.
+
+    The file may have changed since it was listed. What was promised is sent, or a shorter rest
+    marked as the last: the worker finds that the sha256 differs, and says so.
+    """
+    opened = await asyncio.to_thread(file.path.open, "rb")
+    try:
+        offset = 0
+        while True:
+            wanted = min(CHUNK_BYTES, file.num_bytes - offset)
+            content = await asyncio.to_thread(opened.read, wanted)
+            last = offset + len(content) >= file.num_bytes or len(content) < wanted
+            yield offset, content, last
+            offset += len(content)
+            if last:
+                return
+    finally:
+        opened.close()
