@@ -1,0 +1,195 @@
+"""What the driver knows of a GPU: clocks, bus, throttling, memory errors (NVML, by nvidia-ml-py).
+
+Nothing here needs torch, and nothing fails when NVML is missing or a card does not say: a fact is then None.
+A worker looks every ten seconds and tells its operator what changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# From nvml.h, nvmlClocksEventReasons. Left out: idleness, and clocks that somebody has set.
+THROTTLE_REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "too hot (software)",
+    0x40: "too hot (hardware)",
+    0x80: "power brake",
+}
+_WATCH_INTERVAL_S = 10.0
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardFacts:
+    """One look at a card; None where it does not say."""
+
+    name: str | None
+    driver: str | None
+    #: As in sysfs: 0000:3b:00.0.
+    bus_id: str | None
+    memory_bytes: int | None
+    free_bytes: int | None
+    #: PCIe generation and lanes, now and at most: an idle card saves power with a slower link.
+    pcie_generation: int | None
+    pcie_generation_max: int | None
+    pcie_width: int | None
+    pcie_width_max: int | None
+    sm_clock_mhz: int | None
+    sm_clock_mhz_max: int | None
+    temperature_c: int | None
+    #: Why clocks are lower than they could be, in words.
+    throttled: tuple[str, ...] = ()
+    #: Memory errors since the driver was loaded that could not be corrected.
+    uncorrected_errors: int | None = None
+
+    def as_table(self) -> dict[str, Any]:
+        """For a results file."""
+        return asdict(self)
+
+
+class Card:
+    """One card, by NVML."""
+
+    def __init__(self, nvml: Any, uuid: str) -> None:  # noqa: ANN401
+        """Open it.
+
+        Args:
+            nvml: the module `pynvml`, or a test's.
+            uuid: as torch gives it: NVML's own numbers ignore CUDA_VISIBLE_DEVICES.
+
+        Raises:
+            nvml.NVMLError: no driver, or no such card.
+        """
+        self._nvml = nvml
+        nvml.nvmlInit()
+        self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def look(self) -> CardFacts:
+        """Ask the driver now. Takes a few milliseconds, hundreds after a long pause."""
+        nvml, card = self._nvml, self._handle
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)) or 0
+        return CardFacts(
+            name=self._ask(lambda: _text(nvml.nvmlDeviceGetName(card))),
+            driver=self._ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
+            bus_id=self._ask(lambda: _sysfs_name(_text(nvml.nvmlDeviceGetPciInfo(card).busId))),
+            memory_bytes=memory and int(memory.total),
+            free_bytes=memory and int(memory.free),
+            pcie_generation=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(card))),
+            pcie_generation_max=self._ask(
+                lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(card))
+            ),
+            pcie_width=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(card))),
+            pcie_width_max=self._ask(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(card))),
+            sm_clock_mhz=self._ask(
+                lambda: int(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))
+            ),
+            sm_clock_mhz_max=self._ask(
+                lambda: int(nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM))
+            ),
+            temperature_c=self._ask(
+                lambda: int(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
+            ),
+            throttled=tuple(word for bit, word in THROTTLE_REASONS.items() if reasons & bit),
+            uncorrected_errors=self._ask(
+                lambda: int(
+                    nvml.nvmlDeviceGetTotalEccErrors(
+                        card, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                    )
+                )
+            ),
+        )
+
+    def _ask(self, question: Callable[[], T]) -> T | None:
+        try:
+            return question()
+        except (
+            self._nvml.NVMLError,
+            AttributeError,
+        ):  # not supported, by the card or by the module
+            return None
+
+
+def open_card(uuid: str) -> Card | None:
+    """Open a card; None, and one line in the log, when NVML is not to be had."""
+    try:
+        import pynvml
+    except ImportError:
+        logger.warning("no facts about the GPU: install nvidia-ml-py (clockwright[gpu])")
+        return None
+    try:
+        return Card(pynvml, uuid)
+    except pynvml.NVMLError as error:
+        logger.warning("no facts about GPU %s: %s", uuid, error)
+        return None
+
+
+def complaints(facts: CardFacts) -> list[str]:
+    """What makes a card slower than it could be, or wrong, in words."""
+    found = [f"its clock is held down: {reason}" for reason in facts.throttled]
+    if facts.uncorrected_errors:
+        found.append(
+            f"{facts.uncorrected_errors} memory errors could not be corrected: replace the card"
+        )
+    if facts.pcie_width and facts.pcie_width_max and facts.pcie_width < facts.pcie_width_max:
+        found.append(f"its PCIe link has {facts.pcie_width} of {facts.pcie_width_max} lanes")
+    return found
+
+
+async def watch(card: Card, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
+    """Tell the log whenever there is something new to complain about, or no more; until cancelled."""
+    known: list[str] = []
+    while True:
+        facts = await asyncio.to_thread(card.look)
+        found = complaints(facts)
+        for words in found:
+            if words not in known:
+                logger.error("GPU %s (%s): %s", facts.bus_id, facts.name, words)
+        for words in known:
+            if words not in found:
+                logger.warning("GPU %s (%s): no more: %s", facts.bus_id, facts.name, words)
+        known = found
+        await asyncio.sleep(interval_s)
+
+
+def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:
+    """Cores whose memory is near a card, by its bus id; empty when the system does not say."""
+    try:
+        text = (devices / bus_id.lower() / "local_cpulist").read_text(encoding="ascii")
+    except OSError:
+        return set()
+    cores: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        cores.update(range(int(first), int(last or first) + 1))
+    return cores
+
+
+def stay_near(facts: CardFacts) -> None:
+    """Keep this thread, and those that it will start, on cores near the card, where there are any."""
+    cores = near_cores(facts.bus_id) if facts.bus_id else set()
+    allowed = cores & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if allowed:
+        os.sched_setaffinity(0, allowed)
+
+
+def _text(value: str | bytes) -> str:
+    # Older versions of the module give bytes.
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _sysfs_name(bus_id: str) -> str:
+    """NVML writes the domain with eight digits, sysfs with four."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"

@@ -1,0 +1,87 @@
+"""What a worker is started with."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clockwright.errors import ConfigError
+from clockwright.units import PAGE_BYTES
+from worker.precision import Precision, parse_precision
+
+_MIB = 1024 * 1024
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/clockwright`, or `~/.cache/clockwright`."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "clockwright"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One worker: one GPU, or what stands in for it.
+
+    On the cpu device all memory is taken at start: pages, arena and IO memory, 1.7 GiB by default.
+    """
+
+    #: HOST:PORT.
+    controller: str
+    #: `cpu`, `cuda:N`, `modelled:PROFILE` or `container:FOLDER`; in tests also `torch:cpu`, which is
+    #: the GPU's code on the processor.
+    device: str = "cpu"
+    #: Unique among the controller's workers; HOST-PID if None.
+    worker_id: str | None = None
+    #: The weights cache, in pages of 16 MiB. Too few: models evict each other all the time. Too many:
+    #: the machine swaps, or the worker does not start. 64 hold ten ResNet-50.
+    num_pages: int = 64
+    #: Room for the weights of the model that runs, which caps a model's size. Never more than the
+    #: weights cache. 512 MiB is the paper's workspace.
+    arena_bytes: int = 512 * _MIB
+    #: Room for inputs and outputs of Infers in hand. Too little: Infers wait for one another. One
+    #: Infer may use a quarter of it, which caps batch sizes; 32 MiB is 53 images of 602 kB.
+    io_bytes: int = 128 * _MIB
+    #: What models compute in on a GPU: `float32`, `tf32` or `float16`. See `worker.precision`.
+    precision: str = Precision.FLOAT32.value
+    #: On a GPU: the host's memory for the weights of all models, locked at start. Too little: models
+    #: are refused. Too much: the host has none left, or locking it takes long (seconds per 10 GiB).
+    host_bytes: int = 4096 * _MIB
+    #: Model files and compiled models; several workers may share it.
+    cache_dir: Path = field(default_factory=default_cache_dir)
+    #: A model that takes longer to compile, or to profile, is refused. Models queue behind it meanwhile.
+    compile_limit_s: float = 600.0
+    #: How long to wait for the controller's consent when told to leave.
+    drain_limit_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        host, _, port = self.controller.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigError(f"controller: found {self.controller!r}, expected HOST:PORT")
+        if self.num_pages < 1:
+            raise ConfigError(f"pages: found {self.num_pages}, expected 1 or more")
+        if self.arena_bytes < _MIB:
+            raise ConfigError(f"arena: found {self.arena_bytes} bytes, expected {_MIB} or more")
+        if self.io_bytes < _MIB:
+            raise ConfigError(f"IO memory: found {self.io_bytes} bytes, expected {_MIB} or more")
+        if self.host_bytes < _MIB:
+            raise ConfigError(
+                f"host memory: found {self.host_bytes} bytes, expected {_MIB} or more"
+            )
+        parse_precision(self.precision)
+        if self.worker_id is not None and not self.worker_id:
+            raise ConfigError("worker id: found '', expected a name")
+        for name, value in (("compile", self.compile_limit_s), ("drain", self.drain_limit_s)):
+            if not value > 0:
+                raise ConfigError(f"{name} limit: found {value} s, expected more than 0")
+
+    @property
+    def usable_arena_bytes(self) -> int:
+        """The arena; no model may be larger than the cache anyway."""
+        return min(self.arena_bytes, self.num_pages * PAGE_BYTES)
+
+    @property
+    def name(self) -> str:
+        """The worker's id."""
+        return self.worker_id or f"{socket.gethostname()}-{os.getpid()}"

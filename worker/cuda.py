@@ -1,0 +1,223 @@
+"""An NVIDIA GPU as an `Accelerator`: streams with priorities, events, pinned memory, CUDA graphs.
+
+Nothing in this file has been run on a GPU yet; `tests/test_gpu.py` and `make gpu` do.
+
+Graphs are captured on one stream into one pool, so that they share the memory of their intermediates: one
+EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. Pinned memory
+is one anonymous mapping, registered with the driver: torch's own allocator of pinned memory rounds every
+block up to a power of two.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from clockwright.errors import ConfigError
+from worker.accelerator import Event, Stream
+from worker.torch_operators import Tensor
+
+# cuDNN looks for its fastest algorithm in the first run; the others are for the allocator.
+_WARM_UP_RUNS = 3
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What torch says of CUDA here."""
+
+    torch_version: str
+    #: That torch was built for; None in a build without.
+    cuda_version: str | None
+    num_devices: int
+    #: Why there is none, in torch's words; empty if there is.
+    complaint: str = ""
+
+
+def installation() -> Installation:
+    """Ask torch. Takes no GPU into use."""
+    with warnings.catch_warnings(record=True) as caught:
+        # How torch says that a driver is too old.
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    complaint = str(caught[0].message).strip().splitlines()[0] if caught else ""
+    count = torch.cuda.device_count() if usable else 0
+    return Installation(torch.__version__, torch.version.cuda, count, complaint)
+
+
+def check_installation(found: Installation, index: int) -> None:
+    """Refuse a GPU that is not there.
+
+    Raises:
+        ConfigError: says which of torch, driver and GPU is missing or does not fit.
+    """
+    device = f"device 'cuda:{index}'"
+    if found.cuda_version is None:
+        raise ConfigError(
+            f"{device}: found torch {found.torch_version}, which was built without CUDA; "
+            "expected a build with it (clockwright[gpu])"
+        )
+    if found.num_devices == 0:
+        why = found.complaint or "the driver reports no GPU"
+        raise ConfigError(
+            f"{device}: found no usable GPU ({why}); torch {found.torch_version} expects an NVIDIA "
+            f"driver for CUDA {found.cuda_version} and a GPU in CUDA_VISIBLE_DEVICES"
+        )
+    if index >= found.num_devices:
+        last = found.num_devices - 1
+        raise ConfigError(
+            f"{device}: found {found.num_devices} GPUs, expected cuda:0"
+            + (f" to cuda:{last}" if last else "")
+        )
+
+
+class CudaEvent:
+    """A CUDA event with a time."""
+
+    def __init__(self) -> None:
+        # Not `blocking`: that frees a core and wakes tens of microseconds late.
+        self.event = torch.cuda.Event(enable_timing=True)
+
+    def synchronize(self) -> None:
+        """See `Event`."""
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        """See `Event`."""
+        return bool(self.event.query())
+
+    def ns_since(self, earlier: Event) -> int:
+        """See `Event`."""
+        assert isinstance(earlier, CudaEvent)
+        return max(int(1e6 * earlier.event.elapsed_time(self.event)), 1)
+
+
+class CudaStream:
+    """A CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See `Stream`."""
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            work()
+
+    def record(self, event: Event) -> None:
+        """See `Stream`."""
+        assert isinstance(event, CudaEvent)
+        event.event.record(self._stream)
+
+    def wait(self, event: Event) -> None:
+        """See `Stream`."""
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.event)
+
+
+class CudaAccelerator:
+    """One GPU. Satisfies `worker.accelerator.Accelerator`."""
+
+    on_host = False
+
+    def __init__(self, index: int) -> None:
+        """Open it.
+
+        Raises:
+            ConfigError: there is no such GPU, or no driver for it.
+        """
+        check_installation(installation(), index)
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        properties = torch.cuda.get_device_properties(self.device)
+        self.name = f"cuda:{properties.name}"
+        #: As NVML knows it.
+        self.uuid = f"GPU-{properties.uuid}"
+        torch.backends.cudnn.benchmark = True
+        self._pool = torch.cuda.graph_pool_handle()
+        self._capture_stream = torch.cuda.Stream(self.device)
+        # Two captures at once would need two pools.
+        self._capturing = threading.Lock()
+        self._mappings: list[tuple[mmap.mmap, Tensor]] = []
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        """See `Accelerator`."""
+        return CudaStream(torch.cuda.Stream(self.device, priority=-1 if urgent else 0))
+
+    def event(self) -> Event:
+        """See `Accelerator`."""
+        return CudaEvent()
+
+    def device_memory(self, num_bytes: int) -> Tensor:
+        """See `Accelerator`."""
+        try:
+            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise MemoryError(
+                f"{self.name}: {num_bytes // _MIB} MiB are needed, {free // _MIB} of "
+                f"{total // _MIB} MiB are free"
+            ) from None
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """See `Accelerator`."""
+        try:
+            mapping = mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE))
+        except (OSError, ValueError) as error:
+            raise MemoryError(f"{num_bytes // _MIB} MiB of host memory: {error}") from None
+        memory = torch.frombuffer(mapping, dtype=torch.uint8)
+        # Registering touches every page, so none is missing later.
+        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if int(status) != 0:
+            raise MemoryError(
+                f"the driver cannot lock {num_bytes // _MIB} MiB of host memory (error "
+                f"{int(status)}); start with less host memory, or raise the limit (ulimit -l)"
+            )
+        self._mappings.append((mapping, memory))
+        return memory[:num_bytes]
+
+    def capture(
+        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> Callable[[], None]:
+        """See `Accelerator`."""
+        with self._capturing, torch.inference_mode(), torch.cuda.stream(self._capture_stream):
+            torch.backends.cuda.matmul.allow_tf32 = tensor_cores
+            torch.backends.cudnn.allow_tf32 = tensor_cores
+            for _ in range(_WARM_UP_RUNS):
+                rehearsal()
+            self._capture_stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
+            # threads go on serving meanwhile, so only this thread's calls may spoil the capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                work()
+            finally:
+                graph.capture_end()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def num_allocations(self) -> int:
+        """See `Accelerator`."""
+        return int(torch.cuda.memory_stats(self.device)["num_device_alloc"])
+
+    def fault(self) -> str | None:
+        """See `Accelerator`. After a fault in a kernel every call of the process fails."""
+        try:
+            torch.cuda.synchronize(self.device)
+            probe = torch.zeros(1, device=self.device)
+            if float((probe + 1).item()) != 1.0:
+                return f"{self.name}: 0 + 1 is not 1 on it"
+        except RuntimeError as error:
+            return f"{self.name}: {str(error).strip().splitlines()[0]}"
+        return None
+
+    def close(self) -> None:
+        """See `Accelerator`."""
+        for _, memory in self._mappings:
+            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        self._mappings.clear()

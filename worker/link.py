@@ -1,0 +1,390 @@
+"""The worker's end of the stream to the controller.
+
+One asyncio loop. Messages are raw bytes on both ways, and tensors are cut out of them and put into
+them without protobuf (`clockwright.bulk`). Times on the stream are this machine's: the controller
+translates.
+
+When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
+dials again, and starts empty. Its compiled models are on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+import logging
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic
+
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from clockwright import __version__, wire
+from clockwright.bulk import SMALL_MESSAGE_BYTES, join_bulk, split_bulk
+from clockwright.errors import ConfigError, ProtocolError
+from clockwright.units import PAGE_BYTES, ModelId
+from clockwright.v1 import worker_pb2 as pb
+from worker.config import WorkerConfig
+from worker.device import Device, M
+from worker.file_store import FileStore
+from worker.offers import Offers
+from worker.runtime import Outcome, Runtime
+
+logger = logging.getLogger(__name__)
+
+# grpc has no types of its own, and those of others are not its present ones.
+aio: Any = grpc.aio
+_Call = Any
+
+MAX_MESSAGE_BYTES = 512 * 1024 * 1024
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # No keepalive: our heartbeats show more, that the other side's event loop turns.
+    # A channel per attempt, so that ours is the only back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_BACKOFF_S, _BACKOFF_S_MAX = 0.1, 2.0
+# The controller answers a Register at once; whatever does not is no controller.
+_WELCOME_LIMIT_S = 10.0
+# After our last word it has this long for its own.
+_PART_LIMIT_S = 2.0
+
+# Source: Clockwork's minimum filter over both directions (network clock synchronisation).
+_CLOCK_SAMPLES = 64
+
+
+class _End(enum.Enum):
+    """How a stream ended."""
+
+    LOST = enum.auto()
+    DRAINED = enum.auto()
+
+
+class Link(Generic[M]):
+    """Keeps a device attached to a controller."""
+
+    def __init__(self, config: WorkerConfig, device: Device[M], files: FileStore) -> None:
+        self._config = config
+        self._device = device
+        self._files = files
+        self._leaving = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._session: _Session[M] | None = None
+        self._outcomes: deque[Outcome] = deque()
+        self._runtime: Runtime[M] = Runtime(device, self._on_outcome, self._on_lost)
+        self._lost_told = False
+
+    def leave(self) -> None:
+        """Ask the controller for permission to go, then go."""
+        self._leaving.set()
+
+    async def run(self) -> None:
+        """Serve until told to leave, by the controller or by `leave`.
+
+        Raises:
+            ConfigError: the controller rejected this worker.
+        """
+        self._runtime.start()
+        backoff_s = _BACKOFF_S
+        try:
+            while not self._leaving.is_set():
+                session = self._session = _Session(
+                    self._config, self._device, self._files, self._runtime, self._leaving
+                )
+                try:
+                    end = await session.run()
+                finally:
+                    self._session = None
+                    self._runtime.abandon()
+                    self._outcomes.clear()
+                if end is _End.DRAINED:
+                    logger.info("drained: leaving")
+                    return
+                if session.welcomed:
+                    backoff_s = _BACKOFF_S
+                    self._lost_told = False
+                if not self._lost_told:
+                    self._lost_told = True
+                    logger.warning(
+                        "controller %s: %s; trying again", self._config.controller, session.problem
+                    )
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._leaving.wait(), backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+        finally:
+            await asyncio.to_thread(self._runtime.stop)
+
+    def _on_outcome(self, outcome: Outcome) -> None:
+        # From any thread. One wake-up of the loop serves all outcomes that gather meanwhile.
+        first = not self._outcomes
+        self._outcomes.append(outcome)
+        if first:
+            self._loop.call_soon_threadsafe(self._send_outcomes)
+
+    def _on_lost(self, reason: str) -> None:
+        # Behind the results that are on their way to the loop already.
+        self._loop.call_soon_threadsafe(self._give_up, reason)
+
+    def _give_up(self, reason: str) -> None:
+        if self._session is not None:
+            self._session.give_up(reason)
+
+    def _send_outcomes(self) -> None:
+        while self._outcomes:
+            result, outputs = self._outcomes.popleft()
+            if self._session is not None:
+                header = wire.encode_result(result).SerializeToString()
+                self._session.send_bytes(join_bulk(header, wire.PAYLOAD_FIELD, outputs))
+
+
+class _Session(Generic[M]):
+    """One stream, from dialling to its end."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        device: Device[M],
+        files: FileStore,
+        runtime: Runtime[M],
+        leaving: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._runtime = runtime
+        self._leaving = leaving
+        self._offers: Offers[M] = Offers(device, files, self._send, runtime.add_model)
+        self._outgoing: deque[bytes] = deque()
+        # It is stamped when it is written: time in our queue is not the way's delay.
+        self._heartbeat_due = False
+        self._something = asyncio.Event()
+        self._deltas: deque[int] = deque(maxlen=_CLOCK_SAMPLES)
+        self._heard_ns = 0
+        #: Heartbeat intervals since the controller's last message.
+        self._silent_ticks = 0
+        self._end = _End.LOST
+        self._unknown_told = False
+        self._given_up = False
+        self.welcomed = False
+        #: Why the stream ended, in words.
+        self.problem = "closed the stream"
+
+    async def run(self) -> _End:
+        """Serve until the stream ends.
+
+        Raises:
+            ConfigError: the controller rejected this worker.
+        """
+        self._send(pb.FromWorker(register=self._register()))
+        async with aio.insecure_channel(self._config.controller, options=_OPTIONS) as channel:
+            call = channel.stream_stream(wire.ATTACH_METHOD)()
+            tasks = [
+                asyncio.create_task(self._write(call)),
+                asyncio.create_task(self._read(call)),
+                asyncio.create_task(self._ask_to_leave()),
+                asyncio.create_task(self._offers.run()),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    self._conclude(task)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                call.cancel()
+        return self._end
+
+    def _conclude(self, task: asyncio.Task[None]) -> None:
+        """Note why a task ended; only a rejection goes further up."""
+        try:
+            task.result()
+        except ConfigError:
+            raise
+        except aio.AioRpcError as error:
+            self.problem = f"{error.code().name}: {error.details()}"
+        except (ProtocolError, TimeoutError) as error:
+            self.problem = str(error)
+        except asyncio.CancelledError:
+            self.problem = "the stream was cancelled"
+        except Exception as error:
+            # Our own bug. The stream starts afresh, and people get to see it.
+            logger.exception("the stream failed")
+            self.problem = f"{type(error).__name__}: {error}"
+
+    def give_up(self, reason: str) -> None:
+        """End the stream once what was queued is sent: the device is lost."""
+        self.problem = f"the device is lost: {reason}"
+        self._given_up = True
+        self._something.set()
+
+    # --- out ------------------------------------------------------------------------------------
+
+    def send_bytes(self, message: bytes) -> None:
+        """Queue a serialised message."""
+        self._outgoing.append(message)
+        self._something.set()
+
+    def _send(self, message: pb.FromWorker) -> None:
+        self.send_bytes(message.SerializeToString())
+
+    async def _write(self, call: _Call) -> None:
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            while self._outgoing or self._heartbeat_due:
+                if self._heartbeat_due:
+                    self._heartbeat_due = False
+                    await call.write(self._heartbeat())
+                else:
+                    await call.write(wire.take_together(self._outgoing))
+            if self._given_up:
+                # The controller reads to our end and then ends its own; `_read` hears that.
+                await call.done_writing()
+                await asyncio.sleep(_PART_LIMIT_S)
+                return
+
+    def _heartbeat(self) -> bytes:
+        heartbeat = pb.Heartbeat(min_delta_ns=min(self._deltas) if self._deltas else None)
+        heartbeat.sent_ns = time.monotonic_ns()
+        return pb.FromWorker(heartbeat=heartbeat).SerializeToString()
+
+    async def _beat(self, interval_ms: int, silence_limit_ms: int) -> None:
+        """Send heartbeats; ends with a TimeoutError when the controller has fallen silent.
+
+        Silence is counted in ticks of this loop, not in time: when this process did not get to run for
+        a while, the controller's messages are in our buffers and it is not to blame.
+        """
+        while True:
+            self._heartbeat_due = True
+            self._something.set()
+            await asyncio.sleep(interval_ms / 1e3)
+            self._silent_ticks += 1
+            if self._silent_ticks * interval_ms > silence_limit_ms:
+                raise TimeoutError(f"silent for {self._silent_ticks * interval_ms} ms")
+
+    async def _ask_to_leave(self) -> None:
+        await self._leaving.wait()
+        self._end = _End.DRAINED
+        if self.welcomed:
+            logger.info("asking the controller to be drained")
+            self._send(pb.FromWorker(drain=pb.Drain(reason="the worker was told to stop")))
+            await asyncio.sleep(self._config.drain_limit_s)
+            logger.warning("not drained after %g s: leaving", self._config.drain_limit_s)
+
+    # --- in -------------------------------------------------------------------------------------
+
+    async def _read(self, call: _Call) -> None:
+        """Handle messages until the stream ends."""
+        async with asyncio.timeout(_WELCOME_LIMIT_S):
+            welcome = await self._read_welcome(call)
+        self.welcomed = True
+        logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
+        beat = asyncio.create_task(
+            self._beat(welcome.heartbeat_interval_ms, welcome.silence_limit_ms)
+        )
+        reading = asyncio.create_task(self._read_on(call))
+        try:
+            done, _ = await asyncio.wait({beat, reading}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            beat.cancel()
+            reading.cancel()
+            await asyncio.gather(beat, reading, return_exceptions=True)
+
+    async def _read_welcome(self, call: _Call) -> pb.Welcome:
+        data = await call.read()
+        if data is aio.EOF:
+            raise ProtocolError("closed the stream before a welcome")
+        message, _ = _decode(data)
+        kind = message.WhichOneof("kind")
+        if kind == "rejected":
+            raise ConfigError(
+                f"controller {self._config.controller} rejected this worker: "
+                f"{message.rejected.reason}"
+            )
+        if kind != "welcome":
+            raise ProtocolError(f"sent {kind!r} first, expected 'welcome'")
+        welcome = message.welcome
+        if not 0 < welcome.heartbeat_interval_ms < welcome.silence_limit_ms:
+            raise ProtocolError(
+                f"heartbeat interval {welcome.heartbeat_interval_ms} ms, expected more than 0 and "
+                f"less than the silence limit, {welcome.silence_limit_ms} ms"
+            )
+        return welcome
+
+    async def _read_on(self, call: _Call) -> None:
+        while True:
+            data = await call.read()
+            if data is aio.EOF:
+                return
+            self._heard_ns = time.monotonic_ns()
+            self._silent_ticks = 0
+            for message, payload in _decode_all(data):
+                if message.WhichOneof("kind") == "drain":
+                    self._end = _End.DRAINED
+                    return
+                self._handle(message, payload)
+
+    def _handle(self, message: pb.ToWorker, payload: Sequence[memoryview | bytes]) -> None:
+        match message.WhichOneof("kind"):
+            case "infer" | "load_weights" | "evict_weights":
+                self._runtime.submit(wire.decode_action(message), payload)
+            case "heartbeat":
+                self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
+            case "model_offer":
+                self._offers.offer(message.model_offer)
+            case "model_chunk":
+                self._offers.chunk(message.model_chunk, payload)
+            case "model_drop":
+                model_id = ModelId(message.model_drop.model_id)
+                self._offers.withdraw(model_id)
+                self._runtime.remove_model(model_id)
+            case "welcome" | "rejected" as kind:
+                raise ProtocolError(f"sent a second {kind!r}")
+            case _:
+                if not self._unknown_told:
+                    self._unknown_told = True
+                    logger.warning(
+                        "controller %s sent a message of an unknown kind: ignored",
+                        self._config.controller,
+                    )
+
+    def _register(self) -> pb.Register:
+        return pb.Register(
+            protocol_version=wire.PROTOCOL_VERSION,
+            worker_id=self._config.name,
+            device=self._config.device,
+            gpu_kind=self._device.gpu_kind,
+            num_pages=self._device.limits.num_pages,
+            page_bytes=PAGE_BYTES,
+            arena_bytes=self._device.limits.arena_bytes,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            software_version=__version__,
+        )
+
+
+def _decode_all(data: bytes) -> Iterator[tuple[pb.ToWorker, Sequence[memoryview | bytes]]]:
+    """A message and those that travelled with it."""
+    message, payload = _decode(data)
+    yield message, payload
+    for further in message.next:
+        yield _decode(further)
+
+
+def _decode(data: bytes) -> tuple[pb.ToWorker, Sequence[memoryview | bytes]]:
+    payload: Sequence[memoryview | bytes] | None = None
+    if len(data) > SMALL_MESSAGE_BYTES:
+        data, payload = split_bulk(data, wire.PAYLOAD_FIELD)
+    try:
+        message = pb.ToWorker.FromString(data)
+    except DecodeError as error:
+        raise ProtocolError(f"sent {len(data)} bytes that are no message: {error}") from None
+    return message, message.payload if payload is None else payload

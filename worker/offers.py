@@ -1,0 +1,267 @@
+"""Turns the controller's offers into models that are ready, one at a time.
+
+Files come in chunks over the same stream as actions. Chunks are written and hashed on another thread
+and acknowledged one by one, so that the controller can keep a few in flight and actions never queue
+behind a file. Those that nobody needs any more are acknowledged too: they are in flight all the same,
+and a controller whose few are never acknowledged sends no other file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
+from typing import BinaryIO, Generic
+
+from clockwright.errors import ModelError, ProtocolError
+from clockwright.units import ModelId
+from clockwright.v1 import worker_pb2 as pb
+from worker.device import Device, M
+from worker.file_store import FileStore
+from worker.served_model import Offer, OfferedFile, ServedModel
+
+logger = logging.getLogger(__name__)
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Chunk = tuple[pb.ModelChunk, Sequence[memoryview | bytes]]
+
+
+class Offers(Generic[M]):
+    """The offers of one stream."""
+
+    def __init__(
+        self,
+        device: Device[M],
+        files: FileStore,
+        send: Callable[[pb.FromWorker], None],
+        ready: Callable[[M], None],
+    ) -> None:
+        """Set up; `run` does the work.
+
+        Args:
+            device: judges and prepares models.
+            files: where chunks end up.
+            send: to the controller, in order.
+            ready: accept actions for this model; called before the controller hears of it.
+        """
+        self._device = device
+        self._files = files
+        self._send = send
+        self._ready = ready
+        self._queue: asyncio.Queue[Offer] = asyncio.Queue()
+        #: Not answered and not withdrawn.
+        self._open: dict[ModelId, Offer] = {}
+        #: Being answered, by the task.
+        self._current: tuple[Offer, asyncio.Task[None]] | None = None
+        self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
+        #: Which model's files are on their way.
+        self._fetching: ModelId | None = None
+
+    def offer(self, message: pb.ModelOffer) -> None:
+        """Queue an offer; replaces an unanswered one of the same model.
+
+        Raises:
+            ProtocolError: it could not have come from a controller.
+        """
+        offer = _decode(message)
+        self.withdraw(offer.model_id)
+        self._open[offer.model_id] = offer
+        self._queue.put_nowait(offer)
+
+    def withdraw(self, model_id: ModelId) -> None:
+        """Forget an offer if it is not answered yet.
+
+        What is being done for it ends: its files may never come, and others wait for their turn.
+        """
+        offer = self._open.pop(model_id, None)
+        if self._current is not None and self._current[0] is offer:
+            self._current[1].cancel()
+
+    def chunk(self, message: pb.ModelChunk, payload: Sequence[memoryview | bytes]) -> None:
+        """Take a piece of a file; one that nobody waits for any more is dropped."""
+        if message.model_id == self._fetching:
+            self._chunks.put_nowait((message, payload))
+        else:
+            self._acknowledge(message)
+
+    async def run(self) -> None:
+        """Answer offers until cancelled."""
+        while True:
+            offer = await self._queue.get()
+            if self._open.get(offer.model_id) is not offer:
+                continue
+            task = asyncio.create_task(self._answer(offer))
+            self._current = offer, task
+            try:
+                await asyncio.wait([task])
+            finally:
+                self._current = None
+                task.cancel()
+                await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+
+    async def _answer(self, offer: Offer) -> None:
+        def progress(stage: str) -> None:
+            logger.info("model %s: %s", offer.model_id, stage)
+            self._send(
+                pb.FromWorker(model_progress=pb.ModelProgress(model_id=offer.model_id, stage=stage))
+            )
+
+        async def fetch(files: Sequence[OfferedFile]) -> None:
+            if files:
+                progress("receiving files")
+                await self._fetch(offer.model_id, files)
+
+        reason: str | None = None
+        model: M | None = None
+        try:
+            model = await self._device.prepare(offer, fetch, progress)
+        except ModelError as error:
+            reason = str(error)
+        except (
+            Exception
+        ) as error:  # a full disk, for example: about this model, not about the worker
+            logger.exception("model %s: cannot be prepared", offer.model_id)
+            reason = f"{type(error).__name__}: {error}"
+        if self._open.get(offer.model_id) is not offer:
+            return  # Withdrawn meanwhile.
+        del self._open[offer.model_id]
+        if model is None:
+            logger.warning("model %s: refused: %s", offer.model_id, reason)
+            refused = pb.ModelRefused(model_id=offer.model_id, reason=reason or "")
+            self._send(pb.FromWorker(model_refused=refused))
+            return
+        self._ready(model)
+        logger.info("model %s: ready, %d pages", offer.model_id, model.num_pages)
+        self._send(pb.FromWorker(model_ready=_encode_ready(model)))
+
+    async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
+        """Receive files into the store.
+
+        Raises:
+            ModelError: what came is not what was offered.
+        """
+        wanted = {file.sha256: file for file in files}
+        incoming: dict[str, _Incoming] = {}
+        self._chunks = asyncio.Queue()
+        self._fetching = model_id
+        self._send(
+            pb.FromWorker(model_needed=pb.ModelNeeded(model_id=model_id, sha256=list(wanted)))
+        )
+        try:
+            while wanted:
+                message, payload = await self._chunks.get()
+                sha256, num_bytes = message.sha256, 0
+                try:
+                    if sha256 not in wanted:
+                        continue
+                    if sha256 not in incoming:
+                        incoming[sha256] = _Incoming(self._files, wanted[sha256])
+                    file = incoming[sha256]
+                    await asyncio.to_thread(file.add, message.offset, payload)
+                    num_bytes = file.num_bytes
+                finally:
+                    self._acknowledge(message, num_bytes)
+                if message.last:
+                    await asyncio.to_thread(file.finish)
+                    del wanted[sha256]
+        finally:
+            self._fetching = None
+            while not self._chunks.empty():
+                self._acknowledge(self._chunks.get_nowait()[0])
+            for file in incoming.values():
+                file.close()
+
+    def _acknowledge(self, message: pb.ModelChunk, num_bytes: int = 0) -> None:
+        received = pb.ChunkReceived(
+            model_id=message.model_id, sha256=message.sha256, num_bytes=num_bytes
+        )
+        self._send(pb.FromWorker(chunk_received=received))
+
+
+class _Incoming:
+    """A file that is being received."""
+
+    def __init__(self, files: FileStore, expected: OfferedFile) -> None:
+        self._files = files
+        self._expected = expected
+        self._hash = hashlib.sha256()
+        self._path = files.new_file()
+        self._file: BinaryIO = self._path.open("wb")
+        self.num_bytes = 0
+
+    def add(self, offset: int, payload: Sequence[memoryview | bytes]) -> None:
+        name = self._expected.name
+        if offset != self.num_bytes:
+            raise ModelError(f"file {name!r}: chunk at {offset}, expected {self.num_bytes}")
+        for piece in payload:
+            self._hash.update(piece)
+            self._file.write(piece)
+            self.num_bytes += len(piece)
+        if self.num_bytes > self._expected.num_bytes:
+            raise ModelError(
+                f"file {name!r}: {self.num_bytes} bytes came, expected {self._expected.num_bytes}"
+            )
+
+    def finish(self) -> None:
+        self._file.close()
+        expected, digest = self._expected, self._hash.hexdigest()
+        if (self.num_bytes, digest) != (expected.num_bytes, expected.sha256):
+            raise ModelError(
+                f"file {expected.name!r}: {self.num_bytes} bytes with sha256 {digest} came, "
+                f"expected {expected.num_bytes} with {expected.sha256}"
+            )
+        self._files.add(self._path, digest)
+
+    def close(self) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def _decode(message: pb.ModelOffer) -> Offer:
+    where = f"offer of model {message.model_id!r}"
+    if not message.model_id:
+        raise ProtocolError("an offer names no model")
+    files = []
+    for file in message.files:
+        path = PurePosixPath(file.name)
+        if not path.name or path.is_absolute() or ".." in path.parts or "\\" in file.name:
+            raise ProtocolError(f"{where}: file name {file.name!r} leads outside its folder")
+        if not _SHA256.fullmatch(file.sha256):
+            raise ProtocolError(f"{where}: file {file.name!r} has sha256 {file.sha256!r}")
+        files.append(OfferedFile(str(path), file.num_bytes, file.sha256))
+    return Offer(
+        model_id=ModelId(message.model_id),
+        files=tuple(files),
+        batch_sizes=tuple(message.batch_sizes),
+        fixed_dimensions={d.name: d.size for d in message.fixed_dimensions},
+        profile=message.profile,
+    )
+
+
+def _encode_ready(model: ServedModel) -> pb.ModelReady:
+    return pb.ModelReady(
+        model_id=model.model_id,
+        architecture_id=model.architecture_id,
+        num_pages=model.num_pages,
+        weights_bytes=model.weights_bytes,
+        inputs=[
+            pb.TensorSpec(name=s.name, datatype=s.datatype, row_shape=s.row_shape)
+            for s in model.inputs
+        ],
+        outputs=[
+            pb.TensorSpec(name=s.name, datatype=s.datatype, row_shape=s.row_shape)
+            for s in model.outputs
+        ],
+        load_ns=model.load_ns,
+        batches=[
+            pb.BatchProfile(batch_size=size, exec_ns=exec_ns)
+            for size, exec_ns in sorted(model.exec_ns.items())
+        ],
+        from_cache=model.from_cache,
+    )

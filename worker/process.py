@@ -1,0 +1,208 @@
+"""A worker process, from its configuration to its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from clockwright.errors import ConfigError, DeviceGoneError
+from clockwright.process import freeze_garbage, keep_big_blocks
+from clockwright.units import PAGE_BYTES
+from modelzoo.profile import load_profile
+from worker.card import Card, open_card, stay_near
+from worker.config import WorkerConfig
+from worker.device import Device
+from worker.file_store import FileStore
+from worker.link import Link
+from worker.model_files import Limits
+from worker.modelled_device import ModelledDevice
+from worker.precision import parse_precision
+from worker.timing import tune_process
+
+logger = logging.getLogger(__name__)
+
+# One Infer may use this part of the IO memory, so that others always find room beside it.
+_IO_SHARE = 4
+
+
+def run_worker(config: WorkerConfig) -> int:
+    """Serve until drained, or told to stop by SIGTERM or SIGINT.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        ConfigError: the device, the profile or the cache folder is unusable, there is not enough
+            memory, or the controller rejected this worker.
+        DeviceGoneError: the device was lost while it served.
+    """
+    keep_big_blocks()
+    tune_process()
+    uvloop.run(_run(config))
+    return 0
+
+
+async def _run(config: WorkerConfig) -> None:
+    loop = asyncio.get_running_loop()
+    gone: asyncio.Future[str] = loop.create_future()
+
+    def lost(reason: str) -> None:
+        if not gone.done():
+            gone.set_result(reason)
+
+    try:
+        files = FileStore(config.cache_dir)
+        device = make_device(
+            config, files, on_lost=lambda reason: loop.call_soon_threadsafe(lost, reason)
+        )
+    except OSError as error:
+        raise ConfigError(f"cache folder {config.cache_dir}: {error}") from None
+    try:
+        link = Link(config, device, files)
+        gone.add_done_callback(lambda _: link.leave())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, link.leave)
+        freeze_garbage()
+        await link.run()
+    finally:
+        await device.close()
+    if gone.done():
+        raise DeviceGoneError(f"device {config.device!r}: {gone.result()}")
+
+
+def make_device(
+    config: WorkerConfig,
+    files: FileStore,
+    on_lost: Callable[[str], object] = logger.error,
+) -> Device[Any]:
+    """Make the device that a configuration names.
+
+    Args:
+        config: of the worker.
+        files: where models' files lie.
+        on_lost: told, from any thread, why the device cannot be used by this process any more.
+
+    Raises:
+        ConfigError: there is none of that name here, or not enough memory for it.
+        OSError: the cache folder cannot be used.
+    """
+    limits = Limits(
+        arena_bytes=config.usable_arena_bytes,
+        num_pages=config.num_pages,
+        io_bytes=config.io_bytes // _IO_SHARE,
+    )
+    kind, _, argument = config.device.partition(":")
+    if config.device == "cpu":
+        return _cpu_device(config, limits, files)
+    if kind == "modelled" and argument:
+        return ModelledDevice(
+            load_profile(argument),
+            limits=limits,
+            io_pool_bytes=config.io_bytes,
+            files=files,
+            compile_limit_s=config.compile_limit_s,
+        )
+    if kind == "container" and argument:
+        # Here, because only this device needs it.
+        from worker.container_device import ContainerDevice
+
+        return ContainerDevice(
+            Path(argument),
+            limits=limits,
+            io_pool_bytes=config.io_bytes,
+            start_limit_s=config.compile_limit_s,
+        )
+    if config.device == "torch:cpu" or re.fullmatch(r"cuda:\d+", config.device):
+        return _torch_device(config, limits, files, on_lost)
+    raise ConfigError(
+        f"device {config.device!r}: expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"
+    )
+
+
+def _torch_device(
+    config: WorkerConfig, limits: Limits, files: FileStore, on_lost: Callable[[str], object]
+) -> Device[Any]:
+    kind, _, argument = config.device.partition(":")
+    on_host = config.host_bytes + 2 * config.io_bytes
+    if kind == "torch":
+        on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
+    _check_memory(on_host, "weights and IO on the host", "less host memory")
+    # Kernels come with torch; what else the driver might compile or cache at run time takes seconds
+    # at a moment that nobody chose.
+    os.environ.setdefault("CUDA_DISABLE_PTX_JIT", "1")
+    os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
+    try:
+        # Here, because torch takes seconds to import and other devices do without.
+        from worker.accelerator import Accelerator, HostAccelerator
+        from worker.torch_device import TorchDevice
+
+        accelerator: Accelerator
+        card: Card | None = None
+        if kind == "cuda":
+            from worker.cuda import CudaAccelerator
+
+            accelerator = CudaAccelerator(int(argument))
+            card = open_card(accelerator.uuid)
+            if card is not None:
+                # Before the host's memory is taken, which then lies near too.
+                stay_near(card.look())
+        else:
+            accelerator = HostAccelerator()
+    except ImportError as error:
+        raise ConfigError(f"device {config.device!r}: {error}; install clockwright[gpu]") from None
+    return TorchDevice(
+        accelerator,
+        limits=limits,
+        io_pool_bytes=config.io_bytes,
+        host_bytes=config.host_bytes,
+        precision=parse_precision(config.precision),
+        files=files,
+        cache_dir=config.cache_dir,
+        compile_limit_s=config.compile_limit_s,
+        on_lost=on_lost,
+        card=card,
+    )
+
+
+def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Device[Any]:
+    wanted = limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes + limits.io_bytes
+    _check_memory(wanted, f"{config.num_pages} pages, arena and IO memory", "fewer pages")
+    try:
+        # Here, because a modelled device needs no engine.
+        from worker.cpu_device import CpuDevice
+    except ImportError as error:
+        raise ConfigError(f"device 'cpu': {error}; install clockwright[cpu]") from None
+    return CpuDevice(
+        limits=limits,
+        io_pool_bytes=config.io_bytes,
+        files=files,
+        cache_dir=config.cache_dir,
+        compile_limit_s=config.compile_limit_s,
+    )
+
+
+def _check_memory(wanted: int, what: str, remedy: str) -> None:
+    available = _available_bytes()
+    if available is not None and wanted > available:
+        raise ConfigError(
+            f"{what} need {wanted >> 20} MiB, {available >> 20} MiB are available; "
+            f"start with {remedy}"
+        )
+
+
+def _available_bytes() -> int | None:
+    """Memory that can be had without swapping; None where the system does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    match = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None

@@ -1,0 +1,375 @@
+"""The core's lanes as threads: LOAD, INPUT, EXEC, OUTPUT, around one lock.
+
+A hop from thread to thread costs 20-30 us, as much as a small model. So a lane's next step need not run on the
+lane's own thread: small inputs are copied by whoever submits them, small outputs by the EXEC thread
+when no other EXEC is due. The core still sees lanes: whoever runs a step, one at a time each.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic
+
+from clockwright.actions import Action, ActionError, Infer, Result
+from clockwright.bulk import Buffer, total_bytes
+from clockwright.process import freeze_garbage
+from clockwright.units import NS_PER_S, ActionId, ModelId
+from worker.core import Core, Lane, Step, WaitUntil
+from worker.device import Device, DeviceLostError, Launched, M, QueueingDevice
+from worker.timing import SPIN_NS, tune_thread
+
+# Below this a copy takes less time than waking another thread.
+INLINE_BYTES = 128 * 1024
+
+# An EXEC is queued behind the one that runs this long before that one's expected end: longer than it takes
+# to wake, decide and launch (60 us at p99, measured beside other threads), and no longer than that,
+# because what is queued cannot be taken back.
+AHEAD_NS = 200_000
+# Between looks at whether it has ended.
+_POLL_NS, _LONG_POLL_NS = 20_000, 100_000
+
+Outcome = tuple[Result, list[bytes]]
+
+
+class _UnderWay(Generic[M]):
+    """An EXEC that a device with a queue has been given."""
+
+    def __init__(self, step: Step[M], begin_ns: int) -> None:
+        self.step = step
+        #: When it was given to the device, or when the one before it ended.
+        self.begin_ns = begin_ns
+        self.launched: Launched | None = None
+        self.failure: Exception | None = None
+
+    def is_done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        if self.launched is None:
+            return True
+        try:
+            return self.launched.is_done()
+        except Exception:  # `finish` meets it too, and says so
+            return True
+
+    def finish(self, device: QueueingDevice) -> int:
+        """Wait for its end and return when that was."""
+        if self.launched is not None:
+            try:
+                device.finish_exec(self.step, self.launched)
+            except (
+                Exception
+            ) as problem:  # whatever a device raises fails the action, not the worker
+                self.failure = problem
+        return time.monotonic_ns()
+
+
+class Runtime(Generic[M]):
+    """Runs a device. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        device: Device[M],
+        on_outcome: Callable[[Outcome], None],
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        """Make the lanes; `start` sets them going.
+
+        Args:
+            device: what runs the steps.
+            on_outcome: told each result, and for a successful Infer its outputs, per request and per
+                output. Called from any thread, with the lock held: it must return at once.
+            on_lost: told, likewise and after the action's result, why the device is lost.
+        """
+        self._device = device
+        self._on_outcome = on_outcome
+        self._on_lost = on_lost
+        self._core: Core[M] = Core(num_pages=device.limits.num_pages, io_bytes=device.io_pool_bytes)
+        self._lock = threading.Lock()
+        self._wake = {lane: threading.Condition(self._lock) for lane in Lane}
+        self._payloads: dict[ActionId, Sequence[Buffer]] = {}
+        #: Of the INPUT step that runs; taken with it, so that no later action's can slip in.
+        self._input_payload: Sequence[Buffer] = ()
+        self._stopping = False
+        #: Nothing runs until the controller, and with it all that waits, is gone.
+        self._lost = False
+        self._threads = [
+            threading.Thread(target=self._serve, args=(lane,), name=lane.value, daemon=True)
+            for lane in Lane
+        ]
+
+    def start(self) -> None:
+        """Start the lanes' threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Let running steps end, forget everything else, and return when no thread is left."""
+        self.abandon()
+        with self._lock:
+            self._stopping = True
+            for condition in self._wake.values():
+                condition.notify()
+        # A kernel that still runs at interpreter exit would abort the process.
+        for thread in self._threads:
+            thread.join()
+
+    def add_model(self, model: M) -> None:
+        """Accept actions for a model."""
+        with self._lock:
+            self._core.add_model(model)
+            self._after_change()
+        freeze_garbage()
+
+    def remove_model(self, model_id: ModelId) -> None:
+        """Forget a model once its actions are done."""
+        with self._lock:
+            self._core.remove_model(model_id)
+            self._after_change()
+
+    def abandon(self) -> None:
+        """Forget all models and actions: the controller has gone, and with it whoever waits."""
+        with self._lock:
+            self._core.abandon()
+            self._payloads.clear()
+            self._lost = False
+            self._after_change()
+
+    @property
+    def num_pending(self) -> int:
+        """Actions that are not answered."""
+        with self._lock:
+            return self._core.num_pending
+
+    def check(self) -> None:
+        """Assert the core's invariants."""
+        with self._lock:
+            self._core.check()
+
+    def submit(self, action: Action, payload: Sequence[Buffer] = ()) -> None:
+        """Take an action in.
+
+        Args:
+            action: on this machine's monotonic clock.
+            payload: of an Infer, per request and per input; must stay as it is until the result.
+
+        Raises:
+            ProtocolError: an unanswered action has the same id.
+        """
+        step: Step[M] | None = None
+        with self._lock:
+            now_ns = time.monotonic_ns()
+            if isinstance(action, Infer):
+                model = self._core.model(action.model_id)
+                problem = model and model.payload_problem(action, payload)
+                if problem:
+                    self._on_outcome((_bad_input(action, problem, now_ns), []))
+                    return
+                small = total_bytes(payload) <= INLINE_BYTES
+                inline = small and self._core.is_idle(Lane.INPUT)
+                self._core.submit(action, now_ns=now_ns)
+                self._payloads[action.action_id] = payload
+                if inline:
+                    step = self._take(Lane.INPUT, now_ns)
+            else:
+                self._core.submit(action, now_ns=now_ns)
+            self._after_change()
+        if step is not None:
+            self._run(step)
+
+    # --- threads --------------------------------------------------------------------------------
+
+    def _serve(self, lane: Lane) -> None:
+        tune_thread(realtime=lane not in self._device.computing_lanes)
+        if lane is Lane.EXEC and isinstance(self._device, QueueingDevice):
+            self._serve_queue(self._device)
+            return
+        step: Step[M] | None = None
+        while True:
+            if step is None:
+                step = self._wait_for_step(lane)
+                if step is None:
+                    return
+            step = self._run(step, then=lane)
+
+    def _wait_for_step(self, lane: Lane) -> Step[M] | None:
+        """Block until the lane has something to do; None when it is time to end."""
+        with self._lock:
+            while not self._stopping:
+                now_ns = time.monotonic_ns()
+                due = self._next(lane, now_ns)
+                self._after_change()
+                if isinstance(due, Step):
+                    return due
+                if due is None:
+                    self._wake[lane].wait()
+                elif due.time_ns - now_ns > SPIN_NS:
+                    self._wake[lane].wait((due.time_ns - now_ns - SPIN_NS) / 1e9)
+                else:
+                    self._spin_until(due)
+            return None
+
+    def _spin_until(self, due: WaitUntil) -> None:
+        self._lock.release()
+        try:
+            while time.monotonic_ns() < due.time_ns:
+                pass
+        finally:
+            self._lock.acquire()
+
+    def _run(self, step: Step[M], *, then: Lane | None = None) -> Step[M] | None:
+        """Run a step and report it.
+
+        Args:
+            step: what to run.
+            then: look for something to do next on this lane.
+
+        Returns:
+            What to run next.
+        """
+        failure: Exception | None = None
+        outputs: list[bytes] | None = None
+        begin_ns = time.monotonic_ns()
+        try:
+            match step.lane:
+                case Lane.LOAD:
+                    self._device.run_load(step)
+                case Lane.INPUT:
+                    self._device.run_input(step, self._input_payload)
+                case Lane.EXEC:
+                    self._device.run_exec(step)
+                case Lane.OUTPUT:
+                    outputs = self._device.run_output(step)
+        except Exception as problem:  # whatever a device raises fails the action, not the worker
+            failure = problem
+        return self._report(step, begin_ns, time.monotonic_ns(), failure, outputs, then=then)
+
+    def _report(
+        self,
+        step: Step[M],
+        begin_ns: int,
+        end_ns: int,
+        failure: Exception | None,
+        outputs: list[bytes] | None = None,
+        *,
+        then: Lane | None,
+    ) -> Step[M] | None:
+        """Tell the core of a step that has ended, and look for something to do next, as `_run`."""
+        error: str | None = None
+        lost = isinstance(failure, DeviceLostError)
+        if failure is not None:
+            error = str(failure) if lost else f"{type(failure).__name__}: {failure}"
+        with self._lock:
+            self._lost = self._lost or lost
+            self._core.finish_step(
+                step,
+                begin_ns=begin_ns,
+                end_ns=end_ns,
+                duration_ns=step.duration_ns or end_ns - begin_ns,
+                error=error,
+            )
+            following = self._take(then, end_ns) if then is not None else None
+            if following is None and step.lane is Lane.EXEC and self._is_small_output(step):
+                following = self._take(Lane.OUTPUT, end_ns)
+            self._after_change(step, outputs)
+            if isinstance(failure, DeviceLostError) and self._on_lost is not None:
+                self._on_lost(str(failure))
+        return following
+
+    # --- EXEC on a device with a queue ------------------------------------------------------------
+
+    def _serve_queue(self, device: QueueingDevice) -> None:
+        """The EXEC lane of a device on which the next EXEC waits for the end of the one that runs."""
+        step: Step[M] | None = None
+        running: _UnderWay[M] | None = None
+        while True:
+            if running is None:
+                step = step or self._wait_for_step(Lane.EXEC)
+                if step is None:
+                    return
+                running = self._launch(device, step)
+            ahead = self._launch_ahead(device, running)
+            end_ns = running.finish(device)
+            step = self._report(
+                running.step,
+                running.begin_ns,
+                end_ns,
+                running.failure,
+                then=Lane.EXEC if ahead is None else None,
+            )
+            if step is not None and step.lane is Lane.OUTPUT:
+                self._run(step)
+                step = None
+            running = ahead
+            if running is not None:
+                running.begin_ns = max(running.begin_ns, end_ns)
+
+    def _launch(self, device: QueueingDevice, step: Step[M]) -> _UnderWay[M]:
+        under_way = _UnderWay(step, time.monotonic_ns())
+        try:
+            under_way.launched = device.launch_exec(step)
+        except Exception as problem:  # as in `_run`
+            under_way.failure = problem
+        return under_way
+
+    def _launch_ahead(self, device: QueueingDevice, running: _UnderWay[M]) -> _UnderWay[M] | None:
+        """Shortly before an EXEC ends, hand the device the next one; None when it ends without."""
+        end_ns = running.begin_ns + running.step.action.expected_duration_ns
+        while not running.is_done():
+            now_ns = time.monotonic_ns()
+            nap_ns = _POLL_NS
+            if now_ns >= end_ns - AHEAD_NS:
+                with self._lock:
+                    step = None
+                    if not self._lost:
+                        step = self._core.next_exec_ahead(
+                            now_ns=now_ns, begin_ns=max(now_ns, end_ns)
+                        )
+                if step is not None:
+                    return self._launch(device, step)
+            else:
+                nap_ns = min(end_ns - AHEAD_NS - now_ns, _LONG_POLL_NS)
+            time.sleep(nap_ns / NS_PER_S)
+        return None
+
+    def _next(self, lane: Lane, now_ns: int) -> Step[M] | WaitUntil | None:
+        if self._lost:
+            return None
+        due = self._core.next_step(lane, now_ns=now_ns)
+        if lane is Lane.INPUT and isinstance(due, Step):
+            self._input_payload = self._payloads.pop(due.action.action_id)
+        return due
+
+    def _take(self, lane: Lane, now_ns: int) -> Step[M] | None:
+        due = self._next(lane, now_ns)
+        return due if isinstance(due, Step) else None
+
+    def _is_small_output(self, step: Step[M]) -> bool:
+        assert isinstance(step.action, Infer)
+        layout = step.model.layouts[step.action.batch_size]
+        return layout.num_bytes - layout.outputs_begin <= INLINE_BYTES
+
+    def _after_change(
+        self, finished: Step[M] | None = None, outputs: list[bytes] | None = None
+    ) -> None:
+        """Hand out results and wake lanes; with the lock held.
+
+        Args:
+            finished: the step that just ended, if one did.
+            outputs: what it gave, if it was an OUTPUT.
+        """
+        for result in self._core.take_results():
+            self._payloads.pop(result.action_id, None)
+            own = finished is not None and finished.action.action_id == result.action_id
+            self._on_outcome((result, outputs if own and outputs is not None else []))
+        for lane in self._core.take_changed():
+            self._wake[lane].notify()
+
+
+def _bad_input(action: Infer, problem: str, now_ns: int) -> Result:
+    return Result(
+        action_id=action.action_id,
+        error=ActionError.BAD_INPUT,
+        message=f"model {action.model_id!r}: {problem}",
+        received_ns=now_ns,
+    )
