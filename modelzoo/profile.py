@@ -1,0 +1,307 @@
+"""How long each architecture takes on some device: the seed of every estimate, and all a modelled device knows.
+
+A profile comes from the paper (`table1`), from a file that a worker measured, or from a bare
+duration such as `10ms`. The file is JSON::
+
+    {"name": "my-gpu", "origin": "measured by ...",
+     "rows": [{"name": "resnet50_v1b", "weights_bytes": 102100000, "load_ns": 8330000,
+               "exec_ns": {"1": 2770000, "2": 3950000}, "input_bytes": 602112, "output_bytes": 4000}],
+     "noise": {"exec_sigma": 0.01, "load_sigma": 0.02}, "seed": 1}
+
+`origin`, `noise` and `seed` may be left out. A row named `*` serves every model not named.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+
+from clockwright.errors import ConfigError, ModelError
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
+
+#: The name of the row that serves every model not named.
+ANY_MODEL = "*"
+
+# An action of more than an hour is a mistaken unit. Without a bound, one such row would also
+# overflow the wire's int64 as soon as durations are added.
+_LONGEST_NS = 3_600 * NS_PER_S
+# Far above any device's memory, far below what overflows.
+_MOST_BYTES = 1 << 50
+# Batches of more rows than this are a mistyped duration.
+_LARGEST_BATCH = 1 << 16
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
+_UNIT_NS = {"ns": 1, "us": NS_PER_US, "ms": NS_PER_MS, "s": NS_PER_S}
+_INSTANCE_SUFFIX = re.compile(r"-\d+$")
+_EXPECTED = "`table1`, the path of a profile (JSON), or a duration such as 10ms, 250us or 0us"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """What one architecture costs."""
+
+    name: str
+    #: The weights as they are copied to the device; pages follow from `units.PAGE_BYTES`.
+    weights_bytes: int
+    #: One LoadWeights, host to device.
+    load_ns: int
+    #: One Infer's EXEC by batch size, in ascending order; the sizes that exist are its keys.
+    exec_ns: dict[int, int]
+    #: Of one row of a batch; 0 when the profile does not know.
+    input_bytes: int = 0
+    output_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Log-normal relative noise: a duration is multiplied by exp(N(0, sigma))."""
+
+    exec_sigma: float = 0.0
+    load_sigma: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A named set of rows."""
+
+    name: str
+    #: By name; `*` serves every model not named.
+    rows: dict[str, ProfileRow]
+    #: Where the numbers come from, in words.
+    origin: str = ""
+    #: Applied by the modelled device, which seeds its generator with `seed`.
+    noise: Noise = field(default_factory=Noise)
+    seed: int = 0
+
+    def row_for(self, model_name: str) -> ProfileRow:
+        """Find the row of a model.
+
+        The row of exactly that name comes first, then that of the architecture it is a copy of
+        (`resnet50_v1b-17` is a copy of `resnet50_v1b`), then the row named `*`.
+
+        Raises:
+            ModelError: the profile has none of them.
+        """
+        for name in (model_name, _INSTANCE_SUFFIX.sub("", model_name), ANY_MODEL):
+            if name in self.rows:
+                return self.rows[name]
+        nearest = get_close_matches(model_name, self.rows, n=1)
+        hint = f" (nearest: {nearest[0]!r})" if nearest else ""
+        raise ModelError(
+            f"profile {self.name!r} has no row for model {model_name!r}{hint}: expected one named so, "
+            f"up to a suffix -N, or one named '*'"
+        )
+
+
+def load_profile(spec: str) -> Profile:
+    """Read a profile.
+
+    Args:
+        spec: `table1`; or the path of a profile file; or a duration. With a duration, every model
+            takes exactly that long, only batch size 1 exists, weights fill one page and load in
+            1 ms, or in no time when the duration is 0. That is for measuring overload and front ends.
+
+    Raises:
+        ConfigError: there is no such profile, or it is not a legal one.
+    """
+    if spec == "table1":
+        return _table1()
+    if duration := _DURATION.fullmatch(spec):
+        return _constant(spec, *duration.groups())
+    try:
+        text = Path(spec).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"no profile {spec!r}: expected {_EXPECTED}") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path
+        raise ConfigError(f"profile {spec!r} cannot be read: {error}") from None
+    try:
+        document = json.loads(text, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"profile {spec!r} is not JSON: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"profile {spec!r}: {error}") from None
+    return _parse(document, where=f"profile {spec!r}")
+
+
+def save_profile(profile: Profile, path: Path) -> None:
+    """Write a profile so that `load_profile` reads an equal one; the file appears whole or not at all.
+
+    Raises:
+        ConfigError: it has a row that a file may not have, such as one of duration 0.
+        OSError: the file cannot be written.
+    """
+    document = asdict(profile)
+    document["rows"] = [
+        {**row, "exec_ns": {str(size): ns for size, ns in sorted(row["exec_ns"].items())}}
+        for row in document["rows"].values()
+    ]
+    _parse(document, where=f"profile {profile.name!r}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+    ) as file:
+        json.dump(document, file, indent=1)
+        file.write("\n")
+    os.replace(file.name, path)
+
+
+def _table1() -> Profile:
+    text = (resources.files("modelzoo") / "profiles" / "table1.csv").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    rows = {}
+    for cells in csv.DictReader(lines):
+        rows[cells["model"]] = ProfileRow(
+            name=cells["model"],
+            weights_bytes=int(Decimal(cells["weights_mb"]) * 1_000_000),
+            load_ns=int(Decimal(cells["transfer_ms"]) * NS_PER_MS),
+            exec_ns={
+                size: int(Decimal(cells[f"b{size}_ms"]) * NS_PER_MS) for size in (1, 2, 4, 8, 16)
+            },
+            input_bytes=int(Decimal(cells["input_kb"]) * 1_000),
+            output_bytes=int(Decimal(cells["output_kb"]) * 1_000),
+        )
+    return Profile(name="table1", rows=rows, origin="Clockwork, OSDI 2020, Table 1 (Tesla V100)")
+
+
+def _constant(spec: str, number: str, unit: str) -> Profile:
+    exact = Decimal(number) * _UNIT_NS[unit]
+    if exact != int(exact) or exact > _LONGEST_NS:
+        raise ConfigError(
+            f"duration {spec!r}: expected a whole number of ns, at most {_LONGEST_NS // NS_PER_S} s"
+        )
+    # The only rows that may take no time: in a profile of many, a zero is a missing measurement, and
+    # Clockwork's scheduler takes such a batch size for free.
+    row = ProfileRow(
+        name=ANY_MODEL,
+        weights_bytes=PAGE_BYTES,
+        load_ns=NS_PER_MS if exact else 0,
+        exec_ns={1: int(exact)},
+    )
+    return Profile(name=spec, rows={ANY_MODEL: row}, origin="constant, given on the command line")
+
+
+def _parse(document: object, *, where: str) -> Profile:
+    """Check everything a file may get wrong; a `ConfigError` names the place."""
+    table = _table(document, where, required=("name", "rows"), optional=("origin", "noise", "seed"))
+    noise = _table(table.get("noise", {}), f"{where}: noise", optional=("exec_sigma", "load_sigma"))
+    items = table["rows"]
+    if not isinstance(items, list) or not items:
+        raise ConfigError(f"{where}: rows: found {_show(items)}, expected a list of rows")
+    rows: dict[str, ProfileRow] = {}
+    for index, item in enumerate(items):
+        row = _parse_row(item, f"{where}: rows[{index}]")
+        if row.name in rows:
+            raise ConfigError(f"{where}: rows[{index}]: a second row named {row.name!r}")
+        rows[row.name] = row
+    return Profile(
+        name=_text(table["name"], f"{where}: name"),
+        rows=rows,
+        origin=_text(table.get("origin", ""), f"{where}: origin"),
+        noise=Noise(
+            exec_sigma=_sigma(noise.get("exec_sigma", 0.0), f"{where}: noise.exec_sigma"),
+            load_sigma=_sigma(noise.get("load_sigma", 0.0), f"{where}: noise.load_sigma"),
+        ),
+        seed=_count(table.get("seed", 0), f"{where}: seed", most=(1 << 63) - 1),
+    )
+
+
+def _parse_row(item: object, where: str) -> ProfileRow:
+    table = _table(
+        item,
+        where,
+        required=("name", "weights_bytes", "load_ns", "exec_ns"),
+        optional=("input_bytes", "output_bytes"),
+    )
+    name = _text(table["name"], f"{where}: name")
+    if not name:
+        raise ConfigError(f"{where}: name: found '', expected a model's name or '*'")
+    where = f"{where} ({name})"
+    return ProfileRow(
+        name=name,
+        weights_bytes=_count(
+            table["weights_bytes"], f"{where}: weights_bytes", least=1, most=_MOST_BYTES
+        ),
+        load_ns=_count(table["load_ns"], f"{where}: load_ns", least=1, most=_LONGEST_NS),
+        exec_ns=_parse_exec(table["exec_ns"], f"{where}: exec_ns"),
+        input_bytes=_count(table.get("input_bytes", 0), f"{where}: input_bytes", most=_MOST_BYTES),
+        output_bytes=_count(
+            table.get("output_bytes", 0), f"{where}: output_bytes", most=_MOST_BYTES
+        ),
+    )
+
+
+def _parse_exec(value: object, where: str) -> dict[int, int]:
+    # Durations need not rise with the batch size: a measured profile may be noisy, and a kernel
+    # may happen to suit the larger batch better.
+    if not isinstance(value, Mapping) or not value:
+        raise ConfigError(
+            f'{where}: found {_show(value)}, expected durations by batch size, as in {{"1": 2770000}}'
+        )
+    exec_ns = {}
+    for size, duration in value.items():
+        if not re.fullmatch(r"[1-9][0-9]{0,5}", size) or int(size) > _LARGEST_BATCH:
+            raise ConfigError(f"{where}: found batch size {size!r}, expected 1 to {_LARGEST_BATCH}")
+        exec_ns[int(size)] = _count(duration, f"{where}[{size}]", least=1, most=_LONGEST_NS)
+    return dict(sorted(exec_ns.items()))
+
+
+def _table(
+    value: object, where: str, *, required: Collection[str] = (), optional: Collection[str] = ()
+) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: found {_show(value)}, expected an object")
+    known = (*required, *optional)
+    for key in required:
+        if key not in value:
+            raise ConfigError(f"{where}: no key {key!r}; found {', '.join(value) or 'none'}")
+    for key in value:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}, expected {', '.join(known)}")
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{where}: found {_show(value)}, expected a string")
+    return value
+
+
+def _count(value: object, where: str, *, least: int = 0, most: int) -> int:
+    # A bool is an int to Python.
+    if type(value) is not int or not least <= value <= most:
+        raise ConfigError(
+            f"{where}: found {_show(value)}, expected a whole number from {least} to {most}"
+        )
+    return value
+
+
+def _sigma(value: object, where: str) -> float:
+    # Beyond 1, one duration in six is more than 2.7 times its profile: not noise but a mistake.
+    # The comparison also refuses NaN, which JSON as Python reads it may hold.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ConfigError(f"{where}: found {_show(value)}, expected a number from 0 to 1")
+    return float(value)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    # JSON keeps the last of two equal keys, silently.
+    table: dict[str, object] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ConfigError(f"two keys {key!r} in one object")
+        table[key] = value
+    return table

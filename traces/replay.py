@@ -1,0 +1,414 @@
+"""Drive a live Clockwright with a workload, over gRPC.
+
+Open-loop requests leave when they are due, whatever became of those before; closed-loop clients ask
+again when they are answered, and after a refusal when what was refused would have been due, as
+Clockwork's clients did, or after a pause that is asked for. A client that is too slow would measure itself and call it the
+server, so how late each request left is recorded, and latency counts from when it was due.
+
+With `requests_csv`, one row per request is written, in order of completion. All times are nanoseconds
+since the replay began, by the client's monotonic clock:
+
+- `request_id`: in order of sending, from 0;
+- `model_id`: the model's name;
+- `loop`: "open" or "closed";
+- `slo_ns`: as asked;
+- `due_ns`: when it should have left; in a closed loop, when the response before it was there, or the
+  pause after a refusal over;
+- `sent_ns`: when it left;
+- `departure_ns`: when the response was in hand;
+- `outcome`: "OK", the reason of a refusal (`Refusal`), or the name of a gRPC status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import csv
+import gc
+import math
+import time
+from array import array
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import grpc
+import numpy as np
+import uvloop
+from google.rpc import error_details_pb2, status_pb2
+
+from clockwright.bulk import join_bulk
+from clockwright.client import AsyncClient
+from clockwright.errors import ConfigError, Refusal
+from clockwright.tensors import TensorSpec
+from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.v1 import inference_pb2 as pb
+from traces.arrivals import ClosedLoop, Request, Workload
+
+REQUEST_COLUMNS = (
+    "request_id", "model_id", "loop", "slo_ns", "due_ns", "sent_ns", "departure_ns", "outcome",
+)  # fmt: skip
+
+OK = "OK"
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+# A response comes about when the SLO ends; this much later the server is taken for dead.
+_GRACE_S = 10.0
+
+# asyncio's timers have a resolution of 1 ms; a client later than a few of them does not keep up.
+LATENESS_NS_MAX = 5 * NS_PER_MS
+
+# Closed-loop clients do not hammer a server that is not there.
+_RECONNECT_S = 0.1
+
+_Row = tuple[int, str, str, int, int, int, int, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayProgress:
+    """How far a replay has come; given about once a second."""
+
+    #: Since it began.
+    elapsed_ns: int
+    #: Requests that have left, that have their response, and that were answered inside their SLO.
+    num_sent: int
+    num_done: int
+    num_in_time: int
+    #: The latest that any open-loop request has left.
+    lateness_ns_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayReport:
+    """What the client saw. Latency is from when a request was due until its response was in hand."""
+
+    #: The workload's time 0 on this machine's monotonic clock, which is that of a controller beside it.
+    begin_ns: int
+    #: From the beginning until the last response.
+    elapsed_ns: int
+    #: Requests sent: open-loop and closed-loop.
+    num_open: int
+    num_closed: int
+    #: Of all requests: "OK", the reason of a refusal, or the name of a gRPC status.
+    outcomes: dict[str, int]
+    #: Answered inside their SLO.
+    num_in_time: int
+    #: `num_in_time` per second of the workload.
+    goodput_rps: float
+    #: Of answered requests; 0 when there are none.
+    latency_ns_p50: int
+    latency_ns_p99: int
+    latency_ns_max: int
+    #: How late open-loop requests left.
+    lateness_ns_p50: int
+    lateness_ns_p99: int
+    lateness_ns_max: int
+    #: Open-loop requests that left more than `LATENESS_NS_MAX` after they were due.
+    num_late: int
+
+    @property
+    def num_requests(self) -> int:
+        """All that were sent."""
+        return self.num_open + self.num_closed
+
+    @property
+    def kept_up(self) -> bool:
+        """Hardly a request left late: what was measured is the server. At most one in a thousand."""
+        return self.num_late * 1000 <= self.num_open
+
+
+def replay(
+    address: str,
+    workload: Workload,
+    *,
+    refusal_pause_ns: int | None = None,
+    requests_csv: Path | None = None,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
+) -> ReplayReport:
+    """Send a workload to a server, and wait for every response.
+
+    Inputs are zeros of each model's shape, one row per request. Memory grows by 16 bytes per request.
+
+    Args:
+        address: HOST:PORT.
+        workload: its models are names on the server.
+        refusal_pause_ns: how long a closed-loop client waits after a refusal, as in the simulator's
+            `Case`; None: until the deadline of what was refused.
+        requests_csv: where rows go; replaces a file that is there.
+        on_progress: told about once a second.
+
+    Raises:
+        ConfigError: no server answers, or the file cannot be written.
+        UnknownModelError: the server lacks one of the models.
+        RefusedError: no worker has looked at one of the models yet.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(
+            replay_async(
+                address,
+                workload,
+                refusal_pause_ns=refusal_pause_ns,
+                requests_csv=requests_csv,
+                on_progress=on_progress,
+            )
+        )
+
+
+async def replay_async(
+    address: str,
+    workload: Workload,
+    *,
+    refusal_pause_ns: int | None = None,
+    requests_csv: Path | None = None,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
+) -> ReplayReport:
+    """Do what `replay` does, in a running event loop; whatever else runs in it makes requests late."""
+    messages = await _messages(address, workload)
+    channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    async with channel:
+        with contextlib.ExitStack() as stack:
+            file = None if requests_csv is None else stack.enter_context(_open(requests_csv))
+            if file is not None:
+                _write(file, [REQUEST_COLUMNS])
+            driver = _Driver(
+                channel, workload.models, messages, refusal_pause_ns, keep_rows=file is not None
+            )
+            # A collection of all that was made before would make requests late.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
+            async with _watched(driver, file, on_progress):
+                await driver.drive(workload)
+        return driver.report(workload.end_ns)
+
+
+@dataclass(slots=True)
+class _Driver:
+    """Sends requests and keeps the books."""
+
+    channel: Any
+    names: tuple[str, ...]
+    #: By model.
+    messages: list[_Message]
+    #: See `replay`.
+    refusal_pause_ns: int | None
+    #: Rows are wanted.
+    keep_rows: bool
+    rows: list[_Row] = field(default_factory=list)
+    begin_ns: int = 0
+    num_open: int = 0
+    num_closed: int = 0
+    num_in_time: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    #: Of answered requests; of open-loop requests.
+    latencies_ns: array[int] = field(default_factory=lambda: array("q"))
+    lateness_ns: array[int] = field(default_factory=lambda: array("q"))
+    lateness_ns_max: int = 0
+    _call: Any = None
+
+    async def drive(self, workload: Workload) -> None:
+        """Send everything; return when the last response is there."""
+        self._call = self.channel.unary_unary(_INFER)
+        chunks = _in_lists(workload)
+        # The first are made before the clock starts, the others beside the event loop.
+        chunk = await asyncio.to_thread(next, chunks, None)
+        self.begin_ns = time.monotonic_ns()
+        async with asyncio.TaskGroup() as tasks:
+            for loop in workload.closed_loops:
+                for start_ns in loop.starts_ns():
+                    tasks.create_task(self._closed(loop, start_ns))
+            while chunk is not None:
+                following = tasks.create_task(asyncio.to_thread(next, chunks, None))
+                for request in chunk:
+                    await self._wait_until(request.time_ns)
+                    tasks.create_task(self._open(request))
+                chunk = await following
+
+    def progress(self) -> ReplayProgress:
+        """Say how far it has come."""
+        return ReplayProgress(
+            elapsed_ns=self._now_ns() if self.begin_ns else 0,
+            num_sent=self.num_open + self.num_closed,
+            num_done=self.outcomes.total(),
+            num_in_time=self.num_in_time,
+            lateness_ns_max=self.lateness_ns_max,
+        )
+
+    def report(self, duration_ns: int) -> ReplayReport:
+        """Sum up."""
+        latency, lateness = np.array(self.latencies_ns), np.array(self.lateness_ns)
+        return ReplayReport(
+            begin_ns=self.begin_ns,
+            elapsed_ns=self._now_ns(),
+            num_open=self.num_open,
+            num_closed=self.num_closed,
+            outcomes=dict(sorted(self.outcomes.items())),
+            num_in_time=self.num_in_time,
+            goodput_rps=self.num_in_time * NS_PER_S / max(1, duration_ns),
+            latency_ns_p50=_percentile(latency, 50),
+            latency_ns_p99=_percentile(latency, 99),
+            latency_ns_max=_percentile(latency, 100),
+            lateness_ns_p50=_percentile(lateness, 50),
+            lateness_ns_p99=_percentile(lateness, 99),
+            lateness_ns_max=_percentile(lateness, 100),
+            num_late=int(np.count_nonzero(lateness > LATENESS_NS_MAX)),
+        )
+
+    async def _open(self, request: Request) -> None:
+        sent_ns = self._now_ns()
+        late_ns = sent_ns - request.time_ns
+        self.lateness_ns.append(late_ns)
+        self.lateness_ns_max = max(self.lateness_ns_max, late_ns)
+        self.num_open += 1
+        await self._ask(request.model, "open", request.slo_ns, request.time_ns, sent_ns)
+
+    async def _closed(self, loop: ClosedLoop, start_ns: int) -> None:
+        await self._wait_until(start_ns)
+        due_ns = start_ns
+        while (sent_ns := self._now_ns()) < loop.end_ns:
+            self.num_closed += 1
+            outcome = await self._ask(loop.model, "closed", loop.slo_ns, due_ns, sent_ns)
+            if outcome == grpc.StatusCode.UNAVAILABLE.name:
+                await asyncio.sleep(_RECONNECT_S)
+            departure_ns, deadline_ns = self._now_ns(), due_ns + loop.slo_ns
+            due_ns = departure_ns
+            if outcome in Refusal.__members__:
+                pause_ns = self.refusal_pause_ns
+                due_ns = max(due_ns, deadline_ns) if pause_ns is None else due_ns + pause_ns
+                await self._wait_until(due_ns)
+
+    async def _ask(self, model: int, loop: str, slo_ns: int, due_ns: int, sent_ns: int) -> str:
+        number = self.num_open + self.num_closed - 1
+        message = self.messages[model].encode(slo_ns)
+        outcome = OK
+        try:
+            await self._call(message, timeout=slo_ns / NS_PER_S + _GRACE_S)
+        except grpc.aio.AioRpcError as error:
+            outcome = _reason(error)
+        departure_ns = self._now_ns()
+        self.outcomes[outcome] += 1
+        if outcome == OK:
+            self.latencies_ns.append(departure_ns - due_ns)
+            self.num_in_time += departure_ns - due_ns <= slo_ns
+        if self.keep_rows:
+            name = self.names[model]
+            self.rows.append((number, name, loop, slo_ns, due_ns, sent_ns, departure_ns, outcome))
+        return outcome
+
+    async def _wait_until(self, time_ns: int) -> None:
+        # At least once, also when it is late: what is to be sent must get its turn in the loop.
+        await asyncio.sleep(max(0, time_ns - self._now_ns()) / NS_PER_S)
+        # Timers may ring up to a millisecond early.
+        while (left_ns := time_ns - self._now_ns()) > 0:  # noqa: ASYNC110  a time is no event
+            await asyncio.sleep(left_ns / NS_PER_S)
+
+    def _now_ns(self) -> int:
+        return time.monotonic_ns() - self.begin_ns
+
+
+@dataclass(slots=True)
+class _Message:
+    """A model's request, but for the SLO."""
+
+    name: str
+    inputs: list[pb.ModelInferRequest.InferInputTensor]
+    #: Shared with all models of the same inputs.
+    payload: list[bytes]
+    headers: dict[int, bytes] = field(default_factory=dict)
+
+    def encode(self, slo_ns: int) -> bytes:
+        header = self.headers.get(slo_ns)
+        if header is None:
+            request = pb.ModelInferRequest(model_name=self.name, inputs=self.inputs)
+            request.parameters["slo_ms"].double_param = slo_ns / NS_PER_MS
+            header = self.headers[slo_ns] = request.SerializeToString()
+        return join_bulk(header, 7, self.payload)
+
+
+async def _messages(address: str, workload: Workload) -> list[_Message]:
+    """Ask the server what its models take."""
+    payloads: dict[tuple[TensorSpec, ...], list[bytes]] = {}
+    messages: list[_Message] = []
+    async with AsyncClient(address) as client:
+        for name in workload.models:
+            specs = (await client.metadata(name)).inputs
+            if specs not in payloads:
+                payloads[specs] = [bytes(spec.row_bytes) for spec in specs]
+            inputs = [
+                pb.ModelInferRequest.InferInputTensor(
+                    name=spec.name, datatype=spec.datatype, shape=(1, *spec.row_shape)
+                )
+                for spec in specs
+            ]
+            messages.append(_Message(name, inputs, payloads[specs]))
+    return messages
+
+
+def _in_lists(workload: Workload) -> Iterator[list[Request]]:
+    """Give open-loop requests some thousands at a time."""
+    for arrivals in workload.arrivals():
+        rows = zip(*(column.tolist() for column in arrivals), strict=True)
+        yield list(map(Request._make, rows))
+
+
+@contextlib.asynccontextmanager
+async def _watched(
+    driver: _Driver, file: TextIO | None, on_progress: Callable[[ReplayProgress], None] | None
+) -> AsyncIterator[None]:
+    """Write rows and tell of progress each second, and at the end."""
+    done = asyncio.Event()
+
+    async def watch() -> None:
+        while not done.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(done.wait(), 1.0)
+            rows, driver.rows = driver.rows, []
+            if file is not None:
+                await asyncio.to_thread(_write, file, rows)
+            if on_progress is not None:
+                on_progress(driver.progress())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        done.set()
+        await watcher
+
+
+def _open(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8", newline="")
+    except OSError as error:
+        raise ConfigError(f"requests file {path}: {error.strerror or error}") from None
+
+
+def _write(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
+    try:
+        csv.writer(file).writerows(rows)
+        file.flush()
+    except OSError as error:
+        raise ConfigError(f"requests file {file.name}: {error.strerror or error}") from None
+
+
+def _reason(error: Any) -> str:  # noqa: ANN401  grpc's stubs do not know its metadata
+    """Name what went wrong: the refusal that the server attached, or the status."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            info = error_details_pb2.ErrorInfo()
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info) and info.reason in Refusal.__members__:
+                    return str(info.reason)
+    return str(error.code().name)
+
+
+def _percentile(values: np.ndarray[Any, np.dtype[np.int64]], percent: float) -> int:
+    """Take the least value that so many percent of all are at or below; 0 when there are none."""
+    if not len(values):
+        return 0
+    rank = max(0, math.ceil(percent / 100 * len(values)) - 1)
+    return int(np.partition(values, rank)[rank])
