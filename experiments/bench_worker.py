@@ -1,0 +1,219 @@
+"""The worker's promises on this machine's processor: starting on time, predicted durations, paging.
+
+**Lateness and prediction.** A real `clockwright up` on the CPU device: six ResNet-18s in a cache for
+three, and an MLP, under Poisson load. From the telemetry's action rows: how long after the moment it
+could have begun (its window open, its input staged, its lane free, its weights there) each EXEC and LOAD
+began, and by how much EXEC and LOAD durations differed from the predictions their actions carried.
+
+**Paging.** EXEC through the weights cache (gather of the pages, input and output copies, kernel) against
+a plain onnxruntime session of the same file with the same threads, run in turns in one process; the
+ratio of medians, batch 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import hashlib
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import uvloop
+
+from clockwright.actions import Infer, LoadWeights
+from clockwright.units import NS_PER_S, ActionId, ModelId
+from experiments.bench_grpc import infer_request
+from experiments.bench_overload import offer
+from experiments.local_server import LocalServer
+from modelzoo.build import write_model
+from worker.cpu_device import CpuDevice
+from worker.file_store import FileStore
+from worker.model_files import Limits
+from worker.runtime import Outcome, Runtime
+from worker.served_model import Offer, OfferedFile
+
+COPIES = 6
+PAGES = 11  # three ResNet-18s of three pages, the MLP, one to spare
+SECONDS = 20.0
+LARGE_RATE = 3.0  # of each ResNet-18
+SMALL_RATE = 40.0
+PAGING_MODELS = ("resnet18_v1", "resnet50_v1")
+PAGING_ROUNDS = 60
+
+
+def measure_lateness(
+    seconds: float = SECONDS, device_arguments: Sequence[str] = ()
+) -> dict[str, float]:
+    """Serve under load and read the action rows.
+
+    Args:
+        seconds: of load.
+        device_arguments: of `clockwright up`, for another device than the processor.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        models, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
+        write_model("resnet18_v1", models / "large" / "1" / "model.onnx")
+        (models / "large" / "config.toml").write_text(
+            f"copies = {COPIES}\nbatch_sizes = [1, 2, 4]\n"
+        )
+        write_model("mlp-784-128-10", models / "small" / "1" / "model.onnx")
+        arguments = ["--models", str(models), "--telemetry", str(telemetry), "--pages", str(PAGES)]
+        arguments += ["--cache-dir", f"{scratch}/cache", *device_arguments]
+        with LocalServer(arguments) as server:
+            uvloop.run(_load(server.address, seconds))
+        with (telemetry / "actions.csv").open(newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["error"] == "NONE"]
+    infers = [row for row in rows if row["type"] == "Infer"]
+    loads = [row for row in rows if row["type"] == "LoadWeights"]
+    late = sorted(_lateness(infers, "exec", loads) + _lateness(loads, "load", []))
+    figures = {
+        "start_late_us_p50": _quantile(late, 0.5),
+        "start_late_us_p99": _quantile(late, 0.99),
+        "num_exec": float(len(infers)),
+        "num_load": float(len(loads)),
+    }
+    for step, chosen in (("exec", infers), ("load", loads)):
+        errors = sorted(
+            abs(int(row[f"{step}_duration_ns"]) - int(row["expected_duration_ns"])) / 1000
+            for row in chosen
+        )
+        figures[f"{step}_error_us_p50"] = _quantile(errors, 0.5)
+        figures[f"{step}_error_us_p99"] = _quantile(errors, 0.99)
+    return figures
+
+
+async def _load(address: str, seconds: float) -> None:
+    offers = [
+        offer(
+            address,
+            infer_request(f"large-{copy}", [1, 3, 224, 224], slo_ms=500),
+            LARGE_RATE,
+            seconds,
+            copy,
+            slo_s=0.5,
+        )
+        for copy in range(COPIES)
+    ]
+    small = infer_request("small", [1, 784], slo_ms=250)
+    offers.append(offer(address, small, SMALL_RATE, seconds, COPIES, slo_s=0.25))
+    await asyncio.gather(*offers)
+
+
+def _lateness(rows: list[dict[str, str]], step: str, loads: list[dict[str, str]]) -> list[float]:
+    """Microseconds between the moment a step could begin and the moment it did."""
+    loaded = sorted((int(row["load_end_ns"]), row["model_id"]) for row in loads)
+    lane_free_ns = 0
+    late = []
+    for row in sorted(rows, key=lambda row: int(row[f"{step}_begin_ns"])):
+        begin_ns = int(row[f"{step}_begin_ns"])
+        able_ns = max(int(row["earliest_ns"]), int(row["received_ns"]), lane_free_ns)
+        if step == "exec":
+            able_ns = max(able_ns, int(row["input_end_ns"]))
+            ends = [end for end, model in loaded if model == row["model_id"] and end <= begin_ns]
+            able_ns = max([able_ns, *ends[-1:]])
+        late.append((begin_ns - able_ns) / 1000)
+        lane_free_ns = int(row[f"{step}_end_ns"])
+    return late
+
+
+def _quantile(ordered: list[float], share: float) -> float:
+    return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)], 1)
+
+
+# --- paging -----------------------------------------------------------------------------------------
+
+
+def measure_paging() -> dict[str, float]:
+    """EXEC through the cache against a plain session, in turns."""
+    figures = {}
+    for name in PAGING_MODELS:
+        with tempfile.TemporaryDirectory() as scratch:
+            paged, plain = asyncio.run(_paging(name, Path(scratch)))
+        figures[f"paging_ratio_{name}"] = round(
+            statistics.median(paged) / statistics.median(plain), 4
+        )
+        figures[f"paging_ratio_{name}_min"] = round(min(paged) / min(plain), 4)
+        figures[f"paging_plain_ms_{name}"] = round(statistics.median(plain) / 1e6, 3)
+        figures[f"paging_exec_ms_{name}"] = round(statistics.median(paged) / 1e6, 3)
+    figures["paging_ratio"] = max(figures[f"paging_ratio_{name}"] for name in PAGING_MODELS)
+    return figures
+
+
+async def _paging(name: str, scratch: Path) -> tuple[list[int], list[int]]:
+    path = scratch / "model.onnx"
+    write_model(name, path)
+    content = path.read_bytes()
+    files = FileStore(scratch)
+    sha256 = hashlib.sha256(content).hexdigest()
+    stored = files.new_file()
+    stored.write_bytes(content)
+    files.add(stored, sha256)
+    device = CpuDevice(
+        limits=Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=8 << 20),
+        io_pool_bytes=32 << 20,
+        files=files,
+        cache_dir=scratch,
+        compile_limit_s=300,
+    )
+
+    async def fetch(missing: object) -> None:
+        assert not missing
+
+    offered = OfferedFile("model.onnx", len(content), sha256)
+    model = await device.prepare(
+        Offer(ModelId(name), (offered,), (1,), {}, ""), fetch, lambda stage: None
+    )
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    image = np.random.default_rng(1).random((1, 3, 224, 224), dtype=np.float32)
+    outcomes: list[Outcome] = []
+    came = threading.Event()
+
+    def on_outcome(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        came.set()
+
+    runtime = Runtime(device, on_outcome)
+    runtime.start()
+    runtime.add_model(model)
+    window = {"earliest_ns": 0, "latest_ns": 1 << 62, "expected_duration_ns": NS_PER_S}
+    runtime.submit(LoadWeights(action_id=ActionId(1), model_id=ModelId(name), **window))
+    paged, plain = [], []
+    for number in range(PAGING_ROUNDS):
+        begin_ns = time.perf_counter_ns()
+        (expected,) = session.run(None, {"input": image})
+        plain.append(time.perf_counter_ns() - begin_ns)
+        came.clear()
+        runtime.submit(
+            Infer(
+                action_id=ActionId(number + 2),
+                model_id=ModelId(name),
+                batch_size=1,
+                rows=(1,),
+                **window,
+            ),
+            [image.tobytes()],
+        )
+        while not (outcomes and outcomes[-1][0].action_id == number + 2):
+            came.wait()
+            came.clear()
+        result, outputs = outcomes[-1]
+        assert result.exec is not None, result
+        found = np.frombuffer(outputs[0], np.float32)
+        assert np.allclose(found, expected.ravel(), rtol=1e-3, atol=1e-4)
+        paged.append(result.exec.duration_ns)
+    await asyncio.to_thread(runtime.stop)
+    await device.close()
+    return paged[5:], plain[5:]
+
+
+if __name__ == "__main__":
+    for key, value in (measure_paging() | measure_lateness()).items():
+        print(f"{key:35} {value:12.3f}")

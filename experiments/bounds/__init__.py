@@ -1,0 +1,41 @@
+"""How good any schedule could be: upper bounds on the requests answered in time.
+
+"Percent of the best possible" needs a denominator. Each bound states what it holds for; the tests hold
+the production scheduler, and an exhaustive search over small cases, to every one of them.
+
+========================  ============================================================  ==============
+bound                     holds for                                                     cost
+========================  ============================================================  ==============
+`density_rate`            any arrivals, open or closed loop; any policy                 nothing
+`density_bound` (B1)      the given arrivals; any policy, clairvoyant and preemptive    linear, streams
+`interval_bound` (B2)     the same; sees bursts                                         an LP
+`memory_bound` (B3)       the same, and residency: pages, one LOAD at a time per GPU    an LP
+`memoryless_bound` (B4)   policies that cannot foresee, independent popularity          a sort
+`best_resident`,          exact, one GPU, a few requests: what the others are           exponential
+`best_loading` (B5)       checked against
+========================  ============================================================  ==============
+
+All of them take an EXEC or LOAD to last at least what its model's `Cost` says, one EXEC and one LOAD at a
+time per GPU, and requests of one row. A run whose devices are faster than the profile, or whose durations
+are random, is outside of that: give the shortest durations that occur.
+"""
+
+from experiments.bounds.case import Case, Cost
+from experiments.bounds.density import density_bound, density_rate, least_shares
+from experiments.bounds.exact import best_loading, best_resident
+from experiments.bounds.linear import interval_bound, memory_bound
+from experiments.bounds.memoryless import memoryless_bound, memoryless_rate
+
+__all__ = [
+    "Case",
+    "Cost",
+    "best_loading",
+    "best_resident",
+    "density_bound",
+    "density_rate",
+    "interval_bound",
+    "least_shares",
+    "memory_bound",
+    "memoryless_bound",
+    "memoryless_rate",
+]

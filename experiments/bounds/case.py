@@ -1,0 +1,134 @@
+"""What a bound is computed from: arrivals, costs, and the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+
+#: More than any time, and far from overflow when added to one.
+NEVER_NS = 1 << 61
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a model costs, at least, on the best of the GPUs."""
+
+    #: One EXEC by compiled batch size.
+    exec_ns: Mapping[int, int]
+    #: One LOAD; and the pages that the weights take, in a GPU's weights cache.
+    load_ns: int = 0
+    num_pages: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.exec_ns or min(self.exec_ns) < 1 or min(self.exec_ns.values()) < 1:
+            raise ValueError(f"exec_ns is {dict(self.exec_ns)}, expected positive sizes and times")
+        if self.load_ns < 0 or self.num_pages < 0:
+            raise ValueError(f"load_ns {self.load_ns}, num_pages {self.num_pages}: negative")
+
+    def exec_of(self, *, padding: bool) -> list[int]:
+        """Duration of the EXEC that answers k requests, at index k - 1; `NEVER_NS` where none does.
+
+        With padding, a batch may hold fewer requests than its compiled size.
+        """
+        largest = max(self.exec_ns)
+        if not padding:
+            return [self.exec_ns.get(size, NEVER_NS) for size in range(1, largest + 1)]
+        return [
+            min(ns for size, ns in self.exec_ns.items() if size >= count)
+            for count in range(1, largest + 1)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Case:
+    """Requests and the GPUs they are served by."""
+
+    #: Ascending, shape (request,), ns.
+    arrival_ns: Times
+    #: Index into `costs`, shape (request,).
+    model: NDArray[np.int64]
+    #: Shape (request,); an answer at arrival + SLO still counts.
+    slo_ns: Times
+    costs: Sequence[Cost]
+    num_gpus: int = 1
+    #: Weights cache of one GPU. Bounds that know no memory ignore it.
+    pages_per_gpu: int = 0
+    #: Nothing begins before: no EXEC, no LOAD, no arrival.
+    start_ns: int = 0
+    #: Any models that fit may be resident at `start_ns`; otherwise none is.
+    warm: bool = False
+    #: A batch may hold fewer requests than its compiled size, or some whose answers are too late.
+    #: Without it the bounds are a little tighter, and hold only for policies that fill every batch
+    #: with requests that it answers in time.
+    padding: bool = True
+    #: `arrival_ns + slo_ns`, and the latest that an EXEC may begin.
+    deadline_ns: Times = field(init=False)
+    latest_ns: Times = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("arrival_ns", "model", "slo_ns"):
+            array = np.asarray(getattr(self, name), dtype=np.int64)
+            if array.ndim != 1 or len(array) != len(self.arrival_ns):
+                raise ValueError(f"{name} has shape {array.shape}, expected one per request")
+            object.__setattr__(self, name, array)
+        if len(self.arrival_ns):
+            if np.any(np.diff(self.arrival_ns) < 0):
+                raise ValueError("arrival_ns is not ascending")
+            if self.arrival_ns[0] < self.start_ns:
+                raise ValueError(f"arrival at {self.arrival_ns[0]} before start {self.start_ns}")
+            if self.model.min() < 0 or self.model.max() >= len(self.costs):
+                raise ValueError(f"model index beyond the {len(self.costs)} costs")
+        if self.num_gpus < 1:
+            raise ValueError(f"num_gpus is {self.num_gpus}, expected 1 or more")
+        shortest = np.array(
+            [min(cost.exec_of(padding=self.padding)) for cost in self.costs], dtype=np.int64
+        )
+        deadline_ns = self.arrival_ns + self.slo_ns
+        object.__setattr__(self, "deadline_ns", deadline_ns)
+        object.__setattr__(self, "latest_ns", deadline_ns - shortest[self.model])
+
+    def __len__(self) -> int:
+        return len(self.arrival_ns)
+
+    @property
+    def span_ns(self) -> int:
+        """From the start to the last deadline: all GPU time that could be of use, per GPU."""
+        return int(self.deadline_ns.max()) - self.start_ns if len(self) else 0
+
+    def by_model(self) -> Iterator[tuple[Cost, NDArray[np.int64]]]:
+        """Each model that has requests, and where they are, ascending."""
+        order = np.argsort(self.model, kind="stable")
+        models, counts = np.unique(self.model, return_counts=True)
+        end = 0
+        for model, count in zip(models.tolist(), counts.tolist(), strict=True):
+            begin, end = end, end + count
+            yield self.costs[model], order[begin:end]
+
+    def window(self, begin_ns: int, end_ns: int) -> Case:
+        """The requests that arrive in [begin, end), with anything resident at the begin.
+
+        The bounds of windows that cut a run into pieces sum to a bound of the run, because each
+        gives its requests the GPUs as if there were no others. That is how long runs are bounded.
+        A batch that reaches over the cut is padded on either side, so windows allow padding.
+        """
+        first, end = np.searchsorted(self.arrival_ns, [begin_ns, end_ns])
+        return replace(
+            self.only(slice(first, end)),
+            start_ns=max(begin_ns, self.start_ns),
+            warm=self.warm or begin_ns > self.start_ns,
+            padding=True,
+        )
+
+    def only(self, places: slice | NDArray[np.bool_]) -> Case:
+        """The case without the other requests."""
+        return replace(
+            self,
+            arrival_ns=self.arrival_ns[places],
+            model=self.model[places],
+            slo_ns=self.slo_ns[places],
+        )

@@ -1,0 +1,114 @@
+"""B1: every request takes a share of GPU time, and there is only so much of it.
+
+A request that runs in a batch of k takes the k-th part of that EXEC. The others in its batch arrived
+before the EXEC began and are not late when it ends, so all k arrived within SLO - exec(k) of each other.
+The least share over the k for which that many neighbours exist is what the request costs in any schedule.
+Answering the cheapest first gives more than any schedule can.
+
+Source: notes on Clockwork's headroom, checked there against CP-SAT and exact search: within 12 % of the
+optimum, within 1 % with many models or clear under- or overload. Loose for two or three models near
+saturation, which cannot all have their best batches at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clockwright.units import NS_PER_S
+from experiments.bounds.case import NEVER_NS, Case, Cost, Times
+
+
+def density_rate(
+    costs: Iterable[Cost], *, slo_ns: int, num_gpus: int = 1, padding: bool = True
+) -> float:
+    """Requests per second that the GPUs could answer at most if every batch were the best one.
+
+    Holds for any arrivals, closed loops included, in which no SLO is above `slo_ns`: the answers given
+    in T seconds are at most T times this. Zero when nothing can be in time.
+    """
+    best = Fraction(0)
+    for cost in costs:
+        for count, exec_ns in enumerate(cost.exec_of(padding=padding), start=1):
+            if exec_ns <= slo_ns:
+                best = max(best, Fraction(count, exec_ns))
+    return float(best * num_gpus * NS_PER_S)
+
+
+def density_bound(case: Case) -> int:
+    """Requests that any policy could answer in time at most, by GPU time alone (B1).
+
+    Holds for the arrivals of the case, every policy that exists, clairvoyant and preemptive ones too,
+    every placement and any number of copies. Arrivals of a closed loop are made by the policy: a bound
+    from one policy's arrivals says nothing of another's (there, take `density_rate`).
+
+    Memory stays small beside the arrivals: shares are counted, not sorted, and the sum is exact.
+    """
+    capacity = Fraction(case.num_gpus * case.span_ns)
+    counts: dict[Fraction, int] = {}
+    for cost, places in case.by_model():
+        exec_ns = cost.exec_of(padding=case.padding)
+        best = least_shares(case.arrival_ns[places], case.slo_ns[places], exec_ns)
+        for batch, number in enumerate(np.bincount(best, minlength=1).tolist()):
+            if batch and number:
+                share = Fraction(exec_ns[batch - 1], batch)
+                counts[share] = counts.get(share, 0) + number
+    total = 0
+    for share, number in sorted(counts.items()):
+        fits = min(number, capacity // share)
+        total += fits
+        capacity -= share * fits
+        if fits < number:
+            break
+    return total
+
+
+def least_shares(arrival_ns: Times, slo_ns: Times, exec_ns: Sequence[int]) -> NDArray[np.int64]:
+    """The batch in which each request of one model costs least.
+
+    Args:
+        arrival_ns: ascending, shape (request,).
+        slo_ns: shape (request,). The neighbours of a request are found with the largest of them.
+        exec_ns: of a batch of k at index k - 1; `NEVER_NS` where there is none.
+
+    Returns:
+        Shape (request,): how many requests the batch has; 0 where the request cannot be in time.
+    """
+    best = np.zeros(len(arrival_ns), dtype=np.int64)
+    if not len(arrival_ns):
+        return best
+    longest_ns = int(slo_ns.max())
+    # From dearest to cheapest, so that the last to be written is the least.
+    for count in sorted(
+        (count for count, ns in enumerate(exec_ns, start=1) if ns < NEVER_NS),
+        key=lambda count: -Fraction(exec_ns[count - 1], count),
+    ):
+        window_ns = longest_ns - exec_ns[count - 1]
+        if window_ns < 0 or count > len(arrival_ns):
+            continue
+        # Whether the `count` requests from each on arrive within the window ...
+        starts = arrival_ns[count - 1 :] - arrival_ns[: len(arrival_ns) - count + 1] <= window_ns
+        # ... and whether a request is one of such `count`.
+        before = np.concatenate(([0], np.cumsum(starts)))
+        last = np.minimum(np.arange(len(arrival_ns)), len(starts) - 1)
+        first = np.maximum(np.arange(len(arrival_ns)) - count + 1, 0)
+        covered = before[last + 1] - before[first] > 0
+        best[covered & (slo_ns >= exec_ns[count - 1])] = count
+    return best
+
+
+def shares(case: Case) -> NDArray[np.float64]:
+    """Least GPU time of each request, ns; infinite where it cannot be in time."""
+    result = np.full(len(case), math.inf)
+    for cost, places in case.by_model():
+        exec_ns = cost.exec_of(padding=case.padding)
+        per_request = np.array(
+            [math.inf, *(ns / count for count, ns in enumerate(exec_ns, start=1))]
+        )
+        best = least_shares(case.arrival_ns[places], case.slo_ns[places], exec_ns)
+        result[places] = per_request[best]
+    return result

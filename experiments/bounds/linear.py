@@ -1,0 +1,245 @@
+"""B2 and B3: linear programs that see bursts, memory and the host-to-device lane.
+
+Variables, all in [0, 1]: `served[i]`; `load[i]`, a LOAD that ended in time for request i but for none
+before it; `kept[i]`, the weights stayed resident from the last moment at which the request of the same
+model before i could have begun to i's arrival. A schedule is turned into these by taking each stretch of
+residency on one GPU, from the end of its LOAD at v to its eviction at w. It *touches* the requests with
+arrival <= w and latest begin >= v, which are consecutive because both ascend (latest begins are made to,
+by raising them, where SLOs are mixed: that only helps a schedule). The first of them gets the `load`, the
+others are `kept`. Then
+
+* served[i] <= load[i] + kept[i], since what answers i touches it;
+* kept[next] <= load[i] + kept[i], likewise;
+* at any moment the kept weights, each between the two requests it is kept between, fit into the pages;
+* a LOAD of i ended after the latest begin of the request before, and before that of i, so loads whose
+  whole range lies in an interval fit into it;
+* GPU time: the least shares (density.py) of served requests that lie in an interval fit into it.
+
+Moments and intervals are sampled, which only removes constraints, so the value remains a bound. What is
+returned is the objective of the solver's dual solution, computed here: by weak duality that is a bound
+however roughly the solver has solved.
+
+Pooling pages and lanes over GPUs, fractions, and one LOAD per request instead of one per copy are
+relaxations too. That LOADs may begin ahead of the arrivals costs next to nothing: a variant that forbade
+it, with a second kind of LOAD for those that come too late for what they were begun for, was twice as slow
+and lower by at most 1 in 1,000 (three loads of 3,000 requests). Tight on skewed popularity (policies reach 92-94 %), loose where popularity is uniform and
+nobody can foresee (`memoryless_bound` is for that).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.bounds.case import Case, Times
+from experiments.bounds.density import density_bound, shares
+
+# Points of the time grid. Interval rows go by this times `_LENGTHS`, memory rows by this.
+_MIN_GRID, _MAX_GRID = 64, 320
+# Lengths of intervals, in grid steps; finer where bursts are, and all the way to the whole run.
+_LENGTHS = (4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+# Of the shortest SLO, per grid step.
+_STEPS_PER_SLO = 4
+
+
+def interval_bound(case: Case) -> int:
+    """Requests that any policy could answer in time at most, by GPU time in every interval (B2).
+
+    Holds for what `density_bound` holds for, and is never above it. For runs of some thousand
+    requests; longer ones go by `Case.window`.
+    """
+    case, cost_ns = _possible(case)
+    if not len(case):
+        return 0
+    rows = _Rows()
+    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, column=0)
+    return min(density_bound(case), _solve(rows, np.ones(len(case)), len(case)))
+
+
+def memory_bound(case: Case) -> int:
+    """Requests that any policy could answer in time at most, with pages and LOADs (B3).
+
+    Holds for every policy, clairvoyant ones that load ahead of the arrivals too, if a model's weights
+    are in `num_pages` pages of a GPU from the begin of their LOAD to their eviction, an EXEC begins
+    only once its weights are there, and each GPU runs one LOAD at a time. Takes 10 to 30 s for 3,000
+    requests; longer runs go by `Case.window`.
+    """
+    case, cost_ns = _possible(case)
+    count = len(case)
+    if not count:
+        return 0
+    rows = _Rows()
+    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, column=0)
+    links = _links(case)
+    for place, before in enumerate(links.before.tolist()):
+        load, kept = count + place, 2 * count + place
+        rows.add([place, load, kept], [1.0, -1.0, -1.0], 0.0)
+        if before >= 0:
+            rows.add([kept, count + before, 2 * count + before], [1.0, -1.0, -1.0], 0.0)
+    _memory_rows(case, links, rows)
+    load_ns = np.array([cost.load_ns for cost in case.costs], dtype=float)[case.model]
+    _interval_rows(case, rows, links.load_begin_ns, links.load_end_ns, load_ns, column=count)
+    fits = np.array([cost.num_pages <= case.pages_per_gpu for cost in case.costs])[case.model]
+    in_time = links.load_begin_ns + load_ns <= links.load_end_ns
+    kept_at_all = case.warm | (links.before >= 0)
+    upper = np.concatenate((fits, fits & in_time, fits & kept_at_all)).astype(float)
+    return min(density_bound(case), _solve(rows, upper, count))
+
+
+def _possible(case: Case) -> tuple[Case, NDArray[np.float64]]:
+    """The requests that some EXEC could answer in time, and each one's share of GPU time."""
+    cost_ns = shares(case)
+    possible = np.isfinite(cost_ns)
+    return case.only(possible), cost_ns[possible]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """A sparse matrix of rows `coefficients @ x <= limit`."""
+
+    columns: list[NDArray[np.int64]] = field(default_factory=list)
+    values: list[NDArray[np.float64]] = field(default_factory=list)
+    limits: list[float] = field(default_factory=list)
+
+    def add(
+        self,
+        columns: NDArray[np.int64] | list[int],
+        values: NDArray[np.float64] | list[float],
+        limit: float,
+    ) -> None:
+        self.columns.append(np.asarray(columns, dtype=np.int64))
+        self.values.append(np.asarray(values, dtype=np.float64))
+        self.limits.append(limit)
+
+
+@dataclass(slots=True)
+class _Links:
+    """For each request, shape (request,)."""
+
+    #: The request of the same model before it, or -1.
+    before: NDArray[np.int64]
+    #: The weights are kept from here to the arrival.
+    kept_from_ns: Times
+    #: A LOAD that ends in time for it, and for none before, begins and ends within these.
+    load_begin_ns: Times
+    load_end_ns: Times
+
+
+def _links(case: Case) -> _Links:
+    links = _Links(*(np.full(len(case), -1, dtype=np.int64) for _ in range(4)))
+    for cost, places in case.by_model():
+        reach_ns = np.maximum.accumulate(case.latest_ns[places])
+        previous_ns = np.concatenate(([case.start_ns], reach_ns[:-1]))
+        links.before[places[1:]] = places[:-1]
+        links.kept_from_ns[places] = previous_ns
+        links.load_begin_ns[places] = np.maximum(previous_ns - cost.load_ns, case.start_ns)
+        links.load_end_ns[places] = reach_ns
+    return links
+
+
+def _grid(case: Case) -> tuple[int, int]:
+    """Step in ns, and number of steps from the start to the end of the case."""
+    shortest_ns = max(1, int(case.slo_ns.min()))
+    step_ns = min(shortest_ns // _STEPS_PER_SLO, case.span_ns // _MIN_GRID)
+    step_ns = max(1, step_ns, -(-case.span_ns // _MAX_GRID))
+    return step_ns, -(-case.span_ns // step_ns)
+
+
+def _intervals(case: Case) -> Iterator[tuple[int, int]]:
+    step_ns, steps = _grid(case)
+    start_ns = case.start_ns
+    end_ns = start_ns + case.span_ns
+    for length in _LENGTHS:
+        if length >= steps:
+            break
+        for first in range(0, steps - length + 1):
+            yield start_ns + first * step_ns, min(start_ns + (first + length) * step_ns, end_ns)
+    for edge in range(1, steps):
+        yield start_ns, start_ns + edge * step_ns
+        yield start_ns + edge * step_ns, end_ns
+    yield start_ns, end_ns
+
+
+def _interval_rows(
+    case: Case,
+    rows: _Rows,
+    begin_ns: Times,
+    end_ns: Times,
+    cost_ns: NDArray[np.float64],
+    *,
+    column: int,
+) -> None:
+    """What has to begin and end inside an interval fits into it, on all GPUs together."""
+    candidates = np.flatnonzero(cost_ns)
+    candidates = candidates[np.argsort(begin_ns[candidates], kind="stable")]
+    begins, ends, costs = begin_ns[candidates], end_ns[candidates], cost_ns[candidates]
+    for first_ns, last_ns in _intervals(case):
+        low, high = np.searchsorted(begins, [first_ns, last_ns])
+        inside = np.flatnonzero(ends[low:high] <= last_ns) + low
+        capacity_ns = float(case.num_gpus * (last_ns - first_ns))
+        if costs[inside].sum() > capacity_ns:
+            rows.add(column + candidates[inside], costs[inside] / capacity_ns, 1.0)
+
+
+def _memory_rows(case: Case, links: _Links, rows: _Rows) -> None:
+    pages = np.array([cost.num_pages for cost in case.costs], dtype=np.float64)[case.model]
+    capacity = float(case.num_gpus * case.pages_per_gpu)
+    if not capacity:
+        return  # nothing fits that has pages at all
+    column = 2 * len(case)
+
+    def limit(kept: NDArray[np.intp]) -> None:
+        if pages[kept].sum() > capacity:
+            rows.add(column + kept, pages[kept] / capacity, 1.0)
+
+    # What is resident at the start counts there, even where the first request comes at once.
+    limit(np.flatnonzero(links.before < 0))
+    step_ns, steps = _grid(case)
+    for step in range(1, steps):
+        at_ns = case.start_ns + step * step_ns
+        # Half-open: a request without slack is the end of one stretch and the begin of the next.
+        limit(np.flatnonzero((links.kept_from_ns <= at_ns) & (at_ns < case.arrival_ns)))
+
+
+def _solve(rows: _Rows, upper: NDArray[np.float64], count: int) -> int:
+    """Most requests served, rounded down.
+
+    Args:
+        rows: constraints.
+        upper: of each variable, shape (variable,); the lower ones are zero.
+        count: how many of the variables, from the first on, are requests served.
+
+    Raises:
+        RuntimeError: the solver gave up, and says why.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_array
+
+    if not rows.limits:
+        return int(upper[:count].sum())
+    starts = np.concatenate(([0], np.cumsum([len(columns) for columns in rows.columns])))
+    matrix = csr_array(
+        (np.concatenate(rows.values), np.concatenate(rows.columns), starts),
+        shape=(len(rows.limits), len(upper)),
+    )
+    limits = np.array(rows.limits)
+    gain = (np.arange(len(upper)) < count).astype(float)
+    solution = linprog(
+        -gain,
+        A_ub=matrix,
+        b_ub=limits,
+        bounds=np.column_stack((np.zeros(len(upper)), upper)),
+        method="highs-ipm",
+    )
+    if solution.status != 0:
+        raise RuntimeError(f"bound of {count} requests: {solution.message}")
+    prices = np.maximum(-solution.ineqlin.marginals, 0.0)
+    # Weak duality: for any prices >= 0, no x within its limits and rows gains more than this.
+    surplus = np.maximum(gain - matrix.T @ prices, 0.0)
+    value = float(prices @ limits + surplus @ upper)
+    # The sums above are exact to some 1e-12 of their size.
+    return min(count, math.floor(value * (1 + 1e-9) + 1e-6))

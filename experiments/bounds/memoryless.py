@@ -1,0 +1,100 @@
+"""B4: what is lost because nobody can foresee which model is asked next.
+
+When each request is for a model drawn independently of all before, a policy's residents are a guess: at
+an arrival they contain the model asked for with at most the popularity H of the best set that fits. All
+other answers need a LOAD that ends after the arrival. A LOAD that ends at v helps the waiting requests of
+its model, which came within the last SLO - exec; all of them but the first are *followers*: another
+request of the model came within that time before. So
+
+    answers <= hits + loads + followers,   E[hits] <= H * requests.
+
+This is not the formula that this project's design notes started from, `R H + N / load * (1 + r S)`: that
+one averages over models as if a policy took them blindly, but one that waits and then loads the models
+with two requests waiting gets more (a test does it). The followers are what is left for it to get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clockwright.units import NS_PER_S
+from experiments.bounds.case import Case, Cost
+
+
+def memoryless_rate(
+    costs: Sequence[Cost],
+    popularity: NDArray[np.float64],
+    *,
+    rate_rps: float,
+    slo_ns: int,
+    num_gpus: int,
+    pages_per_gpu: int,
+) -> float:
+    """Answers per second in the long run, for Poisson arrivals and policies that cannot foresee.
+
+    Args:
+        costs: of each model.
+        popularity: probability that a request is for a model, shape (model,); sums to 1.
+        rate_rps: requests per second, of all models together.
+        slo_ns: of every request.
+        num_gpus: each with a load lane of its own.
+        pages_per_gpu: weights cache.
+    """
+    reach_s = np.array([max(0, slo_ns - min(cost.exec_ns.values())) for cost in costs]) / NS_PER_S
+    followers = float(popularity @ -np.expm1(-rate_rps * popularity * reach_s))
+    load_ns = min(cost.load_ns for cost in costs)
+    loads_per_s = num_gpus * NS_PER_S / load_ns if load_ns else math.inf
+    hits = resident_share(costs, popularity, num_pages=num_gpus * pages_per_gpu)
+    return min(rate_rps, rate_rps * (hits + followers) + loads_per_s)
+
+
+def memoryless_bound(
+    case: Case, popularity: NDArray[np.float64], *, failure_probability: float = 1e-9
+) -> int:
+    """Requests that a policy which cannot foresee could answer in time, at most (B4).
+
+    Holds, but for a chance of `failure_probability` (the draw may be lucky), for any policy that knows
+    the past and the popularities only, if the model of each request was drawn with `popularity`
+    independently of all before and of the arrival times. Needs no Poisson arrivals.
+
+    Args:
+        case: the run; memory and load lanes of all GPUs are pooled.
+        popularity: shape (model,), what the models were drawn with; sums to 1.
+        failure_probability: sets the margin by Azuma and Hoeffding, about 3 / sqrt(requests).
+    """
+    count = len(case)
+    if not count:
+        return 0
+    share = resident_share(case.costs, popularity, num_pages=case.num_gpus * case.pages_per_gpu)
+    # Given the past, each arrival is a hit with at most this probability, whatever the policy does.
+    margin = math.sqrt(count * math.log(1 / failure_probability) / 2)
+    shortest_load_ns = min(cost.load_ns for cost, _ in case.by_model())
+    if shortest_load_ns == 0:
+        return count
+    # With anything resident at the start, a load may be half done then.
+    loads = case.num_gpus * (case.span_ns // shortest_load_ns + case.warm)
+    followers = 0
+    for _, places in case.by_model():
+        reach_ns = int((case.latest_ns - case.arrival_ns)[places].max())
+        followers += int(np.count_nonzero(np.diff(case.arrival_ns[places]) <= reach_ns))
+    return min(count, math.floor(count * share + margin) + loads + followers)
+
+
+def resident_share(
+    costs: Sequence[Cost], popularity: NDArray[np.float64], *, num_pages: int
+) -> float:
+    """Largest popularity of models that fit into so many pages, the last of them in part."""
+    pages = np.array([cost.num_pages for cost in costs], dtype=np.float64)
+    order = np.argsort(-popularity / np.maximum(pages, 1e-9), kind="stable")
+    room = float(num_pages)
+    share = 0.0
+    for model in order:
+        if pages[model] > room:
+            return share + float(popularity[model]) * room / float(pages[model])
+        room -= pages[model]
+        share += float(popularity[model])
+    return min(share, 1.0)

@@ -1,0 +1,69 @@
+"""`make gpu`: tests, probe and benchmarks on a GPU, within nine minutes.
+
+Each part is a process of its own with a time limit, so that one which fails or hangs hides no other. All
+write to `experiments/results/gpu`; without a GPU nothing is run or written.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from clockwright.errors import ConfigError
+
+#: What runs, in this order, with the seconds that it is told (None: it takes no such word) and is given.
+PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
+    ("tests", ("pytest", "-q", "-m", "gpu", "tests"), None, 190.0),
+    ("probe", ("experiments.gpu.probe",), 60.0, 100.0),
+    ("table1", ("experiments.gpu.table1",), 110.0, 150.0),
+    ("serve", ("experiments.gpu.serve",), 25.0, 90.0),
+)
+
+
+def run_parts(
+    parts: Sequence[tuple[str, tuple[str, ...], float | None, float]], device: str
+) -> dict[str, str]:
+    """Run each part; what became of it by name, in words."""
+    outcomes = {}
+    for name, module, seconds, limit_s in parts:
+        command = [sys.executable, "-m", *module]
+        if seconds is not None:
+            command += ["--device", device, "--seconds", str(seconds)]
+        print(f"--- {name}: at most {limit_s:g} s", flush=True)
+        begin_s = time.monotonic()
+        try:
+            code = subprocess.run(command, timeout=limit_s, check=False).returncode
+            outcomes[name] = "done" if code == 0 else f"failed with {code}"
+        except subprocess.TimeoutExpired:
+            outcomes[name] = f"not done within {limit_s:g} s"
+        outcomes[name] += f" after {time.monotonic() - begin_s:.0f} s"
+    return outcomes
+
+
+def main() -> int:
+    """Check that there is a GPU, run everything, and say what became of it.
+
+    Returns:
+        The exit code: 0 when every part is done.
+    """
+    try:
+        from worker.cuda import check_installation, installation
+    except ImportError as error:
+        print(f"make gpu: {error}; install clockwright[gpu]", file=sys.stderr)
+        return 1
+    try:
+        check_installation(installation(), 0)
+    except ConfigError as error:
+        print(f"make gpu: nothing was run: {error}", file=sys.stderr)
+        return 1
+    outcomes = run_parts(PARTS, "cuda:0")
+    print("---")
+    for name, words in outcomes.items():
+        print(f"{name:10} {words}")
+    return 0 if all(words.startswith("done") for words in outcomes.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

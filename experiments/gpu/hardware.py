@@ -1,0 +1,224 @@
+"""The worker's own accelerator and device, driven by hand: steps without lanes, times by its events."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from clockwright.actions import Infer, LoadWeights
+from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_S, ActionId, ModelId
+from experiments.results_file import RESULTS
+from modelzoo.build import write_model
+from worker.accelerator import Accelerator, HostAccelerator, Stream
+from worker.card import open_card
+from worker.config import default_cache_dir
+from worker.core import Lane, Step
+from worker.cuda import CudaAccelerator
+from worker.file_store import FileStore
+from worker.model_files import CompiledModel, Limits
+from worker.precision import Precision
+from worker.served_model import Offer, OfferedFile
+from worker.torch_device import TorchDevice, TorchModel
+
+GPU_RESULTS = RESULTS / "gpu"
+_WARM_UP_RUNS = 5
+
+
+def arguments(description: str, seconds: float) -> argparse.Namespace:
+    """Read a section's command line: `--device`, `--seconds` (its budget), `--results`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", default="cuda:0", help="cuda:N; torch:cpu tries the code only")
+    parser.add_argument("--seconds", type=float, default=seconds, help="stop measuring after these")
+    parser.add_argument("--results", type=Path, default=GPU_RESULTS, help="folder for the JSON")
+    return parser.parse_args()
+
+
+def open_accelerator(device: str) -> Accelerator:
+    """Open what `--device` names.
+
+    Raises:
+        ConfigError: there is no such device here, or no such name.
+    """
+    kind, _, number = device.partition(":")
+    if device == "torch:cpu":
+        return HostAccelerator()
+    if kind == "cuda" and number.isdecimal():
+        return CudaAccelerator(int(number))
+    raise ConfigError(f"device {device!r}: expected cuda:N or torch:cpu")
+
+
+def about(accelerator: Accelerator) -> dict[str, object]:
+    """Card, driver and versions, for a results file."""
+    found: dict[str, object] = {"accelerator": accelerator.name, "torch": torch.__version__}
+    if isinstance(accelerator, CudaAccelerator):
+        found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        card = open_card(accelerator.uuid)
+        if card is not None:
+            found["card"] = card.look().as_table()
+    return found
+
+
+def device_times_ns(
+    accelerator: Accelerator,
+    stream: Stream,
+    work: Callable[[], object],
+    *,
+    runs: int,
+    until_s: float = float("inf"),
+) -> list[int]:
+    """How long the device is busy with a piece of work, again and again.
+
+    Args:
+        accelerator: whose events to use.
+        stream: where it runs.
+        work: what to hand over; waited for each time.
+        runs: at most; at least one is made.
+        until_s: of the monotonic clock; no more runs after it.
+    """
+    begin, end = accelerator.event(), accelerator.event()
+    times: list[int] = []
+    for run in range(_WARM_UP_RUNS + runs):
+        if times and time.monotonic() > until_s:
+            break
+        stream.record(begin)
+        stream.run(work)
+        stream.record(end)
+        end.synchronize()
+        if run >= _WARM_UP_RUNS:
+            times.append(end.ns_since(begin))
+    return times
+
+
+def quantile(times_ns: Sequence[int], share: float) -> float:
+    """In microseconds."""
+    ordered = sorted(times_ns)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)] / 1e3
+
+
+def median_us(times_ns: Sequence[int]) -> float:
+    """In microseconds."""
+    return statistics.median(times_ns) / 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much memory a device takes."""
+
+    num_pages: int
+    arena_bytes: int
+    io_bytes: int
+    host_bytes: int
+
+
+class Bench:
+    """A device without lanes: whoever holds it says what runs, and hears how long it took."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        room: Room,
+        *,
+        precision: Precision = Precision.FLOAT32,
+        cache_dir: Path | None = None,
+    ) -> None:
+        self.cache_dir = cache_dir or default_cache_dir()
+        self._files = FileStore(self.cache_dir)
+        self.device = TorchDevice(
+            accelerator,
+            limits=Limits(room.arena_bytes, room.num_pages, room.io_bytes),
+            io_pool_bytes=room.io_bytes,
+            host_bytes=room.host_bytes,
+            precision=precision,
+            files=self._files,
+            cache_dir=self.cache_dir,
+            compile_limit_s=120.0,
+            on_lost=_raise_lost,
+        )
+
+    async def model(self, name: str, batch_sizes: Sequence[int], *, seed: int = 0) -> TorchModel:
+        """Build, compile and prepare a model of the zoo; the second time it comes from the cache."""
+        path = self._files.new_file()
+        await asyncio.to_thread(write_model, name, path, seed=seed)
+        content = path.read_bytes()
+        sha256 = hashlib.sha256(content).hexdigest()
+        self._files.add(path, sha256)
+        offered = OfferedFile("model.onnx", len(content), sha256)
+        offer = Offer(ModelId(f"{name}-{seed}"), (offered,), tuple(batch_sizes), {}, "")
+
+        async def fetch(missing: object) -> None:
+            assert not missing, "the files have just been stored"
+
+        return await self.device.prepare(offer, fetch, lambda stage: None)
+
+    def folder(self, model: TorchModel) -> tuple[Path, CompiledModel]:
+        """Where a model's compiled files are, and what they say."""
+        for folder in (self.cache_dir / "compiled").iterdir():
+            text = (folder / "model.json").read_text(encoding="utf-8")
+            compiled = CompiledModel.from_json(text)
+            if compiled.architecture_id == model.architecture_id:
+                return folder, compiled
+        raise AssertionError(f"{model.model_id} is not in the cache any more")
+
+    def load(self, model: TorchModel, pages: Sequence[int]) -> int:
+        """LOAD; how long it took, in ns."""
+        action = LoadWeights(
+            action_id=ActionId(1),
+            model_id=model.model_id,
+            earliest_ns=0,
+            latest_ns=NS_PER_S,
+            expected_duration_ns=1,
+        )
+        step = Step(Lane.LOAD, action, model, tuple(pages), 0)
+        self.device.run_load(step)
+        return step.duration_ns or 0
+
+    def infer(self, model: TorchModel, pages: Sequence[int], batch_size: int) -> Step[TorchModel]:
+        """An EXEC to run, its inputs random and in place."""
+        action = Infer(
+            action_id=ActionId(1),
+            model_id=model.model_id,
+            batch_size=batch_size,
+            rows=(batch_size,),
+            earliest_ns=0,
+            latest_ns=NS_PER_S,
+            expected_duration_ns=1,
+        )
+        step = Step(Lane.EXEC, action, model, tuple(pages), 0)
+        generator = np.random.default_rng(0)
+        payload = [
+            generator.random(spec.row_bytes * batch_size // 4, dtype=np.float32).tobytes()
+            for spec in model.inputs
+        ]
+        self.device.run_input(step, payload)
+        return step
+
+    def execute(
+        self, step: Step[TorchModel], *, runs: int, until_s: float = float("inf")
+    ) -> list[int]:
+        """EXEC again and again; how long each took on the device, in ns."""
+        times: list[int] = []
+        for run in range(_WARM_UP_RUNS + runs):
+            if times and time.monotonic() > until_s:
+                break
+            self.device.run_exec(step)
+            if run >= _WARM_UP_RUNS:
+                times.append(step.duration_ns or 0)
+        return times
+
+    async def close(self) -> None:
+        """Give everything back."""
+        await self.device.close()
+
+
+def _raise_lost(reason: str) -> None:
+    raise RuntimeError(f"the device is lost: {reason}")

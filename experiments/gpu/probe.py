@@ -1,0 +1,246 @@
+"""What the hardware itself can do, which says how good a LOAD, a gather or an EXEC is.
+
+* `copy`: host to device bandwidth from locked memory, one page at a time and many; device to device.
+* `gather`: a model's pages into the arena, by index_select and by one copy per page.
+* `exec`: captured ResNet-50 in each precision, convolutions joined with their ReLUs or not, largest batch
+  and single; kernel launches without a graph for comparison.
+* `beside`: a single EXEC alone, while pages are copied from the host, and while a second EXEC runs on
+  another stream (the paper's argument for one EXEC at a time).
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from clockwright.units import PAGE_BYTES
+from experiments.gpu.hardware import (
+    about,
+    arguments,
+    device_times_ns,
+    median_us,
+    open_accelerator,
+    quantile,
+)
+from experiments.results_file import write_results
+from modelzoo.build import write_model
+from worker.accelerator import Accelerator
+from worker.compile import compile_model
+from worker.model_files import (
+    GRAPH_FILE,
+    WEIGHTS_FILE,
+    BoundTensor,
+    CompiledModel,
+    Limits,
+    Source,
+)
+from worker.precision import Precision
+from worker.torch_compile import TorchTarget
+from worker.torch_operators import Tensor
+from worker.torch_program import Program
+from worker.torch_tensors import typed_view, weight_views
+
+ARCHITECTURE = "resnet50_v1"
+PAGES = 7  # of ResNet-50 in float32
+RUNS = 300
+BATCH_SIZES = (1, 16)
+
+Figures = dict[str, float]
+
+
+def copy(accelerator: Accelerator, *, pages: int = PAGES, runs: int = RUNS) -> Figures:
+    """Bandwidths in GB/s (10^9), and how long one page takes."""
+    stream = accelerator.stream()
+    host = accelerator.host_memory(pages * PAGE_BYTES)
+    near = accelerator.device_memory(pages * PAGE_BYTES)
+    other = accelerator.device_memory(pages * PAGE_BYTES)
+    one = slice(0, PAGE_BYTES)
+    figures = {}
+    for key, work, num_bytes in (
+        ("h2d_page", partial(near[one].copy_, host[one], non_blocking=True), PAGE_BYTES),
+        ("h2d", partial(near.copy_, host, non_blocking=True), near.nbytes),
+        ("d2h", partial(host.copy_, near, non_blocking=True), near.nbytes),
+        ("d2d", partial(other.copy_, near, non_blocking=True), near.nbytes),
+    ):
+        times = device_times_ns(accelerator, stream, work, runs=runs)
+        figures[f"{key}_gbps"] = num_bytes / statistics.median(times)
+        figures[f"{key}_us_p50"] = median_us(times)
+        figures[f"{key}_us_p99"] = quantile(times, 0.99)
+    return figures
+
+
+def gather(accelerator: Accelerator, *, pages: int = PAGES, runs: int = RUNS) -> Figures:
+    """Microseconds and GB/s of weights; twice that is moved, being read and written."""
+    stream = accelerator.stream()
+    words = PAGE_BYTES // 8
+    cache = accelerator.device_memory(4 * pages * PAGE_BYTES).view(torch.int64).view(-1, words)
+    arena = accelerator.device_memory(pages * PAGE_BYTES).view(torch.int64).view(-1, words)
+    # Scattered, and none twice.
+    chosen = [(index * 3 + 1) % (4 * pages) for index in range(pages)]
+    listed = torch.tensor(chosen, device=accelerator.device)
+
+    def by_copies() -> None:
+        for row, page in enumerate(chosen):
+            arena[row].copy_(cache[page], non_blocking=True)
+
+    figures = {}
+    for key, work in (
+        ("index_select", partial(torch.index_select, cache, 0, listed, out=arena)),
+        ("copies", by_copies),
+    ):
+        times = device_times_ns(accelerator, stream, work, runs=runs)
+        figures[f"gather_{key}_us_p50"] = median_us(times)
+        figures[f"gather_{key}_gbps"] = pages * PAGE_BYTES / statistics.median(times)
+    return figures
+
+
+def bare_kernel(
+    accelerator: Accelerator,
+    folder: Path,
+    compiled: CompiledModel,
+    batch_size: int,
+    *,
+    joined: bool = True,
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A model with its weights where they are, without pages, arena or slots.
+
+    Args:
+        accelerator: where.
+        folder: of the compiled model.
+        compiled: what is in it.
+        batch_size: rows.
+        joined: convolutions with their ReLUs, as served.
+
+    Returns:
+        The captured kernels, and the same launched one by one.
+    """
+    program = Program((folder / GRAPH_FILE).read_bytes(), accelerator.device, join=joined)
+    blob = accelerator.device_memory(compiled.weights_bytes)
+    blob.copy_(torch.from_file(str(folder / WEIGHTS_FILE), size=blob.nbytes, dtype=torch.uint8))
+    weights = weight_views(blob, compiled.weights)
+
+    def tensors(bound: tuple[BoundTensor, ...]) -> list[Tensor]:
+        return [
+            typed_view(accelerator.device_memory(t.spec.row_bytes * batch_size), t, batch_size)
+            for t in bound
+        ]
+
+    inputs, outputs = tensors(compiled.inputs), tensors(compiled.outputs)
+    moved: dict[str, Tensor] = {}
+
+    def work() -> None:
+        for place, result in zip(outputs, program.run(inputs, weights, moved), strict=True):
+            place.copy_(result)
+
+    cores = program.precision.tensor_cores
+    return accelerator.capture(work, rehearsal=work, tensor_cores=cores), work
+
+
+def execute(
+    accelerator: Accelerator,
+    scratch: Path,
+    *,
+    name: str = ARCHITECTURE,
+    runs: int = RUNS,
+    until_s: float = float("inf"),
+) -> Figures:
+    """Microseconds by precision and batch size; largest batch first, as when serving."""
+    figures = {}
+    for precision in Precision:
+        folder, compiled = compiled_for(name, precision, scratch)
+        for joined in (True, False):
+            for batch_size in sorted(BATCH_SIZES, reverse=True):
+                replay, launch = bare_kernel(
+                    accelerator, folder, compiled, batch_size, joined=joined
+                )
+                key = f"{precision.value}{'' if joined else '_apart'}_b{batch_size}"
+                for suffix, work in (("", replay), ("_launched", launch)):
+                    times = device_times_ns(
+                        accelerator, accelerator.stream(), work, runs=runs, until_s=until_s
+                    )
+                    figures[f"exec_{key}{suffix}_us_p50"] = median_us(times)
+                    figures[f"exec_{key}{suffix}_us_p99"] = quantile(times, 0.99)
+    return figures
+
+
+def beside(
+    accelerator: Accelerator, scratch: Path, *, name: str = ARCHITECTURE, runs: int = RUNS
+) -> Figures:
+    """One EXEC of batch 1, alone and with something else going on."""
+    folder, compiled = compiled_for(name, Precision.FLOAT32, scratch)
+    first, _ = bare_kernel(accelerator, folder, compiled, 1)
+    second, _ = bare_kernel(accelerator, folder, compiled, 1)
+    host = accelerator.host_memory(PAGE_BYTES)
+    page = accelerator.device_memory(PAGE_BYTES)
+    figures = {}
+    for key, other in (
+        ("alone", None),
+        ("load", partial(page.copy_, host, non_blocking=True)),
+        ("exec", second),
+    ):
+        stop = threading.Event()
+        thread = threading.Thread(target=_repeat, args=(accelerator, other, stop))
+        thread.start()
+        try:
+            times = device_times_ns(accelerator, accelerator.stream(urgent=True), first, runs=runs)
+        finally:
+            stop.set()
+            thread.join()
+        figures[f"beside_{key}_us_p50"] = median_us(times)
+        figures[f"beside_{key}_us_p99"] = quantile(times, 0.99)
+    return figures
+
+
+def _repeat(
+    accelerator: Accelerator, work: Callable[[], object] | None, stop: threading.Event
+) -> None:
+    stream, done = accelerator.stream(), accelerator.event()
+    while work is not None and not stop.is_set():
+        stream.run(work)
+        stream.record(done)
+        done.synchronize()
+
+
+def compiled_for(name: str, precision: Precision, scratch: Path) -> tuple[Path, CompiledModel]:
+    """Compile a model of the zoo, once per folder."""
+    source, folder = scratch / name, scratch / f"{name}-{precision.value}"
+    if not source.exists():
+        write_model(name, source / "model.onnx")
+    if not folder.exists():
+        folder.mkdir()
+        limits = Limits(arena_bytes=2 << 30, num_pages=128, io_bytes=256 << 20)
+        compile_model(Source(source), folder, limits, lambda stage: None, TorchTarget(precision))
+    metadata = (folder / "model.json").read_text(encoding="utf-8")
+    return folder, CompiledModel.from_json(metadata)
+
+
+def main() -> None:
+    """Run all sections and write `probe.json`."""
+    options = arguments(__doc__.splitlines()[0], seconds=120.0)
+    accelerator = open_accelerator(options.device)
+    until_s = time.monotonic() + options.seconds
+    figures = copy(accelerator) | gather(accelerator)
+    with tempfile.TemporaryDirectory() as scratch:
+        figures |= beside(accelerator, Path(scratch))
+        figures |= execute(accelerator, Path(scratch), until_s=until_s)
+    for key, figure in figures.items():
+        print(f"{key:40} {figure:12.2f}")
+    write_results(
+        "probe",
+        figures,
+        command=f"python -m experiments.gpu.probe --device {options.device}",
+        seeds=[0],
+        extra={"hardware": about(accelerator)},
+        directory=options.results,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Table 1 for this card: weights, LOAD and EXEC of the paper's networks, beside its V100.
+
+LOAD and EXEC are the worker's own steps: pages in random places, the gather, kernels, both copies. For
+each network: LOAD, EXEC by batch size, and how much more a single EXEC takes than the same captured kernels
+with their weights in place. For ResNet-50 the tail of 10,000 runs. Device memory that is taken meanwhile
+is counted; it should be none.
+
+Networks are measured in the paper's order of interest until time is up; those left out are named. What has been
+compiled stays in the cache folder, so a second run gets further.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.figures.report import write_csv
+from experiments.gpu.hardware import (
+    Bench,
+    Room,
+    about,
+    arguments,
+    device_times_ns,
+    median_us,
+    open_accelerator,
+    quantile,
+)
+from experiments.gpu.probe import bare_kernel
+from experiments.results_file import write_results
+from modelzoo.profile import load_profile
+from worker.accelerator import Accelerator
+
+MAIN = "resnet50_v1"
+BATCH_SIZES = (1, 2, 4, 8, 16)
+ROOM = Room(num_pages=128, arena_bytes=512 << 20, io_bytes=64 << 20, host_bytes=2 << 30)
+_LOADS = 20
+_COLUMNS = ("model", "quantity", "ours_us", "v100_us")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One measurement."""
+
+    names: tuple[str, ...]
+    batch_sizes: tuple[int, ...] = BATCH_SIZES
+    room: Room = ROOM
+    runs: int = 100
+    #: Of the main network at batch size 1.
+    tail_runs: int = 10_000
+    main: str = MAIN
+
+
+def order_of_interest() -> tuple[str, ...]:
+    """Table 1's networks: the main one, then one of each family, then the rest."""
+    names = list(load_profile("table1").rows)
+    families: dict[str, str] = {}
+    for name in names:
+        families.setdefault(name.rstrip("0123456789")[:6], name)
+    return tuple(dict.fromkeys([MAIN, *families.values(), *names]))
+
+
+async def measure(
+    accelerator: Accelerator,
+    setting: Setting,
+    *,
+    until_s: float,
+    measured: Callable[[dict[str, float], list[str]], None],
+    cache_dir: Path | None = None,
+) -> None:
+    """Measure what there is time for, and one network at least.
+
+    Args:
+        accelerator: the card.
+        setting: what to measure.
+        until_s: of the monotonic clock; no network is begun after it.
+        measured: told after each network: all figures so far by key, in microseconds unless they say
+            otherwise, and the names left out so far.
+        cache_dir: of compiled models; the user's by default.
+    """
+    bench = Bench(accelerator, setting.room, cache_dir=cache_dir)
+    rng = random.Random(0)
+    figures: dict[str, float] = {}
+    try:
+        for index, name in enumerate(setting.names):
+            if figures and time.monotonic() > until_s:
+                break
+            figures |= await _measure_one(bench, accelerator, name, setting, rng, until_s)
+            measured(figures, list(setting.names[index + 1 :]))
+    finally:
+        await bench.close()
+
+
+async def _measure_one(
+    bench: Bench,
+    accelerator: Accelerator,
+    name: str,
+    setting: Setting,
+    rng: random.Random,
+    until_s: float,
+) -> dict[str, float]:
+    model = await bench.model(name, setting.batch_sizes)
+    figures = {f"{name}_weights_mb": model.weights_bytes / 1e6}
+    pages = rng.sample(range(setting.room.num_pages), model.num_pages)
+    loads = [bench.load(model, pages) for _ in range(_LOADS)]
+    figures[f"{name}_load_us_p50"] = median_us(loads)
+    figures[f"{name}_load_us_p99"] = quantile(loads, 0.99)
+    figures[f"{name}_load_gbps"] = model.weights_bytes / (median_us(loads) * 1e3)
+    taken = bench.device.num_allocations
+    for batch_size in model.exec_ns:
+        tail = name == setting.main and batch_size == 1
+        step = bench.infer(model, pages, batch_size)
+        runs = setting.tail_runs if tail else setting.runs
+        times = bench.execute(step, runs=runs, until_s=until_s)
+        key = f"{name}_b{batch_size}"
+        figures[f"{key}_us_p50"] = median_us(times)
+        figures[f"{key}_us_p99"] = quantile(times, 0.99)
+        if tail:
+            figures[f"{key}_us_p9999"] = quantile(times, 0.9999)
+            figures[f"{key}_runs"] = float(len(times))
+            figures[f"{key}_tail_ratio"] = quantile(times, 0.9999) / median_us(times)
+    figures[f"{name}_memory_taken_while_running"] = float(bench.device.num_allocations - taken)
+    folder, compiled = bench.folder(model)
+    replay, _ = bare_kernel(accelerator, folder, compiled, min(model.exec_ns))
+    bare = device_times_ns(accelerator, accelerator.stream(), replay, runs=setting.runs)
+    figures[f"{name}_bare_us_p50"] = median_us(bare)
+    single = figures[f"{name}_b{min(model.exec_ns)}_us_p50"]
+    figures[f"{name}_paged_to_bare_ratio"] = single / median_us(bare)
+    return figures
+
+
+def beside_the_paper(names: Sequence[str], figures: dict[str, float]) -> list[tuple[Any, ...]]:
+    """Rows of model, quantity, ours and the V100's in microseconds."""
+    table = load_profile("table1").rows
+    rows: list[tuple[Any, ...]] = []
+    for name in names:
+        quantities = [("LOAD", f"{name}_load_us_p50", table[name].load_ns)] if name in table else []
+        if name in table:
+            quantities += [
+                (f"EXEC {size}", f"{name}_b{size}_us_p50", duration_ns)
+                for size, duration_ns in table[name].exec_ns.items()
+            ]
+        rows += [
+            (name, quantity, round(figures[key], 1), paper_ns / 1e3)
+            for quantity, key, paper_ns in quantities
+            if key in figures
+        ]
+    return rows
+
+
+def main() -> None:
+    """Measure and write `table1.json` and `table1.csv`."""
+    options = arguments(__doc__.splitlines()[0], seconds=200.0)
+    accelerator = open_accelerator(options.device)
+    hardware = about(accelerator)
+    setting = Setting(names=order_of_interest())
+    left_out = list(setting.names)
+
+    def write(figures: dict[str, float], rest: list[str]) -> None:
+        # Each time: a limit from outside may come while the next one is compiled.
+        left_out[:] = rest
+        rows = beside_the_paper(setting.names, figures)
+        write_csv(options.results / "table1.csv", _COLUMNS, rows)
+        write_results(
+            "table1",
+            figures,
+            command=f"python -m experiments.gpu.table1 --device {options.device}",
+            seeds=[0],
+            extra={"hardware": hardware, "left_out": rest},
+            directory=options.results,
+        )
+        name = setting.names[len(setting.names) - len(rest) - 1]
+        for _, quantity, ours, paper in (row for row in rows if row[0] == name):
+            print(f"{name:32} {quantity:10} {ours:12.1f} {paper:12.1f}", flush=True)
+
+    print(f"{'model':32} {'':10} {'ours us':>12} {'V100 us':>12}")
+    until_s = time.monotonic() + options.seconds
+    asyncio.run(measure(accelerator, setting, until_s=until_s, measured=write))
+    if left_out:
+        print(f"no time for {len(left_out)} of {len(setting.names)}: {', '.join(left_out)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Workloads against a live server on this machine, and the telemetry that it left of each."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from clockwright.operator import Operator
+from controller.telemetry import ActionRow, RequestRow
+from experiments.local_server import LocalServer
+from experiments.telemetry_tables import read_actions, read_requests
+from modelzoo.build import write_model
+from modelzoo.profile import Profile, ProfileRow, save_profile
+from traces.arrivals import Workload
+from traces.replay import ReplayReport, replay
+
+# What stands for a model whose costs are modelled: its inputs are 3 kB and nobody looks at them.
+_STAND_IN = "mlp-784-128-10"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveModel:
+    """A folder of the model repository."""
+
+    #: With more than one copy, the models are NAME-0, NAME-1, ...
+    name: str
+    copies: int
+    batch_sizes: tuple[int, ...]
+    #: Of the model zoo; None: whatever stands for a modelled one.
+    architecture: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """One workload that was played."""
+
+    #: What the client saw.
+    report: ReplayReport
+    #: Rows of this workload alone. Its time 0 is `report.begin_ns` of them.
+    requests: tuple[RequestRow, ...]
+    actions: tuple[ActionRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What was played on one server."""
+
+    runs: list[LiveRun]
+    #: By model, what the worker said that it costs, before anything was played.
+    rows: dict[str, ProfileRow]
+
+
+def play(
+    workloads: Sequence[Workload],
+    *,
+    models: Sequence[LiveModel],
+    profile: Profile | None,
+    num_pages: int,
+) -> Played:
+    """Start a `clockwright up` with one worker, play workloads on it one after the other, stop it.
+
+    Args:
+        workloads: each begins when the last response of the one before is there.
+        models: what it serves; prepared before anything is played.
+        profile: of a modelled device; None: the processor runs the models.
+        num_pages: of the weights cache.
+
+    Raises:
+        RuntimeError: the server did not start.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
+        for model in models:
+            _write(model, folder / model.name)
+        device = "cpu"
+        if profile is not None:
+            save_profile(profile, Path(scratch) / "profile.json")
+            device = f"modelled:{scratch}/profile.json"
+        arguments = [
+            *("--models", str(folder), "--telemetry", str(telemetry), "--device", device),
+            *("--pages", str(num_pages), "--cache-dir", f"{scratch}/cache"),
+        ]
+        with LocalServer(arguments) as server:
+            rows = _rows(server.address)
+            reports = [replay(server.address, workload) for workload in workloads]
+        requests, actions = list(read_requests(telemetry)), list(read_actions(telemetry))
+    borders = [report.begin_ns for report in reports[1:]]
+    runs = [
+        _cut(report, end_ns, requests, actions)
+        for report, end_ns in zip(reports, [*borders, None], strict=True)
+    ]
+    return Played(runs=runs, rows=rows)
+
+
+def _write(model: LiveModel, folder: Path) -> None:
+    write_model(model.architecture or _STAND_IN, folder / "1" / "model.onnx")
+    settings = f"copies = {model.copies}\nbatch_sizes = {list(model.batch_sizes)}\n"
+    (folder / "config.toml").write_text(settings)
+
+
+def _rows(address: str) -> dict[str, ProfileRow]:
+    with Operator(address) as operator:
+        return {
+            model.model_id: ProfileRow(
+                name=model.model_id,
+                weights_bytes=model.weights_bytes,
+                load_ns=model.load_ns,
+                exec_ns={batch.batch_size: batch.exec_ns for batch in model.exec},
+            )
+            for model in operator.models()
+        }
+
+
+def _cut(
+    report: ReplayReport,
+    end_ns: int | None,
+    requests: Sequence[RequestRow],
+    actions: Sequence[ActionRow],
+) -> LiveRun:
+    """Take out a workload's own rows; the controller's clock is this process's."""
+    begin_ns = report.begin_ns
+
+    def inside(time_ns: int) -> bool:
+        return time_ns >= begin_ns and (end_ns is None or time_ns < end_ns)
+
+    return LiveRun(
+        report=report,
+        requests=tuple(row for row in requests if inside(row.arrival_ns)),
+        actions=tuple(row for row in actions if inside(row.sent_ns)),
+    )

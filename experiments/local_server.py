@@ -1,0 +1,115 @@
+"""A `clockwright up` in processes of its own, as users run it."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+_READY = "ready: "
+_LISTENING = "listening on "
+
+# Thrice what draining, workers included, may take by their own limits.
+_STOP_LIMIT_S = 60.0
+
+
+class LocalServer:
+    """Started on a free port; stopped, as SIGTERM does it, at the end of the `with` block."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        show: Callable[[str], None] | None = None,
+        start_limit_s: float = 150.0,
+    ) -> None:
+        """Start the process; entering the block waits until it is ready.
+
+        Args:
+            arguments: of `clockwright up`, but for `--port`.
+            show: told each line that it prints on standard output.
+            start_limit_s: how long preparing the models may take.
+        """
+        self._limit_s = start_limit_s
+        self._show = show
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        #: Everything it printed on standard output so far.
+        self.output: list[str] = []
+        #: HOST:PORT, once it listens.
+        self.address = ""
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clockwright.cli", "up", "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, start: str) -> str:
+        """Wait for a line of output that starts with `start`.
+
+        Raises:
+            RuntimeError: the process ended, or the line did not come in time.
+        """
+        deadline_s = time.monotonic() + self._limit_s
+        while True:
+            try:
+                line = self._lines.get(timeout=max(deadline_s - time.monotonic(), 0))
+            except queue.Empty:
+                raise RuntimeError(
+                    f"clockwright up: no line {start!r} within {self._limit_s:g} s"
+                ) from None
+            if line is None:
+                raise RuntimeError(f"clockwright up ended with {self.process.wait()}")
+            if line.startswith(_LISTENING):
+                self.address = line.removeprefix(_LISTENING)
+            if line.startswith(start):
+                return line
+
+    def stop(self) -> int:
+        """End it as SIGTERM does; returns the exit code, also when it has ended before."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(_STOP_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            self._reader.join()
+            if self.process.stdout is not None:
+                self.process.stdout.close()
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            text = line.rstrip("\n")
+            self.output.append(text)
+            if self._show is not None:
+                self._show(text)
+            self._lines.put(text)
+        self._lines.put(None)
+
+    def __enter__(self) -> Self:
+        try:
+            self.wait_for(_READY)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()

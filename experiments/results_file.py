@@ -1,0 +1,112 @@
+"""Where every benchmark and experiment leaves its figures: `experiments/results/NAME.json`.
+
+One form for all (architecture.md section 10), so that a figure quoted anywhere can be traced to the
+command, commit and machine that made it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from clockwright import __version__
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+_PACKAGES = ("grpcio", "protobuf", "numpy", "uvloop", "onnxruntime", "onnxruntime-gpu", "torch")
+
+
+def write_results(
+    name: str,
+    figures: Mapping[str, float],
+    *,
+    command: str,
+    seeds: Sequence[int] = (),
+    extra: Mapping[str, Any] | None = None,
+    directory: Path = RESULTS,
+) -> Path:
+    """Write the figures of one run, replacing those of the last.
+
+    Args:
+        name: of the benchmark; becomes the file's name.
+        figures: key to number; units are in the key (`_us`, `_rps`, `_ratio`).
+        command: repeats the run when typed at the project's root.
+        seeds: every seed that was drawn from.
+        extra: anything else worth keeping (settings, spread), under its own keys.
+        directory: where to; the project's own results unless a test says otherwise.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ValueError: a figure is not a finite number; JSON has no word for it.
+    """
+    for key, figure in figures.items():
+        if not math.isfinite(figure):
+            raise ValueError(f"figure {key} of {name} is {figure}, expected a finite number")
+    record: dict[str, Any] = {
+        "name": name,
+        "command": command,
+        "commit": _commit(),
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": _machine(),
+        "versions": _versions(),
+        "seeds": list(seeds),
+        "figures": dict(figures),
+        **(extra or {}),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    target = directory / f"{name}.json"
+    target.write_text(json.dumps(record, indent=1) + "\n")
+    return target
+
+
+def _commit() -> str:
+    """Name the commit the figures were made from; `+` when tracked files differ from it."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=RESULTS.parent, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def _machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                cpu = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "cpu": cpu,
+        "num_cores": os.cpu_count(),
+        "memory_gib": round(pages / 2**30, 1),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+
+
+def _versions() -> dict[str, str]:
+    versions = {"clockwright": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions

@@ -1,0 +1,55 @@
+"""Classifiers of handwritten digits, and what each says of digits in hands it has never seen.
+
+scikit-learn's digits, 8 x 8, split by the form they were written on: not MNIST, not CIFAR. Shapes and
+rankings can be compared with the paper's, numbers cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from experiments.digits import Array, Digits
+
+# What a pixel can be at most; images are inverted against it.
+INK_MAX = 16.0
+
+Classifier = Any
+
+
+def five_kinds(seed: int) -> dict[str, Classifier]:
+    """Untrained models of five kinds, from weak to strong."""
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.naive_bayes import GaussianNB
+    from sklearn.svm import SVC
+    from sklearn.tree import DecisionTreeClassifier
+
+    return {
+        "naive Bayes": GaussianNB(),
+        "tree": DecisionTreeClassifier(random_state=seed),
+        "logistic": LogisticRegression(max_iter=5000, C=0.01, tol=0.01),
+        "forest": RandomForestClassifier(20, random_state=seed),
+        "SVM": SVC(),
+    }
+
+
+def train(models: dict[str, Classifier], digits: Digits) -> None:
+    """Fit each to the same digits."""
+    for model in models.values():
+        model.fit(digits.images, digits.labels)
+
+
+def predict(models: dict[str, Classifier], images: Array) -> Array:
+    """What each says, int64, shape (model, image)."""
+    return np.stack([model.predict(images).astype(np.int64) for model in models.values()])
+
+
+# Faults that a pipeline before a model may have in production.
+FAULTS: dict[str, Callable[[Array], Array]] = {
+    "inverted": lambda images: INK_MAX - images,
+    "shifted": lambda images: np.roll(images.reshape(-1, 8, 8), 3, axis=2).reshape(-1, 64),
+    "half blank": lambda images: np.where(np.arange(64) % 8 < 4, 0.0, images),
+}

@@ -1,0 +1,218 @@
+"""The controller's shells on virtual time: an event loop whose clock jumps to what happens next.
+
+The simulator drives the scheduler alone; selection lives above it, in asyncio. Here the real runtime,
+catalogue and applications run unchanged, between modelled workers and clients, as fast as the
+processor can and with the same outcome on any machine. Work takes no time unless a worker says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, TypeVar
+from unittest import mock
+
+from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
+from clockwright.bulk import Buffer
+from clockwright.tensors import TensorSpec
+from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.catalogue import Catalogue, Model
+from controller.core.events import ModelReady, WorkerJoined
+from controller.runtime import Runtime
+
+T = TypeVar("T")
+
+# Who reads the controller's clock on a query's way.
+_CLOCKS = ("controller.runtime", "controller.selection.applications", "controller.selection.asking")
+
+_BEGIN_NS = 1000 * NS_PER_S
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Where a loop would sleep until its next timer, the clock is set to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = _BEGIN_NS
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            return super().select(None)  # Nothing is due: a thread has something to say.
+        ready = super().select(0)
+        if not ready and timeout > 0:
+            # Up, or the loop finds its timer a moment away and asks again, for ever.
+            self.now_ns += max(round(timeout * NS_PER_S), 0) + 1
+        return ready
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine on virtual time."""
+    selector = _Jumping()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now_ns / NS_PER_S  # type: ignore[method-assign]
+
+    @contextmanager
+    def clocks() -> Iterator[None]:
+        def clock() -> int:
+            return selector.now_ns
+
+        patches = [mock.patch(f"{name}.now_ns", clock) for name in _CLOCKS]
+        for patch in patches:
+            patch.start()
+        try:
+            yield
+        finally:
+            for patch in patches:
+                patch.stop()
+
+    with clocks(), asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(work())
+
+
+def now_ns() -> int:
+    """The virtual present."""
+    return round(asyncio.get_running_loop().time() * NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """How long a modelled worker takes."""
+
+    load_ns: int = 2 * NS_PER_MS
+    #: By batch size.
+    exec_ns: Mapping[int, int] = field(
+        default_factory=lambda: {1: NS_PER_MS, 4: 2 * NS_PER_MS, 16: 5 * NS_PER_MS}
+    )
+    #: Of the duration, one standard deviation.
+    noise: float = 0.02
+    #: Injected: a share of EXECs takes so many times as long, which nobody can predict.
+    straggling: float = 0.01
+    straggling_factor: float = 30.0
+
+
+class ModelledWorker:
+    """One worker behind a link without delay: two lanes, answers from a table."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        worker_id: WorkerId,
+        costs: Costs,
+        answer: Callable[[str, Buffer], list[Buffer]],
+        rng: Random,
+    ) -> None:
+        """Answer requests of one input with `answer(model, input)`."""
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._worker_id = worker_id
+        self._costs = costs
+        self._answer = answer
+        self._rng = rng
+        self._free_ns = {LoadWeights: 0, Infer: 0}
+
+    def join(self, num_pages: int = 1000) -> None:
+        """Register."""
+        self._runtime.worker_joined(
+            self,
+            WorkerJoined(
+                worker_id=self._worker_id, gpu_kind=GpuKind("modelled"), num_pages=num_pages
+            ),
+        )
+        self._catalogue.worker_joined(self._worker_id)
+
+    def offer(
+        self, model: Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+    ) -> None:
+        """Take a model."""
+        event = ModelReady(
+            worker_id=self._worker_id,
+            model_id=model.model_id,
+            # A graph of its own each, as different forests have: they share no measurements.
+            architecture_id=ArchitectureId(model.name),
+            num_pages=1,
+            load_ns=self._costs.load_ns,
+            exec_ns=self._costs.exec_ns,
+        )
+        self._catalogue.model_ready(event, inputs=inputs, outputs=outputs, weights_bytes=1)
+
+    def send(self, action: Action, payload: Sequence[Buffer]) -> None:
+        """Put an action on its lane; an EvictWeights is done at once."""
+        at_ns = now_ns()
+        if not isinstance(action, Infer | LoadWeights):
+            asyncio.get_running_loop().call_soon(
+                self._finish, Result(action_id=action.action_id, received_ns=at_ns), []
+            )
+            return
+        begin_ns = max(at_ns, self._free_ns[type(action)], action.earliest_ns)
+        result = Result(action_id=action.action_id, received_ns=at_ns)
+        outputs: list[Buffer] = []
+        end_ns = begin_ns
+        if begin_ns > action.latest_ns:
+            result.error = ActionError.TOO_LATE
+        else:
+            duration_ns = self._duration_ns(action)
+            end_ns = begin_ns + duration_ns
+            step = StepTime(begin_ns, end_ns, duration_ns)
+            if isinstance(action, Infer):
+                result.input = result.exec = result.output = step
+                for row in payload:
+                    outputs += self._answer(action.model_id, row)
+            else:
+                result.load = step
+        self._free_ns[type(action)] = end_ns
+        loop = asyncio.get_running_loop()
+        loop.call_at(end_ns / NS_PER_S, self._finish, result, outputs)
+
+    def _duration_ns(self, action: Infer | LoadWeights) -> int:
+        if isinstance(action, LoadWeights):
+            return self._costs.load_ns
+        factor = max(self._rng.gauss(1.0, self._costs.noise), 0.5)
+        if self._rng.random() < self._costs.straggling:
+            factor *= self._costs.straggling_factor
+        return round(self._costs.exec_ns[action.batch_size] * factor)
+
+    def _finish(self, result: Result, outputs: list[Buffer]) -> None:
+        self._runtime.action_finished(self._worker_id, result, outputs)
+
+    def forget_model(self, model_id: ModelId) -> None:
+        """Nothing is kept."""
+
+    def close(self, reason: str) -> None:
+        """Nothing is open."""
+
+
+class ModelledWorkers:
+    """The workers' side, as the catalogue sees it."""
+
+    def __init__(
+        self,
+        workers: Sequence[ModelledWorker],
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+    ) -> None:
+        self._workers = workers
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def offer(self, model: Model) -> None:
+        """Every worker takes every model."""
+        for worker in self._workers:
+            worker.offer(model, self._inputs, self._outputs)
+
+    def withdraw(self, model: Model) -> None:
+        """Nobody keeps anybody waiting."""
+
+
+def poisson_ns(rate: float, seconds: float, rng: Random) -> list[int]:
+    """Times of arrivals from 0, ascending."""
+    times: list[int] = []
+    at_s = rng.expovariate(rate)
+    while at_s < seconds:
+        times.append(round(at_s * NS_PER_S))
+        at_s += rng.expovariate(rate)
+    return times

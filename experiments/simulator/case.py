@@ -1,0 +1,204 @@
+"""What is simulated. Every part is a value; two runs of equal cases are equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_S, NS_PER_US, PAGE_BYTES, ArchitectureId, ModelId
+from controller.core import SchedulerConfig
+from modelzoo.profile import Noise, ProfileRow
+from traces.arrivals import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class HostedModel:
+    """A model that every worker holds in host memory."""
+
+    model_id: ModelId
+    #: What it costs.
+    row: ProfileRow
+
+    @property
+    def architecture_id(self) -> ArchitectureId:
+        """Models of one row share their estimates."""
+        return ArchitectureId(self.row.name)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that its weights fill."""
+        return max(1, -(-self.row.weights_bytes // PAGE_BYTES))
+
+
+def copies_of(row: ProfileRow, count: int) -> tuple[HostedModel, ...]:
+    """Models `NAME-0` to `NAME-(count-1)`, all costing what `row` says."""
+    return tuple(HostedModel(ModelId(f"{row.name}-{number}"), row) for number in range(count))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Equal workers, each one GPU, named `gpu0`, `gpu1`, ...
+
+    Inputs and outputs share the PCIe bus with loads on a real GPU; here each has it to itself.
+    """
+
+    models: tuple[HostedModel, ...]
+    num_workers: int = 1
+    #: Of the weights cache. The paper's V100s keep 1,376 pages (22.5 GB).
+    num_pages: int = 1376
+    #: INPUT and OUTPUT copy this fast. Table 1: 102.1 MB of weights in 8.33 ms.
+    copy_bytes_per_s: int = 12_250_000_000
+    #: Added to every INPUT and OUTPUT.
+    copy_overhead_ns: int = 0
+    #: From a LOAD's or EXEC's turn on its lane until the device begins: a thread takes over.
+    start_delay_ns: int = 0
+    #: For inputs and outputs on the device. Clockwork's 512 MB.
+    io_pool_bytes: int = 512 << 20
+    #: Of LOAD and EXEC durations.
+    noise: Noise = field(default_factory=Noise)
+
+    def __post_init__(self) -> None:
+        _positive(self, "num_workers", "num_pages", "copy_bytes_per_s", "io_pool_bytes")
+        _not_negative(self, "copy_overhead_ns", "start_delay_ns")
+        if not self.models:
+            raise ConfigError("cluster: no models")
+        names = [model.model_id for model in self.models]
+        if len(set(names)) < len(names):
+            raise ConfigError("cluster: two models have the same name")
+        rows: dict[str, ProfileRow] = {}
+        for model in self.models:
+            if rows.setdefault(model.row.name, model.row) != model.row:
+                raise ConfigError(f"cluster: two different rows are named {model.row.name!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Between clients, controller and workers. Every worker has a link of its own, in order each way."""
+
+    #: One way between controller and worker, for an empty message.
+    delay_ns: int = 100 * NS_PER_US
+    #: Mean of an exponential addition to every message's delay.
+    jitter_ns: int = 0
+    #: Additions as they were measured, of which every message gets one at random: those to workers, and
+    #: those to the controller.
+    down_samples_ns: tuple[int, ...] = ()
+    up_samples_ns: tuple[int, ...] = ()
+    #: Of tensors on a worker's link, each way; messages wait for those before. None: tensors take no
+    #: time, as in the paper's large experiments, where workers made up the inputs.
+    bytes_per_s: int | None = None
+    #: One way between a closed-loop client and the controller.
+    client_delay_ns: int = 100 * NS_PER_US
+    #: Mean of an exponential addition to a closed-loop client's round trip.
+    client_jitter_ns: int = 0
+    #: Additions to it as they were measured, one at random.
+    client_samples_ns: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "delay_ns", "jitter_ns", "client_delay_ns", "client_jitter_ns")
+        if self.bytes_per_s is not None:
+            _positive(self, "bytes_per_s")
+        for name in ("down_samples_ns", "up_samples_ns", "client_samples_ns"):
+            if least := min((0, *getattr(self, name))):
+                raise ConfigError(f"{name} has {least}, expected 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorker:
+    """A worker that vanishes with everything on it, and may start afresh later."""
+
+    worker: int
+    at_ns: int
+    back_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.back_ns is not None and self.back_ns <= self.at_ns:
+            raise ConfigError(f"worker {self.worker} is back at {self.back_ns} ns, lost only then")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerClock:
+    """How a worker's clock differs from the controller's. Heartbeats estimate it as they do live."""
+
+    offset_ns: int = 0
+    #: In parts per billion; a crystal has up to 50,000.
+    drift_ppb: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What goes wrong. Nothing by default."""
+
+    #: Share of LOADs and EXECs that take `slow_factor` times as long as they should.
+    slow_probability: float = 0.0
+    slow_factor: float = 10.0
+    #: Share of messages between controller and worker that are delayed by `delay_ns`, as by a lost
+    #: packet and its retransmission; those behind on the same link wait.
+    delay_probability: float = 0.0
+    delay_ns: int = 200_000_000
+    #: Share of messages that never arrive. A stream would rather break; this is the worst case.
+    loss_probability: float = 0.0
+    lost_workers: tuple[LostWorker, ...] = ()
+    #: Until the controller notices that a worker vanished.
+    detection_ns: int = 100 * NS_PER_US
+    #: A worker that the controller let go registers again after this.
+    rejoin_ns: int = NS_PER_S
+    #: By index; empty: all workers read the controller's clock, and there are no heartbeats.
+    clocks: tuple[WorkerClock, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("slow_probability", "delay_probability", "loss_probability"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ConfigError(f"{name} is {value}, expected 0 to 1")
+        _positive(self, "slow_factor")
+        _not_negative(self, "delay_ns", "detection_ns", "rejoin_ns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run, before it has run."""
+
+    workload: Workload
+    cluster: Cluster
+    #: Arrivals end here; what is open then is still answered.
+    duration_ns: int
+    network: Network = field(default_factory=Network)
+    faults: Faults = field(default_factory=Faults)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    #: Of noise, jitter and faults. The workload has seeds of its own.
+    seed: int = 0
+    #: How long a closed-loop client waits after a refusal, beyond its round trip. None: until the
+    #: deadline of what was refused, which is when Clockwork's clients heard of it. Asking again at once
+    #: floods the controller with what it has just refused.
+    refusal_pause_ns: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "duration_ns")
+        if self.refusal_pause_ns is not None:
+            _not_negative(self, "refusal_pause_ns")
+            # Virtual time would stand still while a client asks and is refused.
+            if self.refusal_pause_ns + self.network.client_delay_ns == 0:
+                raise ConfigError("refusal_pause_ns and client_delay_ns are both 0")
+        hosted = {model.model_id for model in self.cluster.models}
+        for name in self.workload.models:
+            if name not in hosted:
+                raise ConfigError(f"the workload asks for model {name!r}, which no worker has")
+        number = self.cluster.num_workers
+        clocks = self.faults.clocks
+        if clocks and len(clocks) != number:
+            raise ConfigError(f"{len(clocks)} clocks for {number} workers")
+        for lost in self.faults.lost_workers:
+            if not 0 <= lost.worker < number:
+                raise ConfigError(f"lost worker {lost.worker}: there are {number}")
+
+
+def _positive(value: object, *names: str) -> None:
+    for name in names:
+        if getattr(value, name) <= 0:
+            raise ConfigError(f"{name} is {getattr(value, name)}, expected more than 0")
+
+
+def _not_negative(value: object, *names: str) -> None:
+    for name in names:
+        if getattr(value, name) < 0:
+            raise ConfigError(f"{name} is {getattr(value, name)}, expected 0 or more")

@@ -1,0 +1,75 @@
+"""A worker's clock that is not the controller's, and what heartbeats make of it."""
+
+from __future__ import annotations
+
+import random
+
+from clockwright.units import NS_PER_MS
+from controller.clock_sync import WINDOW_SIZE, ClockSync, MinimumFilter
+from experiments.simulator.case import Network, WorkerClock
+
+HEARTBEAT_NS = 200 * NS_PER_MS
+_PPB = 1_000_000_000
+
+
+class SkewedClock:
+    """Maps virtual time, which is the controller's, to a worker's and back."""
+
+    __slots__ = ("_clock",)
+
+    def __init__(self, clock: WorkerClock) -> None:
+        self._clock = clock
+
+    def local_ns(self, time_ns: int) -> int:
+        """What the worker's clock shows at a virtual time."""
+        return time_ns + self._clock.offset_ns + time_ns * self._clock.drift_ppb // _PPB
+
+    def time_ns(self, local_ns: int) -> int:
+        """The first virtual time at which the worker's clock shows at least `local_ns`."""
+        drift_ppb = self._clock.drift_ppb
+        time_ns = (local_ns - self._clock.offset_ns) * _PPB // (_PPB + drift_ppb)
+        while self.local_ns(time_ns) >= local_ns:
+            time_ns -= 1
+        while self.local_ns(time_ns) < local_ns:
+            time_ns += 1
+        return time_ns
+
+
+class Heartbeats:
+    """The production clock synchronisation over simulated delays.
+
+    Heartbeats have a delay of their own instead of a place on the link, so that outcomes with and
+    without them can be compared.
+    """
+
+    def __init__(self, clock: SkewedClock, network: Network, generator: random.Random) -> None:
+        self.sync = ClockSync()
+        self._clock = clock
+        self._network = network
+        self._random = generator
+        self._forward = MinimumFilter()
+
+    def settle(self, now_ns: int) -> None:
+        """Exchange a window's worth, as if the worker had been connected for a while."""
+        for number in range(WINDOW_SIZE, 0, -1):
+            self.beat(now_ns - number * HEARTBEAT_NS)
+
+    def beat(self, now_ns: int) -> None:
+        """Exchange one heartbeat each way, sent at a virtual time.
+
+        They arrive at once as far as the estimate is concerned, which is a delay early: a heartbeat
+        in 200 ms would not show the difference.
+        """
+        arrives_ns = now_ns + self._delay_ns()
+        self._forward.add(self._clock.local_ns(arrives_ns) - now_ns)
+        sent_ns = self._clock.local_ns(now_ns)
+        self.sync.heard(
+            sent_ns=sent_ns,
+            received_ns=now_ns + self._delay_ns(),
+            peer_min_delta_ns=self._forward.value,
+        )
+
+    def _delay_ns(self) -> int:
+        jitter_ns = self._network.jitter_ns
+        jitter = int(self._random.expovariate(1 / jitter_ns)) if jitter_ns else 0
+        return self._network.delay_ns + jitter

@@ -1,0 +1,70 @@
+"""One direction of one worker's link."""
+
+from __future__ import annotations
+
+import random
+
+from clockwright.units import NS_PER_S
+from experiments.simulator.case import Faults, Network
+
+
+class Link:
+    """Says when a message arrives. In order, one message on the wire at a time."""
+
+    __slots__ = (
+        "_arrived_ns",
+        "_faults",
+        "_faulty",
+        "_free_ns",
+        "_network",
+        "_random",
+        "_samples_ns",
+    )
+
+    def __init__(
+        self,
+        network: Network,
+        faults: Faults,
+        generator: random.Random,
+        samples_ns: tuple[int, ...] = (),
+    ) -> None:
+        """Make an idle link.
+
+        Args:
+            network: delays and bandwidth.
+            faults: what happens to messages.
+            generator: draws all of it.
+            samples_ns: of this direction, measured additions to the delay.
+        """
+        self._network = network
+        self._samples_ns = samples_ns
+        self._faults = faults
+        self._faulty = bool(faults.delay_probability or faults.loss_probability)
+        self._random = generator
+        #: When the wire is free, and when the last message arrives.
+        self._free_ns = 0
+        self._arrived_ns = 0
+
+    def send(self, now_ns: int, num_bytes: int) -> int | None:
+        """When a message sent now arrives; None when it never does."""
+        network = self._network
+        delay_ns = network.delay_ns
+        if network.jitter_ns:
+            delay_ns += int(self._random.expovariate(1 / network.jitter_ns))
+        if self._samples_ns:
+            delay_ns += self._random.choice(self._samples_ns)
+        if self._faulty:
+            faults = self._faults
+            if self._random.random() < faults.delay_probability:
+                delay_ns += faults.delay_ns
+            if self._random.random() < faults.loss_probability:
+                return None
+        if network.bytes_per_s is not None and num_bytes:
+            begin_ns = now_ns if now_ns > self._free_ns else self._free_ns
+            self._free_ns = begin_ns + num_bytes * NS_PER_S // network.bytes_per_s
+        sent_ns = now_ns if now_ns > self._free_ns else self._free_ns
+        arrives_ns = sent_ns + delay_ns
+        if arrives_ns < self._arrived_ns:
+            arrives_ns = self._arrived_ns
+        self._arrived_ns = arrives_ns
+        return arrives_ns

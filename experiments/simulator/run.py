@@ -1,0 +1,212 @@
+"""Run a case."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter, process_time
+
+from clockwright.units import NS_PER_S, ModelId, WorkerId
+from controller.telemetry import Telemetry
+from experiments.simulator.case import Case, LostWorker
+from experiments.simulator.clients import Clients
+from experiments.simulator.controller import Controller
+from experiments.simulator.loop import Loop
+from experiments.simulator.summary import Summary
+from experiments.simulator.worker import Worker, simulated
+
+# Nobody waits longer than this for a response after the last arrival. Only a policy that refuses
+# nothing, on workers that are gone, comes near it.
+_PATIENCE_NS = 600 * NS_PER_S
+
+# Between two looks of the garbage collector at the youngest objects; Python's own 700 costs 6 %.
+_GC_ALLOCATIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is."""
+
+    simulated_ns: int
+    wall_s: float
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A case that has run. Equal cases give equal runs, but for the wall time."""
+
+    case: Case
+    summary: Summary
+    #: By group of models, when asked for: what their requests came to, without actions.
+    groups: dict[str, Summary]
+    #: Requests that had no response when the run was given up; 0 unless all workers are gone.
+    num_unanswered: int
+    #: Things that happened: arrivals, messages, ends of steps, timers.
+    num_events: int
+    wall_s: float = field(compare=False)
+    #: Of this process, meanwhile.
+    cpu_s: float = field(compare=False)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that arrived."""
+        return self.summary.total().arrived
+
+    @property
+    def requests_per_wall_s(self) -> float:
+        """How fast it went."""
+        return self.num_requests / self.wall_s
+
+
+def run(
+    case: Case,
+    *,
+    bucket_ns: int = NS_PER_S,
+    groups: Mapping[ModelId, str] | None = None,
+    telemetry: Telemetry | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
+    progress_ns: int = NS_PER_S,
+    check: bool = False,
+) -> Run:
+    """Simulate a case from its beginning until its last request has a response.
+
+    Args:
+        case: what to run.
+        bucket_ns: resolution of the summary over time.
+        groups: models whose requests are to be counted apart, by name of a group.
+        telemetry: takes a row per request and action, on virtual time; None is much faster.
+        on_progress: called every `progress_ns` of virtual time; may write rows out.
+        progress_ns: how often.
+        check: assert the invariants of scheduler and worker cores after every event. Slow.
+    """
+    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check)
+    loop, controller = simulation.loop, simulation.controller
+    begin_s, begin_cpu_s = perf_counter(), process_time()
+    end_ns = case.duration_ns
+    num_events = 0
+    # What exists now lives as long as the run: with thousands of models the collector would spend a
+    # good part of it looking at them.
+    gc.collect()
+    gc.freeze()
+    # And what comes is freed by its last reference: requests and actions lie in no cycles.
+    thresholds = gc.get_threshold()
+    gc.set_threshold(_GC_ALLOCATIONS, *thresholds[1:])
+    try:
+        while loop.now_ns < end_ns or (controller.open and loop.now_ns < end_ns + _PATIENCE_NS):
+            until_ns = loop.now_ns + progress_ns
+            num_events += loop.run(min(until_ns, end_ns) if loop.now_ns < end_ns else until_ns)
+            if on_progress is not None:
+                on_progress(
+                    Progress(
+                        simulated_ns=loop.now_ns,
+                        wall_s=perf_counter() - begin_s,
+                        summary=simulation.summary,
+                    )
+                )
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+    return Run(
+        case=case,
+        summary=simulation.summary,
+        groups=simulation.groups,
+        num_unanswered=len(controller.open),
+        num_events=num_events,
+        wall_s=perf_counter() - begin_s,
+        cpu_s=process_time() - begin_cpu_s,
+    )
+
+
+class _Simulation:
+    """Everything wired together."""
+
+    def __init__(
+        self,
+        case: Case,
+        bucket_ns: int,
+        groups: Mapping[ModelId, str],
+        telemetry: Telemetry | None,
+        check: bool,
+    ) -> None:
+        self._case = case
+        self._check = check
+        self.loop = Loop()
+        self.summary = Summary(bucket_ns, case.cluster.num_workers)
+        self.groups = {
+            name: Summary(bucket_ns, case.cluster.num_workers)
+            for name in sorted({*groups.values()})
+        }
+        self.controller = Controller(
+            case,
+            self.loop,
+            self.summary,
+            telemetry=telemetry,
+            groups={model_id: self.groups[name] for model_id, name in groups.items()},
+            on_closed=self._closed,
+            check=check,
+        )
+        self._models = simulated(case.cluster)
+        self._workers: dict[int, Worker] = {}
+        self._starts = [0] * case.cluster.num_workers
+        #: Workers that a fault took and has not given back.
+        self._gone: set[int] = set()
+        for index in range(case.cluster.num_workers):
+            self._start(index)
+        for lost in case.faults.lost_workers:
+            self.loop.at(lost.at_ns, self._lose, lost)
+        self.controller.clients = Clients(
+            case.workload,
+            self.loop,
+            random.Random(f"clients {case.seed}"),
+            until_ns=case.duration_ns,
+            round_trip_ns=2 * case.network.client_delay_ns,
+            jitter_ns=case.network.client_jitter_ns,
+            samples_ns=case.network.client_samples_ns,
+            refusal_pause_ns=case.refusal_pause_ns,
+            submit=self.controller.submit,
+        )
+
+    def _start(self, index: int) -> None:
+        """A worker process starts and registers, unless a fault holds it down."""
+        if index in self._gone or index in self._workers:
+            return
+        cluster = self._case.cluster
+        worker = Worker(
+            WorkerId(f"gpu{index}"),
+            self._case,
+            index,
+            self._starts[index],
+            self._models,
+            self.loop,
+            self.controller.result,
+            check=self._check,
+        )
+        self._starts[index] += 1
+        self._workers[index] = worker
+        self.controller.join(worker, cluster.num_pages, cluster.models)
+
+    def _lose(self, lost: LostWorker) -> None:
+        self._gone.add(lost.worker)
+        worker = self._workers.pop(lost.worker, None)
+        if worker is not None:
+            worker.kill()
+            self.loop.at(
+                self.loop.now_ns + self._case.faults.detection_ns, self.controller.lose, worker
+            )
+        if lost.back_ns is not None:
+            self.loop.at(lost.back_ns, self._come_back, lost.worker)
+
+    def _come_back(self, index: int) -> None:
+        self._gone.discard(index)
+        self._start(index)
+
+    def _closed(self, worker: Worker) -> None:
+        """The controller let a worker go; it drops everything and registers again."""
+        worker.kill()
+        if self._workers.get(worker.index) is worker:
+            del self._workers[worker.index]
+            again_ns = self.loop.now_ns + self._case.faults.rejoin_ns
+            self.loop.at(again_ns, self._start, worker.index)

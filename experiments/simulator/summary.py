@@ -1,0 +1,205 @@
+"""What came of a run, in buckets of time: memory does not grow with the number of requests.
+
+The same counts come from a simulated run as it goes and from the telemetry rows of any run
+(`summarise`). Requests count where they departed, batches and loads where their result was known, busy
+time where it was spent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from clockwright.units import NS_PER_S
+from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow
+
+# A latency is kept to 8 significant bits: the middle of its class is wrong by 0.4 % at most.
+_KEPT_BITS = 8
+
+
+def latency_class(latency_ns: int) -> int:
+    """The class that a latency is counted in."""
+    shift = latency_ns.bit_length() - _KEPT_BITS
+    if shift <= 0:
+        return latency_ns
+    return (latency_ns >> shift) + (shift << (_KEPT_BITS - 1))
+
+
+def _middle_ns(index: int) -> float:
+    shift, rest = index >> (_KEPT_BITS - 1), index & ((1 << (_KEPT_BITS - 1)) - 1)
+    if shift <= 1:
+        return float(index)
+    # Classes of shift s lie above those of s - 1; the leading bit is part of the index.
+    shift -= 1
+    return ((rest + (1 << (_KEPT_BITS - 1))) << shift) + (1 << shift) / 2
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Counts of a stretch of time."""
+
+    #: By arrival; all else of requests is by departure.
+    arrived: int = 0
+    #: Inside their SLO: goodput.
+    answered: int = 0
+    #: By reason. Answers past their deadline are `LATE`.
+    refused: Counter[str] = field(default_factory=Counter)
+    cancelled: int = 0
+    #: Answered requests whose model was not resident at arrival.
+    cold_answered: int = 0
+    #: And the models that they asked.
+    cold_models: set[str] = field(default_factory=set)
+    #: Successful Infers by compiled batch size.
+    batches: Counter[int] = field(default_factory=Counter)
+    loads: int = 0
+    #: Actions that workers refused or failed, by error.
+    action_errors: Counter[str] = field(default_factory=Counter)
+    #: Busy time of all EXEC lanes and of all LOAD lanes.
+    exec_ns: int = 0
+    load_ns: int = 0
+    #: Answered requests by `latency_class`.
+    latencies: Counter[int] = field(default_factory=Counter)
+    latency_ns_max: int = 0
+
+    @property
+    def num_refused(self) -> int:
+        """For whatever reason."""
+        return sum(self.refused.values())
+
+    @property
+    def mean_batch_size(self) -> float:
+        """Of successful Infers; 0 without any."""
+        batches = sum(self.batches.values())
+        return sum(size * n for size, n in self.batches.items()) / batches if batches else 0.0
+
+    def latency_ns(self, percentile: float) -> float:
+        """Latency of answered requests, within 0.4 %; 0 without any.
+
+        Args:
+            percentile: 0 to 100; at 100 it is exact.
+        """
+        if percentile >= 100:
+            return float(self.latency_ns_max)
+        rank = percentile / 100 * self.answered
+        seen = 0
+        for index in sorted(self.latencies):
+            seen += self.latencies[index]
+            if seen >= rank and seen:
+                return min(_middle_ns(index), float(self.latency_ns_max))
+        return 0.0
+
+    def merge(self, other: Bucket) -> None:
+        """Add the counts of another stretch."""
+        self.arrived += other.arrived
+        self.answered += other.answered
+        self.refused.update(other.refused)
+        self.cancelled += other.cancelled
+        self.cold_answered += other.cold_answered
+        self.cold_models.update(other.cold_models)
+        self.batches.update(other.batches)
+        self.loads += other.loads
+        self.action_errors.update(other.action_errors)
+        self.exec_ns += other.exec_ns
+        self.load_ns += other.load_ns
+        self.latencies.update(other.latencies)
+        self.latency_ns_max = max(self.latency_ns_max, other.latency_ns_max)
+
+
+@dataclass(slots=True)
+class Summary:
+    """Buckets from time 0 on."""
+
+    bucket_ns: int
+    num_workers: int
+    buckets: list[Bucket] = field(default_factory=list)
+
+    def at(self, time_ns: int) -> Bucket:
+        """The bucket of a time, made when it is new."""
+        index = time_ns // self.bucket_ns
+        while index >= len(self.buckets):
+            self.buckets.append(Bucket())
+        return self.buckets[index]
+
+    def total(self, begin_ns: int = 0, end_ns: int | None = None) -> Bucket:
+        """All counts between two times, which are rounded down to whole buckets.
+
+        Args:
+            begin_ns: leave out what was before, a warm-up for example.
+            end_ns: and from then on; None: nothing.
+        """
+        total = Bucket()
+        last = None if end_ns is None else end_ns // self.bucket_ns
+        for bucket in self.buckets[begin_ns // self.bucket_ns : last]:
+            total.merge(bucket)
+        return total
+
+    def rate(self, count: int, begin_ns: int, end_ns: int) -> float:
+        """A count between two times, per second."""
+        return count * NS_PER_S / (end_ns - begin_ns)
+
+    def utilisation(self, busy_ns: int, begin_ns: int, end_ns: int) -> float:
+        """Busy time of all workers' lanes between two times, as a share of what they had."""
+        return busy_ns / ((end_ns - begin_ns) * self.num_workers)
+
+    # --- filling it ---------------------------------------------------------------------------
+
+    def add_busy(self, begin_ns: int, end_ns: int, *, load: bool) -> None:
+        """A lane was busy."""
+        while begin_ns < end_ns:
+            border_ns = (begin_ns // self.bucket_ns + 1) * self.bucket_ns
+            part_ns = min(end_ns, border_ns) - begin_ns
+            bucket = self.at(begin_ns)
+            if load:
+                bucket.load_ns += part_ns
+            else:
+                bucket.exec_ns += part_ns
+            begin_ns = border_ns
+
+
+def summarise(
+    requests: Iterable[RequestRow],
+    actions: Iterable[ActionRow],
+    *,
+    bucket_ns: int,
+    num_workers: int,
+    origin_ns: int = 0,
+) -> Summary:
+    """Count telemetry rows, live or simulated.
+
+    Args:
+        requests: all of the run.
+        actions: likewise.
+        bucket_ns: length of a bucket.
+        num_workers: GPUs there were.
+        origin_ns: the run's beginning on the rows' clock; no row is from before.
+    """
+    summary = Summary(bucket_ns, num_workers)
+    for row in requests:
+        summary.at(row.arrival_ns - origin_ns).arrived += 1
+        bucket = summary.at(row.departure_ns - origin_ns)
+        if row.outcome == CANCELLED:
+            bucket.cancelled += 1
+        elif row.outcome != OK:
+            bucket.refused[row.outcome] += 1
+        else:
+            latency_ns = row.departure_ns - row.arrival_ns
+            bucket.answered += 1
+            if row.cold:
+                bucket.cold_answered += 1
+                bucket.cold_models.add(row.model_id)
+            bucket.latencies[latency_class(latency_ns)] += 1
+            bucket.latency_ns_max = max(bucket.latency_ns_max, latency_ns)
+    for action in actions:
+        bucket = summary.at(action.result_ns - origin_ns)
+        if action.error != "NONE":
+            bucket.action_errors[action.error] += 1
+        elif action.type == "Infer":
+            bucket.batches[action.batch_size] += 1
+        elif action.type == "LoadWeights":
+            bucket.loads += 1
+        for step, load in ((action.load, True), (action.exec, False)):
+            if step is not None:
+                begin_ns = step.begin_ns - origin_ns
+                summary.add_busy(begin_ns, begin_ns + step.duration_ns, load=load)
+    return summary
