@@ -1,0 +1,56 @@
+"""Real processes for tests: servers, workers by hand, and waiting for what they become."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from modelzoo.build import write_model
+
+# Longer than anything here takes on the slowest machine; pytest's own limit is longer.
+PATIENCE_S = 90.0
+
+
+def write_models(directory: Path, *, config: str = "", **architectures: str) -> Path:
+    """A models directory; every keyword is a model and its architecture."""
+    for name, architecture in architectures.items():
+        write_model(architecture, directory / name / "1" / "model.onnx")
+        if config:
+            (directory / name / "config.toml").write_text(config)
+    return directory
+
+
+def until(condition: Callable[[], object], *, what: str) -> None:
+    """Wait until something is so."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; one that only waits for its parent to look does not."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    return state != "Z"
+
+
+@contextmanager
+def worker(controller: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A `clockwright worker` started by hand; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clockwright.cli", "worker", "--controller", controller, *arguments]
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,199 @@
+"""Facts about a GPU, from a driver that says what the test wants; and a worker process per GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clockwright.cli import gpu_workers
+from clockwright.cli.local_workers import LocalWorkers
+from worker.card import Card, CardFacts, complaints, near_cores, open_card, stay_near, watch
+
+
+class NotSupportedError(Exception):
+    pass
+
+
+def driver(**answers: Any) -> Any:  # noqa: ANN401
+    """NVML of a card in good health, but for what is said otherwise."""
+    facts: dict[str, Any] = {
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30, free=79 << 30),
+        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,  # idle, which is no complaint
+        "nvmlDeviceGetName": b"NVIDIA A GPU",
+        "nvmlSystemGetDriverVersion": "580.1",
+        "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:3B:00.0"),
+        "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+        "nvmlDeviceGetCurrPcieLinkWidth": 16,
+        "nvmlDeviceGetMaxPcieLinkWidth": 16,
+        "nvmlDeviceGetClockInfo": 1980,
+        "nvmlDeviceGetMaxClockInfo": 1980,
+        "nvmlDeviceGetTemperature": 40,
+        "nvmlDeviceGetTotalEccErrors": 0,
+        **answers,
+    }
+
+    def answer(value: object) -> Any:  # noqa: ANN401
+        def function(*arguments: object) -> object:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return function
+
+    functions = {name: answer(value) for name, value in facts.items() if value is not None}
+    return SimpleNamespace(
+        NVMLError=NotSupportedError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        **functions,
+    )
+
+
+def facts_of(**answers: Any) -> CardFacts:  # noqa: ANN401
+    return Card(driver(**answers), "GPU-1").look()
+
+
+def test_a_card_in_good_health_has_all_facts_and_no_complaint() -> None:
+    facts = facts_of()
+    assert None not in facts.as_table().values()
+    assert (facts.name, facts.driver, facts.bus_id) == ("NVIDIA A GPU", "580.1", "0000:3b:00.0")
+    assert (facts.memory_bytes, facts.free_bytes) == (80 << 30, 79 << 30)
+    assert complaints(facts) == []
+
+
+def test_what_a_card_does_not_say_is_unknown_and_no_fault() -> None:
+    refused = NotSupportedError("not supported")
+    facts = facts_of(
+        nvmlDeviceGetTotalEccErrors=refused,
+        nvmlDeviceGetMemoryInfo=refused,
+        nvmlDeviceGetCurrentClocksThrottleReasons=None,  # the module has no such function
+        nvmlDeviceGetCurrPcieLinkWidth=refused,
+    )
+    assert (facts.uncorrected_errors, facts.memory_bytes, facts.free_bytes) == (None, None, None)
+    assert complaints(facts) == []
+
+
+def test_throttling_memory_errors_and_a_narrow_link_are_complaints() -> None:
+    facts = facts_of(
+        nvmlDeviceGetCurrentClocksThrottleReasons=0x4 | 0x40,
+        nvmlDeviceGetTotalEccErrors=3,
+        nvmlDeviceGetCurrPcieLinkWidth=8,
+    )
+    assert complaints(facts) == [
+        "its clock is held down: power cap",
+        "its clock is held down: too hot (hardware)",
+        "3 memory errors could not be corrected: replace the card",
+        "its PCIe link has 8 of 16 lanes",
+    ]
+
+
+def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sick, well = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x20), facts_of()
+
+    class Scripted(Card):
+        def __init__(self, looks: Sequence[CardFacts]) -> None:
+            self.looks = list(looks)
+            self.exhausted = asyncio.Event()
+            self.loop = asyncio.get_running_loop()
+
+        def look(self) -> CardFacts:
+            if len(self.looks) == 1:
+                self.loop.call_soon_threadsafe(self.exhausted.set)
+                return self.looks[0]
+            return self.looks.pop(0)
+
+    async def scenario() -> None:
+        card = Scripted([well, sick, sick, well, well])
+        task = asyncio.create_task(watch(card, interval_s=0.0))
+        await card.exhausted.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+    with caplog.at_level(logging.WARNING, logger="worker.card"):
+        asyncio.run(scenario())
+    assert [record.getMessage() for record in caplog.records] == [
+        "GPU 0000:3b:00.0 (NVIDIA A GPU): its clock is held down: too hot (software)",
+        "GPU 0000:3b:00.0 (NVIDIA A GPU): no more: its clock is held down: too hot (software)",
+    ]
+
+
+def test_without_nvml_there_are_no_facts_and_the_log_says_why(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert open_card("GPU-1") is None
+    broken = driver()
+    broken.nvmlInit = lambda: (_ for _ in ()).throw(NotSupportedError("no driver"))
+    monkeypatch.setitem(sys.modules, "pynvml", broken)
+    assert open_card("GPU-1") is None
+    assert "install nvidia-ml-py" in caplog.records[0].getMessage()
+    assert "no driver" in caplog.records[1].getMessage()
+
+
+def test_near_cores_are_read_as_the_system_lists_them(tmp_path: Path) -> None:
+    folder = tmp_path / "0000:3b:00.0"
+    folder.mkdir()
+    (folder / "local_cpulist").write_text("0-3,8,10-11\n")
+    assert near_cores("0000:3B:00.0", devices=tmp_path) == {0, 1, 2, 3, 8, 10, 11}
+    assert near_cores("0000:00:00.0", devices=tmp_path) == set()
+
+
+def test_a_card_whose_place_is_unknown_moves_nobody() -> None:
+    before = os.sched_getaffinity(0)
+    stay_near(facts_of(nvmlDeviceGetPciInfo=NotSupportedError("hidden")))
+    assert os.sched_getaffinity(0) == before
+
+
+# --- one process per GPU ----------------------------------------------------------------------------
+
+
+class Recorded(LocalWorkers):
+    """Starts programs of the test's in place of workers."""
+
+    programs: tuple[str, ...] = ()
+    started: tuple[dict[str, list[str]], str] | None = None
+
+    def start(self, controller: str) -> None:
+        type(self).started = dict(self._planned), controller
+        for worker_id, program in zip(self._planned, self.programs, strict=True):
+            self._launch(worker_id, [sys.executable, "-c", program])
+
+
+@pytest.mark.parametrize(
+    ("programs", "code"), [(("pass", "pass"), 0), (("import sys; sys.exit(1)", "pass"), 1)]
+)
+def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
+    programs: tuple[str, ...],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(Recorded, "programs", programs)
+    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", ["--pages=3"]) == code
+    assert Recorded.started == (
+        {
+            "host-gpu0": ["--pages=3", "--device=cuda:0"],
+            "host-gpu1": ["--pages=3", "--device=cuda:1"],
+        },
+        "there:1",
+    )
+    told = capfd.readouterr().err
+    assert ("ended with 1" in told) is bool(code)
+    assert told.count("worker host-gpu") == 2

@@ -1,0 +1,416 @@
+"""The models directory, and models that come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from clockwright.errors import ModelError, UnknownModelError
+from clockwright.tensors import TensorSpec
+from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.catalogue import Catalogue, Model, ModelState
+from controller.core import Scheduler
+from controller.core.events import ModelReady, WorkerJoined
+from controller.model_folder import ModelSettings, read_model_folder
+from controller.runtime import Runtime
+from controller.telemetry import Telemetry
+
+MS = 1_000_000
+SPEC = (TensorSpec("x", "FP32", (4,)),)
+
+
+def make_folder(
+    directory: Path, name: str = "m", *, config: str = "", version: str = "1", data: bytes = b"onnx"
+) -> Path:
+    folder = directory / name
+    (folder / version).mkdir(parents=True)
+    (folder / version / "model.onnx").write_bytes(data)
+    if config:
+        (folder / "config.toml").write_text(config)
+    return folder
+
+
+# --- folders ----------------------------------------------------------------------------------
+
+
+def test_the_highest_version_is_served_with_all_its_files(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, version="9")
+    make_folder(tmp_path, "other")
+    (folder / "10" / "data").mkdir(parents=True)
+    (folder / "10" / "model.onnx").write_bytes(b"ten")
+    (folder / "10" / "data" / "weights.bin").write_bytes(b"w" * 100)
+    (folder / "notes").mkdir()
+    read = read_model_folder(folder)
+    assert read.version == "10"
+    assert [(file.name, file.num_bytes, file.sha256) for file in read.files] == [
+        ("data/weights.bin", 100, hashlib.sha256(b"w" * 100).hexdigest()),
+        ("model.onnx", 3, hashlib.sha256(b"ten").hexdigest()),
+    ]
+    assert read.settings == ModelSettings()
+    assert read.instance_names == ("m",)
+
+
+def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
+    config = """
+        slo_ms = 12.5
+        batch_sizes = [4, 1]
+        copies = 3
+        profile = "resnet50_v1"
+        [dimensions]
+        height = 224
+    """
+    read = read_model_folder(make_folder(tmp_path, config=config))
+    assert read.settings == ModelSettings(
+        slo_ns=12_500_000,
+        batch_sizes=(1, 4),
+        dimensions={"height": 224},
+        copies=3,
+        profile="resnet50_v1",
+    )
+    assert read.instance_names == ("m-0", "m-1", "m-2")
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("slo = 3", "unknown key 'slo'; known are slo_ms, batch_sizes"),
+        ("slo_ms = 0", "slo_ms is 0, expected a positive number"),
+        ("slo_ms = nan", "slo_ms is nan"),
+        ("slo_ms = inf", "slo_ms is inf"),
+        ("slo_ms = true", "slo_ms is True"),
+        ("batch_sizes = []", "batch_sizes is"),
+        ("batch_sizes = [1, 1]", "each size once"),
+        ("batch_sizes = [0]", "batch_sizes is 0, expected a whole number from 1"),
+        ("copies = -1", "copies is -1"),
+        ("copies = 1.5", "copies is 1.5"),
+        ("dimensions = 3", "dimensions is 3"),
+        ("[dimensions]\nheight = 'x'", "dimensions.height is 'x'"),
+        ("profile = 3", "profile is 3"),
+        ("slo_ms = ", "config.toml: Invalid value"),
+    ],
+)
+def test_a_wrong_config_names_the_key_what_was_found_and_what_is_expected(
+    tmp_path: Path, config: str, message: str
+) -> None:
+    folder = make_folder(tmp_path, config=config)
+    with pytest.raises(ModelError) as caught:
+        read_model_folder(folder)
+    assert message in str(caught.value)
+
+
+def test_a_folder_that_holds_no_model_says_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match=r"version folder with a number.*found nothing"):
+        read_model_folder(tmp_path / "empty")
+    (tmp_path / "versions" / "v1").mkdir(parents=True)
+    with pytest.raises(ModelError, match="found v1"):
+        read_model_folder(tmp_path / "versions")
+    (tmp_path / "torch" / "1").mkdir(parents=True)
+    (tmp_path / "torch" / "1" / "model.pt").write_bytes(b"x")
+    with pytest.raises(ModelError, match=r"expected 1/model\.onnx, found model\.pt"):
+        read_model_folder(tmp_path / "torch")
+    with pytest.raises(ModelError, match=r"1/model\.onnx is empty"):
+        read_model_folder(make_folder(tmp_path, "hollow", data=b""))
+    with pytest.raises(ModelError, match="is not a folder"):
+        read_model_folder(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["a b", "ä", "x" * 129, ".hidden", "a@2"])
+def test_a_name_that_could_not_be_a_file_or_an_id_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelError, match="model name"):
+        read_model_folder(make_folder(tmp_path, name))
+
+
+def test_links_that_lead_outside_the_folder_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    folder = make_folder(tmp_path)
+    (folder / "1" / "inside").symlink_to("model.onnx")
+    assert len(read_model_folder(folder).files) == 2
+    (folder / "1" / "outside").symlink_to("../../secret")
+    with pytest.raises(ModelError, match="outside leads outside the model's folder"):
+        read_model_folder(folder)
+
+
+# --- the catalogue ----------------------------------------------------------------------------
+
+
+class OffersMade:
+    def __init__(self) -> None:
+        self.offered: asyncio.Queue[Model] = asyncio.Queue()
+        self.withdrawn: list[ModelId] = []
+
+    def offer(self, model: Model) -> None:
+        self.offered.put_nowait(model)
+
+    def withdraw(self, model: Model) -> None:
+        self.withdrawn.append(model.model_id)
+
+
+class NoLink:
+    def send(self, *_: object) -> None:
+        raise AssertionError("nothing is sent in these tests")
+
+    def forget_model(self, model_id: ModelId) -> None:
+        pass
+
+    def close(self, reason: str) -> None:
+        pass
+
+
+class Bench:
+    def __init__(self, directory: Path) -> None:
+        self.runtime = Runtime(Scheduler(), Telemetry())
+        self.catalogue = Catalogue(self.runtime, directory)
+        self.offers = OffersMade()
+        self.catalogue.connect(self.offers)
+
+    def join(self, worker_id: str) -> None:
+        worker = WorkerId(worker_id)
+        self.runtime.worker_joined(
+            NoLink(), WorkerJoined(worker_id=worker, gpu_kind=GpuKind("g"), num_pages=4)
+        )
+        self.catalogue.worker_joined(worker)
+
+    def leave(self, worker_id: str) -> None:
+        self.runtime.worker_lost(WorkerId(worker_id))
+        self.catalogue.worker_left(WorkerId(worker_id))
+
+    def ready(self, model_id: str, worker_id: str, specs: tuple[TensorSpec, ...] = SPEC) -> bool:
+        event = ModelReady(
+            worker_id=WorkerId(worker_id),
+            model_id=ModelId(model_id),
+            architecture_id=ArchitectureId("a"),
+            num_pages=1,
+            load_ns=MS,
+            exec_ns={1: MS, 4: MS},
+        )
+        return self.catalogue.model_ready(event, inputs=specs, outputs=specs, weights_bytes=10)
+
+    def refuse(self, model_id: str, worker_id: str, reason: str = "not ONNX") -> None:
+        self.catalogue.model_refused(WorkerId(worker_id), ModelId(model_id), reason)
+
+    def state(self, name: str) -> ModelState | None:
+        model = self.catalogue.find(name)
+        return self.catalogue.state(model) if model else None
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, "fit")
+        make_folder(tmp_path, "unfit")
+        make_folder(tmp_path, "malformed", config="x = 1")
+        (tmp_path / "README").write_text("not a folder")
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        assert [model.name for model in bench.catalogue.models] == ["fit", "malformed", "unfit"]
+        assert bench.state("malformed") is ModelState.UNAVAILABLE
+        assert bench.state("fit") is ModelState.LOADING
+        assert not bench.catalogue.ready
+        bench.join("w")
+        assert bench.ready("fit", "w")
+        assert not bench.catalogue.ready
+        bench.refuse("unfit", "w")
+        assert bench.catalogue.ready
+        assert bench.state("fit") is ModelState.READY
+        assert bench.state("unfit") is ModelState.UNAVAILABLE
+        reasons = {model.name: bench.catalogue.reason(model) for model in bench.catalogue.models}
+        assert reasons["fit"] == ""
+        assert reasons["unfit"] == "not ONNX"
+        assert "unknown key 'x'" in reasons["malformed"]
+
+    run(test)
+
+
+def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path) -> None:
+    async def test() -> None:
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        assert bench.catalogue.ready
+        make_folder(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("w")
+        bench.ready("m", "w")
+        assert bench.catalogue.ready
+        bench.leave("w")
+        assert not bench.catalogue.ready
+        assert bench.state("m") is ModelState.LOADING
+
+    run(test)
+
+
+def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("small")
+        bench.refuse("m", "small", "too large for the cache")
+        assert bench.state("m") is ModelState.UNAVAILABLE
+        bench.join("large")
+        assert bench.state("m") is ModelState.LOADING
+        bench.ready("m", "large")
+        assert bench.state("m") is ModelState.READY
+        bench.leave("large")
+        assert bench.state("m") is ModelState.UNAVAILABLE
+
+    run(test)
+
+
+def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("a")
+        bench.join("b")
+        assert bench.ready("m", "a")
+        assert not bench.ready("m", "b", (TensorSpec("x", "FP16", (4,)),))
+        model = bench.catalogue.find("m")
+        assert model is not None
+        assert "x FP16 [4]" in model.refused_by[WorkerId("b")]
+        assert model.inputs == SPEC
+        assert model.largest_batch == 4
+
+    run(test)
+
+
+def test_copies_share_the_files_and_clashing_names_are_refused(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, "a", config="copies = 2")
+        make_folder(tmp_path, "a-1")
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        assert [model.name for model in bench.catalogue.models] == ["a-0", "a-1"]
+        first, second = bench.catalogue.models
+        assert first.folder is second.folder is not None
+
+    run(test)
+
+
+def test_adding_waits_for_a_worker_and_then_the_name_is_there(tmp_path: Path) -> None:
+    async def test() -> None:
+        bench = Bench(tmp_path)
+        bench.join("w")
+        adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
+        model = await bench.offers.offered.get()
+        assert bench.catalogue.find("m") is None
+        bench.ready(model.model_id, "w")
+        assert await adding == [model]
+        assert bench.catalogue.find("m") is model
+
+    run(test)
+
+
+def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
+    async def test() -> None:
+        bench = Bench(tmp_path)
+        folder = make_folder(tmp_path)
+        with pytest.raises(ModelError, match="there is no worker"):
+            await bench.catalogue.add(folder)
+        bench.join("a")
+        bench.join("b")
+        adding = asyncio.create_task(bench.catalogue.add(folder))
+        model = await bench.offers.offered.get()
+        bench.refuse(model.model_id, "a", "unsupported operator Foo")
+        bench.leave("b")
+        with pytest.raises(ModelError, match="model m: unsupported operator Foo"):
+            await adding
+        assert bench.catalogue.models == []
+        assert bench.offers.withdrawn == [model.model_id]
+        assert not bench.ready(model.model_id, "a")
+
+    run(test)
+
+
+def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("w")
+        old = await bench.offers.offered.get()
+        bench.ready("m", "w")
+        with pytest.raises(ModelError, match="there is a model m already"):
+            await bench.catalogue.add(tmp_path / "m")
+
+        refused = asyncio.create_task(bench.catalogue.reload("m"))
+        bench.refuse((await bench.offers.offered.get()).model_id, "w")
+        with pytest.raises(ModelError, match="not ONNX"):
+            await refused
+        assert bench.catalogue.find("m") is old
+
+        replacing = asyncio.create_task(bench.catalogue.reload("m"))
+        new = await bench.offers.offered.get()
+        assert new.model_id not in ("m", "m@2")
+        assert bench.catalogue.find("m") is old
+        with pytest.raises(ModelError, match="by somebody else"):
+            await bench.catalogue.reload("m")
+        bench.ready(new.model_id, "w")
+        await replacing
+        assert bench.catalogue.find("m") is new
+        with pytest.raises(UnknownModelError, match="no such folder"):
+            await bench.catalogue.reload("unknown")
+
+    run(test)
+
+
+def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
+    async def test() -> None:
+        folder = make_folder(tmp_path, config="x = 1")
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        assert bench.state("m") is ModelState.UNAVAILABLE
+        (folder / "config.toml").unlink()
+        bench.join("w")
+        mending = asyncio.create_task(bench.catalogue.reload("m"))
+        model = await bench.offers.offered.get()
+        bench.ready(model.model_id, "w")
+        assert await mending == [model]
+        for _ in range(3):  # the malformed one is forgotten, the new one is not
+            await asyncio.sleep(0)
+        assert bench.catalogue.find_id(model.model_id) is model
+        assert [row.model_id for row in bench.runtime.statistics().models] == [model.model_id]
+
+    run(test)
+
+
+def test_giving_up_on_an_addition_withdraws_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        bench = Bench(tmp_path)
+        bench.join("w")
+        adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
+        model = await bench.offers.offered.get()
+        adding.cancel()
+        await asyncio.gather(adding, return_exceptions=True)
+        assert bench.offers.withdrawn == [model.model_id]
+        again = asyncio.create_task(bench.catalogue.add(tmp_path / "m"))
+        bench.ready((await bench.offers.offered.get()).model_id, "w")
+        await again
+
+    run(test)
+
+
+def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, config="copies = 2")
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        bench.catalogue.remove("m-0")
+        assert [model.name for model in bench.catalogue.models] == ["m-1"]
+        bench.catalogue.remove("m")
+        assert bench.catalogue.models == []
+        with pytest.raises(UnknownModelError, match="there is no model m"):
+            bench.catalogue.remove("m")
+        await bench.catalogue.scan()
+        # Whatever is still under way for the first generation is not mistaken for the second.
+        assert [model.model_id for model in bench.catalogue.models] == ["m-0@2", "m-1@2"]
+
+    run(test)

@@ -1,0 +1,145 @@
+"""Clipper's figures: a quick variant of each."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.selection.policies import BUILT_IN, make_policy
+from experiments import bench_selection
+from experiments.figures import clipper_fig7, clipper_fig8, clipper_fig9, clipper_fig10
+from experiments.selection import virtual_time
+from experiments.selection.stream import Delays, follow
+
+QUICK8 = clipper_fig8.Setting(
+    seeds=(0,),
+    num_queries=2400,
+    policies=("exp4-full", "exp4-full, as the paper"),
+    arms=(),
+)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_figure_8_follows_the_failure_and_returns(tmp_path: Path) -> None:
+    results = clipper_fig8.produce(QUICK8, tmp_path)
+    # No policy beats an oracle that knows each phase's best model by more than an ensemble can.
+    assert results.mean("oracle") < results.mean("best static")
+    assert results.returned["exp4-full"] > results.returned["exp4-full, as the paper"]
+    record = json.loads((tmp_path / "clipper_fig8.json").read_text())
+    assert record["figures"]["returns_to_best"] == 1.0
+    assert record["figures"]["cumulative_error"] == results.mean("exp4-full")
+    rows = {row["policy"]: row for row in _rows(tmp_path / "clipper_fig8.csv")}
+    # The best model before the failure is the one that fails.
+    failed = [name for name, row in rows.items() if float(row["failed error"]) > 0.5]
+    assert len(failed) == 1
+    assert float(rows[failed[0]]["before error"]) < 0.1
+    assert (tmp_path / "clipper_fig8.png").stat().st_size > 10_000
+
+
+def test_figure_7_shows_the_set_that_gains_and_the_one_that_does_not(tmp_path: Path) -> None:
+    results = clipper_fig7.produce(clipper_fig7.Setting(num_splits=2, sets=("alike",)), tmp_path)
+    found = results["alike"]
+    record = json.loads((tmp_path / "clipper_fig7.json").read_text())["figures"]
+    assert record["alike_majority_gain"] == found.gain("majority")[0]
+    # Five small forests err apart: whoever settles on one of them gives that away.
+    assert record["alike_exp4_full_error"] < record["alike_best_single_error"]
+    assert record["alike_5_agree_error"] < record["alike_fewer_error"]
+    assert sum(record[f"alike_{b.replace(' ', '_')}_share"] for b in clipper_fig7.BUCKETS) == (
+        pytest.approx(1)
+    )
+    assert len(_rows(tmp_path / "clipper_fig7.csv")) == 2
+    assert (tmp_path / "clipper_fig7.png").stat().st_size > 5_000
+
+
+def test_figure_10_compares_one_model_for_all_with_ones_own(tmp_path: Path) -> None:
+    results = clipper_fig10.produce(clipper_fig10.Setting(seeds=(0,), num_groups=3), tmp_path)
+    record = json.loads((tmp_path / "clipper_fig10.json").read_text())["figures"]
+    assert record["wrong_group_error"] > record["own_group_error"]
+    assert record["own_group_error"] == results.error("own group")
+    shapes = {results.matrix(method).shape for method in clipper_fig10.METHODS}
+    assert len(shapes) == 1
+    # The first question comes before any feedback; the last ones after some.
+    assert results.error("policy, from nothing", 30) < results.error("policy, from nothing", 0, 8)
+    assert (tmp_path / "clipper_fig10.png").stat().st_size > 5_000
+
+
+def test_figure_9_leaves_stragglers_behind_on_virtual_time(tmp_path: Path) -> None:
+    costs = virtual_time.Costs(straggling=0.05)
+    setting = clipper_fig9.Setting(sizes=(4,), seconds=0.6, num_workers=2, costs=costs)
+    mitigated, blocking = clipper_fig9.produce(setting, tmp_path)
+    assert mitigated.late(setting.slo_ms) == 0 < blocking.late(setting.slo_ms)
+    assert mitigated.missing > 0 == blocking.missing
+    assert len(blocking.ok) == len(blocking.answers) == len(mitigated.answers) > 30
+    # Nothing in it depends on the machine.
+    again = clipper_fig9.run(setting)
+    assert again == [mitigated, blocking]
+    record = json.loads((tmp_path / "clipper_fig9.json").read_text())
+    assert record["figures"]["mitigated_late_answers"] == 0
+    assert (tmp_path / "clipper_fig9.png").stat().st_size > 5_000
+
+
+def test_figure_9_counts_what_came_late_and_what_was_missing() -> None:
+    answers = [
+        clipper_fig9.Answer(10.0, "OK", True, 3, 1),
+        clipper_fig9.Answer(60.0, "OK", False, 4, 0),
+        clipper_fig9.Answer(90.0, "LATE"),
+    ]
+    point = clipper_fig9.Point("mitigated", 4, answers)
+    figures = clipper_fig9.figures_of([point], clipper_fig9.Setting(slo_ms=50.0))
+    assert figures["mitigated_late_answers"] == 1
+    assert figures["mitigated_refused_late"] == 1
+    assert figures["mitigated_4_missing"] == 1 / 8
+    assert figures["mitigated_4_accuracy"] == 0.5
+
+
+def test_the_costs_of_selection_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"cached": 30.0, "uncached": 10.0, "by_id": 50.0}]
+    monkeypatch.setattr(bench_selection, "measure_feedback", lambda **_: rows)
+    (tmp_path / "clipper_fig9.json").write_text(
+        json.dumps({"commit": "abc", "figures": {"mitigated_late_answers": 0}})
+    )
+    figures = bench_selection.produce(calls=20, repeats=2, num_contexts=200, directory=tmp_path)
+    assert figures["cache_feedback_speedup"] == 3.0
+    assert figures["mitigated_late_answers"] == 0
+    assert "fig8_cumulative_error" not in figures
+    costs = [figures[f"select_combine_us_{n.replace('-', '_')}"] for n in BUILT_IN]
+    assert figures["select_combine_us_4models"] == max(costs) > 0
+
+
+def test_a_stream_is_the_same_again_with_the_same_seed() -> None:
+    votes = np.random.default_rng(1).integers(0, 3, (3, 300))
+    labels = np.random.default_rng(2).integers(0, 3, 300)
+    trails = [
+        follow(make_policy("exp3", {}), ["a", "b", "c"], votes, labels, seed=seed)
+        for seed in (4, 4, 5)
+    ]
+    assert (trails[0].wrong == trails[1].wrong).all()
+    assert (trails[0].wrong != trails[2].wrong).any()
+
+
+@pytest.mark.parametrize("reward_only", [False, True])
+def test_a_stream_without_feedback_teaches_nothing(reward_only: bool) -> None:
+    labels = np.ones(200, np.int64)
+    votes = np.stack([labels, labels + 1])
+    for lost, learned in ((1.0, False), (0.0, True)):
+        trail = follow(
+            make_policy("exp4-full", {}),
+            ["right", "wrong"],
+            votes[::-1],
+            labels,
+            seed=0,
+            delays=Delays(5, lost),
+            reward_only=reward_only,
+        )
+        # A reward compares nobody: it speaks of those who said what was served.
+        assert bool(trail.heaviest[-1]) is (learned and not reward_only)

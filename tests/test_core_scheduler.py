@@ -1,0 +1,810 @@
+"""The mechanism, event by event: build, feed events, compare commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
+from clockwright.errors import ConfigError, Refusal
+from clockwright.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    ActionId,
+    ArchitectureId,
+    GpuKind,
+    ModelId,
+    RequestId,
+    WorkerId,
+)
+from controller.core import Scheduler, SchedulerConfig
+from controller.core.events import (
+    ActionFailed,
+    ActionSucceeded,
+    AdmissionClosed,
+    AnswerRequest,
+    CloseWorker,
+    Command,
+    Event,
+    ForgetModel,
+    ModelAdded,
+    ModelReady,
+    ModelRemoved,
+    RefuseRequest,
+    RequestArrived,
+    RequestCancelled,
+    RequestsArrived,
+    SendAction,
+    TimerFired,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from controller.core.invariants import check
+from experiments.virtual_cluster import ModelledModel, VirtualCluster
+
+MS = NS_PER_MS
+A, B = ModelId("a"), ModelId("b")
+GPU, GPU2 = WorkerId("gpu"), WorkerId("gpu2")
+NO_DELAY = SchedulerConfig(dispatch_delay_ns=0, margin_ns=0)
+
+
+class Bench:
+    """A scheduler under test; checks its invariants after every event."""
+
+    def __init__(self, config: SchedulerConfig = NO_DELAY) -> None:
+        self.scheduler = Scheduler(config)
+        self.now_ns = 0
+        self._last_request = 0
+
+    def tell(self, event: Event, *, at_ms: float | None = None) -> list[Command]:
+        if at_ms is not None:
+            self.now_ns = int(at_ms * MS)
+        commands = self.scheduler.handle(event, now_ns=self.now_ns)
+        check(self.scheduler)
+        return commands
+
+    def join(self, worker: WorkerId = GPU, *, pages: int = 10) -> None:
+        self.tell(WorkerJoined(worker_id=worker, gpu_kind=GpuKind("k"), num_pages=pages))
+
+    def ready(
+        self,
+        model: ModelId = A,
+        worker: WorkerId = GPU,
+        *,
+        pages: int = 2,
+        load_ms: float = 8,
+        exec_ms: dict[int, float] | None = None,
+    ) -> list[Command]:
+        exec_ns = {b: int(ms * MS) for b, ms in (exec_ms or {1: 10, 2: 14, 4: 20}).items()}
+        return self.tell(
+            ModelReady(
+                worker_id=worker,
+                model_id=model,
+                architecture_id=ArchitectureId(model),
+                num_pages=pages,
+                load_ns=int(load_ms * MS),
+                exec_ns=exec_ns,
+            )
+        )
+
+    def request(
+        self,
+        model: ModelId = A,
+        *,
+        slo_ms: float = 100,
+        rows: int = 1,
+        at_ms: float | None = None,
+    ) -> list[Command]:
+        if at_ms is not None:
+            self.now_ns = int(at_ms * MS)
+        self._last_request += 1
+        return self.tell(
+            RequestArrived(
+                request_id=RequestId(self._last_request),
+                model_id=model,
+                rows=rows,
+                arrival_ns=self.now_ns,
+                slo_ns=int(slo_ms * MS),
+            )
+        )
+
+    @property
+    def now_ms(self) -> float:
+        return self.now_ns / MS
+
+    def done(
+        self,
+        action: int,
+        begin_ms: float,
+        end_ms: float,
+        worker: WorkerId = GPU,
+        *,
+        received_ms: float | None = None,
+    ) -> list[Command]:
+        self.now_ns = max(self.now_ns, int(end_ms * MS))
+        return self.tell(
+            ActionSucceeded(
+                worker_id=worker,
+                action_id=ActionId(action),
+                begin_ns=int(begin_ms * MS),
+                end_ns=int(end_ms * MS),
+                duration_ns=int((end_ms - begin_ms) * MS),
+                received_ns=None if received_ms is None else int(received_ms * MS),
+            )
+        )
+
+    def failed(
+        self,
+        action: int,
+        error: ActionError,
+        received_ms: float | None = None,
+        *,
+        at_ms: float,
+        worker: WorkerId = GPU,
+    ) -> list[Command]:
+        return self.tell(
+            ActionFailed(
+                worker_id=worker,
+                action_id=ActionId(action),
+                error=error,
+                message="words",
+                received_ns=None if received_ms is None else int(received_ms * MS),
+            ),
+            at_ms=at_ms,
+        )
+
+    def warm(self, model: ModelId = A, **ready: float | dict[int, float]) -> None:
+        """Bring a model onto GPU: request, load, infer, all done at 1 s."""
+        self.tell(ModelAdded(model_id=model))
+        self.ready(model, **ready)  # type: ignore[arg-type]
+        (load, *_rest) = actions(self.request(model, slo_ms=10_000))
+        assert isinstance(load, LoadWeights)
+        commands = self.done(load.action_id, 0, 8)
+        (infer,) = actions(commands) or _rest
+        self.done(infer.action_id, 990, 1000)
+        while (wakeup_ns := self.scheduler.next_wakeup_ns()) is not None:
+            if wakeup_ns > self.now_ns:
+                break
+            self.tell(TimerFired())
+
+
+def actions(commands: list[Command]) -> list[LoadWeights | EvictWeights | Infer]:
+    return [command.action for command in commands if isinstance(command, SendAction)]
+
+
+def sends(commands: list[Command]) -> list[SendAction]:
+    return [command for command in commands if isinstance(command, SendAction)]
+
+
+def loads(commands: list[Command]) -> list[tuple[WorkerId, ModelId]]:
+    return [
+        (command.worker_id, command.action.model_id)
+        for command in commands
+        if isinstance(command, SendAction) and isinstance(command.action, LoadWeights)
+    ]
+
+
+def refusals(commands: list[Command]) -> list[tuple[int, Refusal]]:
+    return [
+        (command.request_id, command.refusal)
+        for command in commands
+        if isinstance(command, RefuseRequest)
+    ]
+
+
+def answers(commands: list[Command]) -> list[int]:
+    return [command.request_id for command in commands if isinstance(command, AnswerRequest)]
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    bench = Bench()
+    bench.join()
+    yield bench
+    check(bench.scheduler)
+
+
+def test_a_cold_request_loads_the_weights_then_runs(bench: Bench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    commands = bench.request(A, slo_ms=100)
+    assert commands == [
+        SendAction(
+            worker_id=GPU,
+            action=LoadWeights(
+                action_id=ActionId(1),
+                model_id=A,
+                earliest_ns=0,
+                latest_ns=5 * MS,
+                expected_duration_ns=8 * MS,
+            ),
+            expected_begin_ns=0,
+        )
+    ]
+    assert bench.scheduler.next_wakeup_ns() == 3 * MS  # the load ends within the look-ahead then
+    commands = bench.tell(TimerFired(), at_ms=3)
+    assert commands == [
+        SendAction(
+            worker_id=GPU,
+            action=Infer(
+                action_id=ActionId(2),
+                model_id=A,
+                batch_size=1,
+                rows=(1,),
+                earliest_ns=3 * MS,
+                latest_ns=13 * MS,
+                expected_duration_ns=10 * MS,
+            ),
+            request_ids=(RequestId(1),),
+            expected_begin_ns=8 * MS,
+        )
+    ]
+    assert bench.done(1, 0, 8) == []
+    commands = bench.done(2, 8, 18)
+    assert commands == [
+        AnswerRequest(
+            request_id=RequestId(1),
+            action_id=ActionId(2),
+            worker_id=GPU,
+            index=0,
+            batch_size=1,
+            cold=True,
+            expected_departure_ns=18 * MS,
+        )
+    ]
+
+
+def test_requests_that_wait_together_run_together(bench: Bench) -> None:
+    bench.warm(A)
+    (first,) = actions(bench.request(A, at_ms=2000))
+    assert isinstance(first, Infer)
+    for _ in range(4):
+        assert bench.request(A) == []
+    (batch,) = actions(bench.done(first.action_id, 2000, 2010))
+    assert isinstance(batch, Infer)
+    assert batch.batch_size == 4
+    assert batch.rows == (1, 1, 1, 1)
+
+
+def test_requests_that_arrive_together_run_together(bench: Bench) -> None:
+    bench.warm(A)
+    bench.now_ns = 2000 * MS
+    arrivals = tuple(
+        RequestArrived(
+            request_id=RequestId(100 + number),
+            model_id=model,
+            rows=1,
+            arrival_ns=bench.now_ns,
+            slo_ns=100 * MS,
+        )
+        for number, model in enumerate([A, A, B, A, A])
+    )
+    commands = bench.tell(RequestsArrived(requests=arrivals))
+    assert refusals(commands) == [(102, Refusal.MODEL_REMOVED)]
+    (batch,) = actions(commands)
+    assert isinstance(batch, Infer)
+    assert batch.batch_size == 4
+
+
+def test_a_tighter_deadline_runs_first_within_a_model(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.request(A, at_ms=2000)  # runs
+    bench.request(A, slo_ms=90)
+    bench.request(A, slo_ms=40)
+    commands = bench.tell(TimerFired(), at_ms=2005)
+    (sent,) = [c for c in commands if isinstance(c, SendAction)]
+    assert sent.request_ids == (4,)
+
+
+def test_latest_is_capped_by_the_deadline(bench: Bench) -> None:
+    bench.warm(A)
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=12))
+    assert isinstance(infer, Infer)
+    assert infer.latest_ns == 2002 * MS
+
+
+def test_an_slo_below_the_execution_time_is_infeasible(bench: Bench) -> None:
+    bench.warm(A)
+    commands = bench.request(A, at_ms=2000, slo_ms=9)
+    assert refusals(commands) == [(2, Refusal.INFEASIBLE)]
+    (refusal,) = commands
+    assert isinstance(refusal, RefuseRequest)
+    assert (refusal.exec_ns, refusal.load_ns, refusal.slo_ns) == (10 * MS, 0, 9 * MS)
+
+
+def test_a_request_put_back_a_thousand_times_is_watched_once(bench: Bench) -> None:
+    """One expiry more each time made a turn of the event loop take seconds, and cost the worker."""
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=60_000))
+    for number in range(1000):
+        (infer,) = actions(bench.failed(infer.action_id, ActionError.TOO_LATE, at_ms=2001 + number))
+    assert len(bench.scheduler._expiries) == 1
+    commands = bench.done(infer.action_id, 3001, 3011)
+    assert answers(commands) == [2]
+
+
+def test_actions_are_planned_for_when_they_can_be_there(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = sends(bench.request(A, at_ms=2000))
+    assert infer.expected_begin_ns == 2000 * MS
+    # It was 20 ms on its way, 2.5 ms of which are what half a window is for.
+    (again,) = sends(bench.failed(infer.action.action_id, ActionError.TOO_LATE, 2020, at_ms=2021))
+    assert again.expected_begin_ns == (2021 + 20 - 2.5) * MS
+    assert isinstance(again.action, Infer)
+    assert (again.action.earliest_ns, again.action.latest_ns) == (2021 * MS, 2043.5 * MS)
+    # Nor does admission promise what cannot be there in time.
+    assert refusals(bench.request(A, slo_ms=30)) == [(3, Refusal.OVERLOADED)]
+
+
+def test_only_two_actions_are_on_their_way_where_the_way_is_long() -> None:
+    bench = Bench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S))
+    bench.join()
+    bench.warm(A, exec_ms={1: 1})
+    bench.now_ns = 2000 * MS
+    for _ in range(9):
+        bench.request(A, slo_ms=1000)
+    assert len(bench.scheduler._workers[GPU].in_flight) == 8
+    commands = bench.done(3, 2030, 2031, received_ms=2030)
+    assert sends(commands) == []
+    for action in range(4, 9):
+        commands += bench.done(action, 2031, 2031)
+        assert sends(commands) == []
+    (last,) = sends(bench.done(9, 2031, 2031))
+    assert last.expected_begin_ns > (2031 + 27) * MS
+
+
+def test_a_long_way_is_forgotten_when_nothing_has_been_sent_for_a_while(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = sends(bench.request(A, at_ms=2000))
+    bench.done(infer.action.action_id, 2080, 2090, received_ms=2080)
+    assert refusals(bench.request(A, slo_ms=80)) == [(3, Refusal.OVERLOADED)]
+    assert refusals(bench.request(A, slo_ms=80, at_ms=2589)) == [(4, Refusal.OVERLOADED)]
+    (infer,) = sends(bench.request(A, slo_ms=80, at_ms=2590))
+    assert infer.expected_begin_ns == 2590 * MS
+
+
+def test_an_action_that_arrived_in_the_future_or_never_teaches_nothing(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    for number, received_ms in enumerate((1e9, -1e9)):
+        (infer,) = sends(bench.request(A, at_ms=2000 + 100 * number))
+        assert infer.expected_begin_ns == bench.now_ns
+        bench.done(infer.action.action_id, bench.now_ms, bench.now_ms + 1, received_ms=received_ms)
+
+
+def test_a_request_that_cannot_be_loaded_in_time_is_cold(bench: Bench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    refusal, send = bench.request(A, slo_ms=16)
+    assert isinstance(refusal, RefuseRequest)
+    assert refusal.refusal is Refusal.COLD
+    # The next one shall find it resident.
+    assert isinstance(send, SendAction)
+    assert isinstance(send.action, LoadWeights)
+    assert len(bench.request(A, slo_ms=16, at_ms=1)) == 1  # once is enough
+    bench.done(send.action.action_id, 0, 8)
+    (infer,) = actions(bench.request(A, slo_ms=16, at_ms=9))
+    assert isinstance(infer, Infer)
+    assert (refusal.load_ns, refusal.exec_ns, refusal.queue_ns) == (8 * MS, 10 * MS, 0)
+
+
+def test_a_request_behind_too_much_work_is_refused_at_once(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.now_ns = 2000 * MS
+    refused = [refusals(bench.request(A, slo_ms=50)) for _ in range(7)]
+    assert refused[:5] == [[]] * 5  # 10, 20, 30, 40, 50 ms
+    assert refused[5:] == [[(7, Refusal.OVERLOADED)], [(8, Refusal.OVERLOADED)]]
+
+
+def test_a_waiting_request_is_refused_when_its_slack_is_gone(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.warm(B, exec_ms={1: 10})
+    bench.now_ns = 2000 * MS
+    bench.request(A, slo_ms=100)
+    bench.request(A, slo_ms=25)
+    bench.request(B, slo_ms=25)
+    commands = bench.tell(TimerFired(), at_ms=2005)
+    assert len(actions(commands)) == 1  # the first of the two that want the lane at 10 ms
+    wakeup_ns = bench.scheduler.next_wakeup_ns()
+    assert wakeup_ns == 2015 * MS
+    commands = bench.tell(TimerFired(), at_ms=2015)
+    assert [refusal for _, refusal in refusals(commands)] == [Refusal.OVERLOADED]
+
+
+def test_an_answer_after_the_deadline_is_late_never_a_success(bench: Bench) -> None:
+    bench.warm(A)
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=15))
+    commands = bench.tell(TimerFired(), at_ms=2015)
+    assert refusals(commands) == [(2, Refusal.LATE)]
+    assert answers(bench.done(infer.action_id, 2000, 2020)) == []
+
+
+def test_an_infer_refused_for_lateness_is_tried_again_while_there_is_slack(bench: Bench) -> None:
+    bench.warm(A)
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=100))
+    commands = bench.failed(infer.action_id, ActionError.TOO_LATE, at_ms=2020)
+    (again,) = actions(commands)
+    assert isinstance(again, Infer)
+    commands = bench.failed(again.action_id, ActionError.TOO_LATE, at_ms=2091)
+    assert refusals(commands) == [(2, Refusal.LATE)]
+
+
+def test_an_engine_failure_refuses_its_batch_with_the_engines_words(bench: Bench) -> None:
+    bench.warm(A)
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    (refusal,) = bench.failed(infer.action_id, ActionError.DEVICE, at_ms=2001)
+    assert isinstance(refusal, RefuseRequest)
+    assert (refusal.refusal, refusal.detail) == (Refusal.FAILED, "words")
+
+
+def test_the_least_recently_used_model_makes_room(bench: Bench) -> None:
+    for number in range(5):
+        bench.warm(ModelId(f"m{number}"), pages=2)
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A, pages=3)
+    evict, evict_too, load = actions(bench.request(A, slo_ms=100, at_ms=2000))
+    assert isinstance(evict, EvictWeights)
+    assert isinstance(evict_too, EvictWeights)
+    assert isinstance(load, LoadWeights)
+    assert (evict.model_id, evict_too.model_id) == ("m0", "m1")
+
+
+def test_nothing_in_flight_is_evicted(bench: Bench) -> None:
+    bench.warm(A, pages=10)
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready(B, pages=10)
+    assert bench.request(B, slo_ms=100) == []
+    commands = bench.done(infer.action_id, 2000, 2010)
+    assert [type(action) for action in actions(commands)] == [EvictWeights, LoadWeights]
+
+
+def test_a_lost_worker_hands_its_requests_to_another(bench: Bench) -> None:
+    bench.warm(A)
+    bench.join(GPU2)
+    bench.ready(A, GPU2)
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=100))
+    assert isinstance(infer, Infer)
+    commands = bench.tell(WorkerLost(worker_id=GPU), at_ms=2001)
+    (send,) = commands
+    assert isinstance(send, SendAction)
+    assert (send.worker_id, type(send.action)) == (GPU2, LoadWeights)
+
+
+def test_a_lost_worker_without_another_is_the_reason(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.now_ns = 2000 * MS
+    bench.request(A)
+    bench.request(A)
+    commands = bench.tell(WorkerLost(worker_id=GPU), at_ms=2001)
+    assert sorted(refusals(commands)) == [(2, Refusal.WORKER_LOST), (3, Refusal.WORKER_LOST)]
+    assert refusals(bench.request(A)) == [(4, Refusal.NO_WORKER)]
+
+
+def test_a_draining_worker_finishes_what_it_has_and_is_let_go(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    assert bench.tell(WorkerDraining(worker_id=GPU)) == []
+    assert refusals(bench.request(A)) == [(3, Refusal.NO_WORKER)]
+    commands = bench.done(infer.action_id, 2000, 2010)
+    assert answers(commands) == [2]
+    assert commands[-1] == CloseWorker(worker_id=GPU)
+
+
+def test_a_worker_that_contradicts_the_books_is_let_go(bench: Bench) -> None:
+    bench.warm(A)
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    close, refusal = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=2001)
+    assert isinstance(close, CloseWorker)
+    assert "NOT_RESIDENT" in close.reason
+    assert isinstance(refusal, RefuseRequest)
+    assert refusal.refusal is Refusal.WORKER_LOST
+
+
+def test_a_silent_action_times_out_with_its_worker(bench: Bench) -> None:
+    bench.warm(A)
+    bench.request(A, at_ms=2000, slo_ms=60_000)
+    closed: list[Command] = []
+    while not closed:
+        wakeup_ns = bench.scheduler.next_wakeup_ns()
+        assert wakeup_ns is not None
+        commands = bench.tell(TimerFired(), at_ms=wakeup_ns / MS)
+        closed = [command for command in commands if isinstance(command, CloseWorker)]
+    assert bench.now_ns == 2010 * MS + 5 * NS_PER_S
+
+
+def test_a_failed_load_is_no_contradiction_for_the_infer_behind_it(bench: Bench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    (load,) = actions(bench.request(A, slo_ms=100))
+    (infer,) = actions(bench.tell(TimerFired(), at_ms=3))
+    bench.failed(load.action_id, ActionError.TOO_LATE, at_ms=6)
+    commands = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=7)
+    (again,) = actions(commands)
+    assert isinstance(again, LoadWeights)
+
+
+def test_an_infer_behind_a_failed_load_keeps_the_next_load_of_its_model(bench: Bench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A, pages=10)
+    (load,) = actions(bench.request(A, slo_ms=200))
+    (infer,) = actions(bench.tell(TimerFired(), at_ms=3))
+    assert bench.request(A, slo_ms=25) == []
+    (again,) = actions(bench.failed(load.action_id, ActionError.TOO_LATE, at_ms=6))
+    assert isinstance(again, LoadWeights)
+    bench.tell(RequestCancelled(request_id=RequestId(2)))
+    bench.done(again.action_id, 6, 14)
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready(B, pages=10)
+    assert bench.request(B, slo_ms=200) == []  # the first Infer has not been answered
+    commands = bench.done(infer.action_id, 14, 24)
+    assert answers(commands) == [1]
+    assert [type(action) for action in actions(commands)] == [EvictWeights, LoadWeights]
+
+
+def test_a_removed_model_is_forgotten_after_the_infer_behind_its_failed_load(bench: Bench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    (load,) = actions(bench.request(A, slo_ms=200))
+    (infer,) = actions(bench.tell(TimerFired(), at_ms=3))
+    assert bench.tell(ModelRemoved(model_id=A)) == []
+    assert bench.failed(load.action_id, ActionError.TOO_LATE, at_ms=6) == []
+    refusal, forget = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=7)
+    assert isinstance(refusal, RefuseRequest)
+    assert refusal.refusal is Refusal.MODEL_REMOVED
+    assert forget == ForgetModel(worker_id=GPU, model_id=A)
+
+
+def test_a_cancelled_request_is_never_run(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    bench.request(A)
+    assert bench.tell(RequestCancelled(request_id=RequestId(3))) == []
+    commands = bench.done(infer.action_id, 2000, 2010)
+    assert actions(commands) == []
+    assert answers(commands) == [2]
+
+
+def test_a_removed_model_refuses_what_waits_and_finishes_what_runs(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    bench.request(A)
+    commands = bench.tell(ModelRemoved(model_id=A))
+    assert refusals(commands) == [(3, Refusal.MODEL_REMOVED)]
+    assert refusals(bench.request(A)) == [(4, Refusal.MODEL_REMOVED)]
+    answer, evict, forget = bench.done(infer.action_id, 2000, 2010)
+    assert isinstance(answer, AnswerRequest)
+    assert isinstance(evict, SendAction)
+    assert isinstance(evict.action, EvictWeights)
+    assert forget == ForgetModel(worker_id=GPU, model_id=A)
+
+
+def test_closing_admission_refuses_newcomers_and_finishes_the_rest(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    bench.request(A)
+    bench.tell(AdmissionClosed())
+    assert refusals(bench.request(A)) == [(4, Refusal.DRAINING)]
+    commands = bench.done(infer.action_id, 2000, 2010)
+    assert answers(commands) == [2]
+    assert len(actions(commands)) == 1
+    assert bench.scheduler.num_open_requests == 1
+
+
+def test_what_a_draining_worker_has_is_loaded_elsewhere_at_once(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.join(GPU2)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    bench.request(A, at_ms=2000)  # keeps the worker from leaving
+    assert bench.tell(WorkerDraining(worker_id=GPU)) == []
+    assert loads(bench.request(A)) == [(GPU2, A)]
+
+
+def test_what_a_draining_worker_was_too_late_for_goes_to_another(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.warm(B, exec_ms={1: 10})
+    bench.join(GPU2)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    (behind,) = actions(bench.request(B, at_ms=2006))
+    assert isinstance(behind, Infer)  # keeps the worker from leaving
+    bench.tell(WorkerDraining(worker_id=GPU))
+    commands = bench.failed(infer.action_id, ActionError.TOO_LATE, at_ms=2006)
+    assert loads(commands) == [(GPU2, A)]
+
+
+def test_requests_that_wait_are_reason_enough_to_load_a_worker_that_gets_ready(
+    bench: Bench,
+) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.now_ns = 2000 * MS
+    for _ in range(8):
+        bench.request(A, slo_ms=1000)
+    bench.join(GPU2)
+    assert loads(bench.ready(A, GPU2, exec_ms={1: 10})) == [(GPU2, A)]
+
+
+def test_a_load_that_failed_is_tried_on_another_worker() -> None:
+    bench = Bench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, fill_free_pages=False))
+    bench.join()
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready(B, load_ms=50)
+    (load,) = actions(bench.request(A, slo_ms=200))
+    bench.tell(TimerFired(), at_ms=3)
+    assert loads(bench.request(B, slo_ms=200, at_ms=4)) == [(GPU, B)]
+    assert loads(bench.request(A, slo_ms=200)) == []
+    bench.join(GPU2)
+    assert bench.ready(A, GPU2) == []  # the copy that is being loaded is enough
+    commands = bench.failed(load.action_id, ActionError.TOO_LATE, at_ms=6)
+    assert loads(commands) == [(GPU2, A)]
+
+
+@pytest.mark.parametrize("why", ["refused", "cancelled"])
+def test_room_is_made_for_a_model_when_nobody_waits_for_another_any_more(why: str) -> None:
+    bench = Bench(SchedulerConfig(margin_ns=0))
+    bench.join()
+    bench.warm(A, pages=10, exec_ms={1: 10})
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready(B, pages=10, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    bench.request(A, slo_ms=25)
+    bench.request(B, slo_ms=100)
+    # Late, so that the second request of A can neither run nor is past hope; nothing is in flight.
+    commands = bench.done(infer.action_id, 2004.8, 2014.8)
+    assert answers(commands) == [2]
+    assert actions(commands) == []
+    if why == "cancelled":
+        bench.tell(RequestCancelled(request_id=RequestId(3)))
+    sent: list[Command] = []
+    while not loads(sent):
+        wakeup_ns = bench.scheduler.next_wakeup_ns()
+        assert wakeup_ns is not None
+        assert wakeup_ns < 2020 * MS, "an idle GPU, and it is not loaded"
+        bench.now_ns = max(bench.now_ns, wakeup_ns)
+        sent = bench.tell(TimerFired())
+    assert loads(sent) == [(GPU, B)]
+
+
+def test_the_load_lane_is_looked_at_again_after_a_load_that_overran(bench: Bench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A)
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready(B, load_ms=30)
+    (load,) = actions(bench.request(A, slo_ms=500))
+    bench.request(B, slo_ms=500)
+    assert loads(bench.tell(TimerFired(), at_ms=3)) == [(GPU, B)]
+    while (wakeup_ns := bench.scheduler.next_wakeup_ns()) is not None and wakeup_ns < 40 * MS:
+        bench.now_ns = max(bench.now_ns, wakeup_ns)
+        bench.tell(TimerFired())
+    bench.done(load.action_id, 0, 40)
+    assert bench.scheduler.next_wakeup_ns() == 65 * MS  # B's load ends within the look-ahead then
+
+
+@pytest.mark.parametrize(
+    ("queue", "batch_size", "rows"),
+    [
+        ([3], 4, (3,)),  # no smaller size holds it: padded
+        ([3, 1], 4, (3, 1)),
+        ([1, 3], 4, (1, 3)),
+        ([1, 1, 1], 2, (1, 1)),  # single rows are never padded
+        ([2, 3], 2, (2,)),
+        ([4, 4], 4, (4,)),
+        ([3, 3], 4, (3,)),
+    ],
+)
+def test_requests_of_several_rows_run_whole(
+    bench: Bench, queue: list[int], batch_size: int, rows: tuple[int, ...]
+) -> None:
+    bench.warm(A)
+    (first,) = actions(bench.request(A, at_ms=2000))
+    for place, count in enumerate(queue):
+        bench.request(A, rows=count, slo_ms=100 + place)
+    (infer, *_) = actions(bench.done(first.action_id, 2000, 2010))
+    assert isinstance(infer, Infer)
+    assert (infer.batch_size, infer.rows) == (batch_size, rows)
+
+
+def test_more_rows_than_any_batch_are_refused_with_the_limit(bench: Bench) -> None:
+    bench.warm(A)
+    (refusal,) = bench.request(A, rows=5, at_ms=2000)
+    assert isinstance(refusal, RefuseRequest)
+    assert refusal.refusal is Refusal.INFEASIBLE
+    assert refusal.detail == "5 rows, the largest batch that any worker runs is 4"
+
+
+def test_one_outlier_does_not_shut_a_tight_slo_out_for_good(bench: Bench) -> None:
+    """An estimate above every SLO is never measured again; the outlier has to fade by itself."""
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=1000))
+    bench.done(infer.action_id, 2000, 2200)  # 200 ms, once
+    assert refusals(bench.request(A, at_ms=3000, slo_ms=50)) == [(3, Refusal.INFEASIBLE)]
+    assert len(actions(bench.request(A, at_ms=3200, slo_ms=50))) == 1
+
+
+def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.join(GPU2)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    bench.request(A, at_ms=2000)
+    (load,) = bench.request(A)  # the lane is taken for longer than the look-ahead
+    assert isinstance(load, SendAction)
+    assert (load.worker_id, type(load.action)) == (GPU2, LoadWeights)
+    (sent,) = bench.tell(TimerFired(), at_ms=2003)  # behind the load, before the first lane is free
+    assert isinstance(sent, SendAction)
+    assert (sent.worker_id, type(sent.action)) == (GPU2, Infer)
+
+
+def test_copies_share_the_work_by_who_is_free_first() -> None:
+    scheduler = Scheduler()
+    cluster = VirtualCluster(scheduler, after_event=lambda: check(scheduler))
+    model = ModelledModel(
+        model_id=A,
+        architecture_id=ArchitectureId("a"),
+        num_pages=1,
+        load_ns=MS,
+        exec_ns={1: 4 * MS},  # less than the look-ahead: the first lane would take a second one
+    )
+    cluster.add_models([model])
+    cluster.add_worker("gpu", 4, [model])
+    cluster.add_worker("gpu2", 4, [model])
+    for _ in range(6):
+        cluster.request(A, 1000 * MS)
+    cluster.run(2000 * MS)
+    together = [cluster.request(A, 1000 * MS) for _ in range(2)]
+    cluster.run(4000 * MS)
+    assert {cluster.answers[request][0].worker_id for request in together} == {GPU, GPU2}
+
+
+def test_a_model_too_slow_for_one_kind_of_gpu_is_loaded_on_a_faster_one() -> None:
+    bench = Bench()
+    for worker, kind, exec_ms in ((GPU, "slow", 80), (GPU2, "fast", 5)):
+        bench.tell(WorkerJoined(worker_id=worker, gpu_kind=GpuKind(kind), num_pages=10))
+        if worker == GPU:
+            bench.tell(ModelAdded(model_id=A))
+        bench.ready(A, worker, exec_ms={1: exec_ms})
+    (load,) = bench.request(A, slo_ms=50)
+    assert isinstance(load, SendAction)
+    assert (load.worker_id, type(load.action)) == (GPU2, LoadWeights)
+
+
+def test_a_model_in_demand_beyond_one_gpu_gets_a_second_copy(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    bench.join(GPU2)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    bench.now_ns = 2000 * MS
+    sent: list[Command] = []
+    for _ in range(15):
+        sent += bench.request(A, slo_ms=200)
+    loads = [c for c in sent if isinstance(c, SendAction) and isinstance(c.action, LoadWeights)]
+    assert [load.worker_id for load in loads] == [GPU2]
+
+
+def test_the_lookahead_is_limited_in_number_as_well_as_in_time() -> None:
+    config = SchedulerConfig(
+        dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S, max_outstanding=3
+    )
+    bench = Bench(config)
+    bench.join()
+    bench.warm(A, exec_ms={1: 10})
+    bench.now_ns = 2000 * MS
+    sent = [actions(bench.request(A, slo_ms=1000)) for _ in range(5)]
+    assert [len(infers) for infers in sent] == [1, 1, 1, 0, 0]
+    assert len(actions(bench.done(sent[0][0].action_id, 2000, 2010))) == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_outstanding", 0),
+        ("lookahead_ns", 0),
+        ("window_ns", -1),
+        ("margin_fraction", 1.0),
+        ("action_timeout_ns", 1),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_by_name(setting: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=setting):
+        SchedulerConfig(**{setting: value})  # type: ignore[arg-type]

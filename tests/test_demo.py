@@ -1,0 +1,91 @@
+"""The demo: a short run of all of it, and the parts that judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clockwright.v1 import control_pb2 as pb
+from experiments import demo
+from experiments.demo_clients import Outcome
+from experiments.demo_models import DemoModel
+from experiments.digits import NUM_FORMS, load
+from experiments.timeline import draw_timeline
+
+
+def test_digits_come_in_fourteen_forms_of_nearly_130() -> None:
+    digits = load()
+    lengths = np.bincount(digits.forms)
+    assert len(lengths) == NUM_FORMS
+    assert lengths.sum() == len(digits.labels) == 1797
+    assert lengths.min() >= 122
+    assert lengths.max() <= 130
+    assert digits.images.shape == (1797, 64)
+    # Forms begin alike: the first digits are counted up in each that lost none of them.
+    first = digits.labels[digits.forms == 0][:20]
+    assert [int(label) for label in first] == [*range(10), *range(10)]
+
+
+def test_a_short_run_answers_rightly_evicts_and_draws(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Two large models and room for one.
+    code = demo.main(["--directory", str(tmp_path), "--large", "2", "--seconds", "3"])
+    out = capsys.readouterr().out
+    assert code == 0, out
+    assert "answers that differ from onnxruntime's own: 0" in out
+    assert (tmp_path / "timeline.png").read_bytes().startswith(b"\x89PNG")
+    actions = (tmp_path / "telemetry" / "actions.csv").read_text()
+    assert "EvictWeights" in actions
+
+
+def outcome(**changes: object) -> Outcome:
+    good = {
+        "model": "m", "slo_ms": 100.0, "late_ms": 0.0, "latency_ms": 50.0, "outcome": "OK",
+        "right": True, "server_ms": 49.0,
+    }  # fmt: skip
+    return Outcome(**{**good, **changes})  # type: ignore[arg-type]
+
+
+def test_a_verdict_counts_each_kind_of_outcome() -> None:
+    verdict = demo.judge(
+        [
+            outcome(),
+            outcome(right=False),
+            outcome(latency_ms=101.0),
+            outcome(latency_ms=102.0, server_ms=101.0),
+            outcome(outcome="OVERLOADED", right=False),
+            outcome(outcome="LATE", right=False),
+            outcome(outcome="the server is on fire", right=False),
+        ]
+    )
+    assert verdict == demo.Verdict(
+        offered=7, answered=4, in_time=2, admitted=6, wrong=1, late_successes=1, errors=1
+    )
+    assert verdict.in_time_fraction == pytest.approx(2 / 6)
+
+
+def test_rates_use_half_of_the_time_of_the_core_that_computes() -> None:
+    def model(name: str) -> DemoModel:
+        return DemoModel(name, np.zeros((1, 1), np.float32), {})
+
+    def prepared(exec_ms: int) -> pb.ModelInfo:
+        return pb.ModelInfo(exec=[pb.BatchEstimate(batch_size=1, exec_ns=exec_ms * 1_000_000)])
+
+    costs = {"small": 1, "popular": 20, "rare": 20}
+    loads = demo.plan(
+        [model("small")],
+        [model("popular"), model("rare")],
+        {name: prepared(cost) for name, cost in costs.items()},
+    )
+    rates = {load.model.name: load.rate for load in loads}
+    used = sum(rates[name] * cost / 1000 for name, cost in costs.items())
+    assert used == pytest.approx(0.5)
+    assert rates["popular"] == pytest.approx(2 * rates["rare"])
+
+
+def test_a_timeline_of_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no actions"):
+        draw_timeline([], tmp_path / "timeline.png")

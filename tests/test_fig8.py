@@ -1,0 +1,248 @@
+"""Figure 8 in small: its workload, its files, its bound; and what is compiled for its long runs."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from clockwright import actions
+from clockwright.errors import ConfigError
+from controller.core import SchedulerConfig, events, state
+from controller.telemetry import OK, Telemetry
+from experiments import native
+from experiments.figures import azure_replay, fig8, simspeed
+from experiments.figures.azure_replay import NS_PER_MINUTE, Setting
+from experiments.simulator import run
+from modelzoo.profile import Noise
+
+#: All architectures, of which a quarter fits on the GPUs. Without noise the bound holds to the last
+#: request.
+QUICK = Setting(
+    num_functions=120,
+    num_copies=2,
+    num_workers=2,
+    num_pages=150,
+    rate_rps=60.0,
+    num_minutes=2,
+    noise=Noise(),
+)
+
+Produced = tuple[dict[str, fig8.Outcome], Path]
+
+
+def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: int = 480) -> Path:
+    labels = range(first_label, first_label + num_minutes)
+    lines = ["HashOwner,HashApp,HashFunction,Trigger," + ",".join(map(str, labels))]
+    for number in range(num_functions):
+        count = 1 + 1000 // (number + 1)
+        lines.append(f"o,a,f{number},http," + ",".join([str(count)] * num_minutes))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Produced:
+    directory = tmp_path_factory.mktemp("fig8")
+    write_trace(directory / "azure2019_some_invocations.csv", num_functions=40, num_minutes=3)
+    outcomes = fig8.produce(
+        QUICK,
+        {
+            "trace": (azure_replay.recorded(QUICK, directory), None),
+            "generator": (azure_replay.generated(QUICK), None),
+        },
+        directory=directory,
+    )
+    return {outcome.source: outcome for outcome in outcomes}, directory
+
+
+def rows(directory: Path) -> list[dict[str, str]]:
+    with (directory / "fig8.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
+    quick: Produced,
+) -> None:
+    outcomes, directory = quick
+    figures = json.loads((directory / "fig8.json").read_text())["figures"]
+    table = rows(directory)
+    assert [(row["source"], row["minute"]) for row in table] == [
+        (source, str(minute)) for source in ("trace", "generator") for minute in range(2)
+    ]
+    for source, outcome in outcomes.items():
+        key = f"clockwork_{source}"
+        assert figures[f"{key}_goodput_rps"] == outcome.total.answered / 120 > 0
+        assert figures[f"{key}_requests"] == outcome.total.arrived
+        assert figures[f"{key}_p50_ms"] <= figures[f"{key}_p99_ms"] <= figures[f"{key}_max_ms"]
+        assert figures[f"{key}_max_ms"] <= 100
+        assert 1 <= figures[f"{key}_mean_batch_size"] <= 16
+        assert 0 < figures[f"{key}_active_models_per_min"] <= 122
+    assert (directory / "fig8.png").stat().st_size > 10_000
+
+
+def test_no_minute_of_figure_8_beats_its_bound(quick: Produced) -> None:
+    for outcome in quick[0].values():
+        assert outcome.num_bounded == 1
+        # A batch is counted where it ends, the bound where its requests arrive.
+        crossing = 16 * QUICK.num_workers / 60
+        assert 0 < outcome.bounded_goodput_rps <= outcome.bound_rps + crossing
+        assert 0 < outcome.least_load < 1
+
+
+def test_a_source_comes_at_its_rate(quick: Produced) -> None:
+    for outcome in quick[0].values():
+        expected = 120 * QUICK.rate_rps
+        assert outcome.num_requests == pytest.approx(expected, abs=6 * expected**0.5)
+
+
+def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced) -> None:
+    trace = azure_replay.generated(QUICK)
+    telemetry = Telemetry()
+    run(azure_replay.case_of(QUICK, trace, SchedulerConfig()), telemetry=telemetry)
+    for minute in quick[0]["generator"].minutes:
+        cold = {
+            row.model_id
+            for row in telemetry.requests
+            if row.cold and row.outcome == OK and row.departure_ns // NS_PER_MINUTE == minute.minute
+        }
+        sizes = [
+            row.batch_size
+            for row in telemetry.actions
+            if row.type == "Infer"
+            and row.error == "NONE"
+            and row.result_ns // NS_PER_MINUTE == minute.minute
+        ]
+        assert minute.cold_models == len(cold) > 0
+        assert minute.mean_batch_size == pytest.approx(np.mean(sizes))
+        by_request = np.average(sizes, weights=sizes)
+        assert minute.mean_batch_size_by_request == pytest.approx(by_request)
+
+
+def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished(tmp_path: Path) -> None:
+    setting = dataclasses.replace(QUICK, num_minutes=4)
+    table = tmp_path / "fig8.csv"
+    outcome = fig8.measure(
+        setting,
+        "clockwork",
+        "generator",
+        azure_replay.generated(setting),
+        wall_limit_s=0.0,
+        table=table,
+    )
+    # One row behind the run: what ends in this minute may have begun in the last.
+    assert [minute.minute for minute in outcome.minutes] == [0]
+    assert len(table.read_text().splitlines()) == 1
+    assert outcome.total.answered == pytest.approx(60 * outcome.minutes[0].goodput_rps)
+
+
+def test_a_small_trace_stands_for_the_whole_population(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.csv", num_functions=40, num_minutes=3)
+    trace = azure_replay.recorded(QUICK, path)
+    assert len(trace.functions) == 120
+    assert (trace.num_minutes, trace.first_minute) == (2, 479)
+    assert trace.totals[:40].tolist() == trace.totals[80:].tolist()
+    workload = azure_replay.case_of(QUICK, trace, SchedulerConfig()).workload
+    assert workload.expected_requests() == pytest.approx(120 * QUICK.rate_rps)
+
+
+def test_the_most_popular_functions_ask_the_first_models_by_name(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.csv", num_functions=120, num_minutes=2)
+    case = azure_replay.case_of(
+        QUICK, azure_replay.recorded(QUICK, path), SchedulerConfig(), num_minutes=1
+    )
+    names = [model.model_id for model in case.cluster.models]
+    assert len(names) == 122
+    assert names == sorted(names)
+    assert not {name.rpartition("-")[0] for name in names} & set(azure_replay.LEFT_OUT)
+    (source,) = case.workload.sources
+    assert list(source.models) == sorted(source.models)
+    assert case.duration_ns == NS_PER_MINUTE
+
+
+@pytest.mark.parametrize(
+    "names", [(), ("azure2019_a_invocations.csv", "azure2019_b_invocations.csv")]
+)
+def test_a_folder_without_a_single_trace_is_refused_by_what_was_found(
+    tmp_path: Path, names: tuple[str, ...]
+) -> None:
+    for name in names:
+        write_trace(tmp_path / name, 2, 2)
+    with pytest.raises(ConfigError, match=f"found {', '.join(names) or 'none'}, expected one file"):
+        azure_replay.recorded(QUICK, tmp_path)
+
+
+def test_a_trace_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.csv", num_functions=2, num_minutes=1)
+    with pytest.raises(ConfigError, match="found 1 minutes, expected 2 or more"):
+        azure_replay.recorded(QUICK, path)
+
+
+def test_the_speed_of_the_simulator_is_that_of_its_fastest_run(quick: Produced) -> None:
+    directory = quick[1]
+    simspeed.produce(repeats=2, seconds=1, setting=QUICK, fig8_seconds=1, directory=directory)
+    record = json.loads((directory / "simspeed.json").read_text())
+    figures = record["figures"]
+    for key in ("fig5", f"fig8_{'compiled' if native.is_compiled() else 'interpreted'}"):
+        assert 0 < figures[f"{key}_requests_per_s_min"] <= figures[f"{key}_requests_per_s"]
+        assert figures[f"{key}_requests_per_cpu_s"] > 0
+    longest = record["fig8_full"]["run"]
+    full = json.loads((directory / "fig8.json").read_text())["figures"]
+    assert figures["fig8_full_wall_s"] == full[f"{longest}_wall_s"]
+    assert figures["fig8_peak_rss_mib"] == full[f"{longest}_peak_rss_mib"]
+
+
+def test_without_a_figure_8_there_is_no_speed_of_it(tmp_path: Path) -> None:
+    assert simspeed.full_run(tmp_path) == ({}, {})
+
+
+@pytest.mark.parametrize("module", [actions, events, state], ids=lambda module: module.__name__)
+def test_a_spelled_out_constructor_is_the_one_that_the_decorator_makes(module: ModuleType) -> None:
+    assert module.__file__ is not None
+    text = native.spell_out(Path(module.__file__).read_text(encoding="utf-8"))
+    assert text.count("def __init__") > 3
+    namespace: dict[str, type] = {"__name__": module.__name__}  # type: ignore[dict-item]
+    exec(text, namespace)
+    for name, original in vars(module).items():
+        if dataclasses.is_dataclass(original) and original.__module__ == module.__name__:
+            assert parameters(namespace[name]) == parameters(getattr(module, name))
+
+
+def parameters(record: type) -> list[tuple[str, object, bool]]:
+    """Name, kind, and whether there is a default, of each."""
+    signature = inspect.signature(record)
+    return [(p.name, p.kind, p.default is p.empty) for p in signature.parameters.values()]
+
+
+def test_a_spelled_out_dataclass_is_equal_to_the_original() -> None:
+    source = """
+from dataclasses import dataclass, field
+@dataclass(slots=True, kw_only=True)
+class Plain:
+    number: int
+    names: list[str] = field(default_factory=list)
+    size: int = 4
+@dataclass(frozen=True)
+class Frozen:
+    number: int
+@dataclass(slots=True)
+class Derived(Plain):
+    more: int = 0
+"""
+    spelled: dict[str, type] = {}
+    text = native.spell_out(source)
+    exec(text, spelled)
+    assert text.count("def __init__") == 1
+    one, other = spelled["Plain"](number=1), spelled["Plain"](number=1, names=[], size=4)
+    assert one == other
+    assert one.names is not other.names
+    assert repr(one) == "Plain(number=1, names=[], size=4)"
+    assert spelled["Derived"](number=2, more=3).more == 3
+    with pytest.raises(TypeError):
+        spelled["Plain"](1)

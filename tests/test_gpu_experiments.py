@@ -1,0 +1,142 @@
+"""`make gpu` without a GPU: its sections run on the processor, and itself says that there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+
+import worker.cuda
+from clockwright.errors import ConfigError
+from experiments import torch_zoo
+from experiments.gpu import __main__ as everything
+from experiments.gpu import probe, table1
+from experiments.gpu.hardware import Room, open_accelerator
+from modelzoo.profile import load_profile
+from worker.accelerator import HostAccelerator
+from worker.cuda import Installation
+from worker.precision import Precision
+
+
+def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
+    accelerator = HostAccelerator()
+    figures = probe.copy(accelerator, pages=1, runs=2) | probe.gather(accelerator, pages=1, runs=2)
+    figures |= probe.beside(accelerator, tmp_path, name="tiny_conv", runs=2)
+    figures |= probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2)
+    assert all(figure > 0 for figure in figures.values())
+    for key in ("h2d_gbps", "d2d_gbps", "gather_index_select_us_p50", "beside_load_us_p99"):
+        assert key in figures
+    for precision in ("float32", "tf32", "float16"):
+        for kind in ("", "_apart"):
+            assert f"exec_{precision}{kind}_b16_launched_us_p50" in figures
+
+
+def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_path: Path) -> None:
+    accelerator = HostAccelerator()
+    folder, compiled = probe.compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
+    places = []
+
+    def memory(num_bytes: int) -> torch.Tensor:
+        places.append(HostAccelerator.device_memory(accelerator, num_bytes))
+        return places[-1]
+
+    accelerator.device_memory = memory  # type: ignore[method-assign]
+    answers = []
+    for joined in (True, False):
+        places.clear()
+        replay, _ = probe.bare_kernel(accelerator, folder, compiled, 2, joined=joined)
+        # Weights, then the input, then the output.
+        assert len(places) == 3
+        places[1].view(torch.float32).copy_(torch.linspace(-1, 1, 128))
+        replay()
+        answers.append(places[2].view(torch.float32).clone())
+    assert torch.allclose(answers[0], answers[1], atol=1e-6)
+    assert answers[0].abs().max() > 0.01
+
+
+def test_table_1_is_measured_with_the_workers_own_steps(tmp_path: Path) -> None:
+    setting = table1.Setting(
+        names=("tiny_conv", "never_reached"),
+        batch_sizes=(1, 2),
+        room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
+        runs=3,
+        tail_runs=20,
+        main="tiny_conv",
+    )
+    # Time is up from the start: one network, and one run of each kind.
+    told: list[tuple[dict[str, float], list[str]]] = []
+    asyncio.run(
+        table1.measure(
+            HostAccelerator(),
+            setting,
+            until_s=0.0,
+            measured=lambda *found: told.append(found),
+            cache_dir=tmp_path,
+        )
+    )
+    ((figures, left_out),) = told
+    assert left_out == ["never_reached"]
+    assert figures["tiny_conv_memory_taken_while_running"] == 0
+    assert figures["tiny_conv_b1_runs"] == 1
+    assert figures["tiny_conv_b1_us_p9999"] >= figures["tiny_conv_b1_us_p50"] > 0
+    assert figures["tiny_conv_load_gbps"] > 0
+
+
+def test_the_papers_numbers_stand_beside_ours() -> None:
+    names = table1.order_of_interest()
+    assert names[0] == table1.MAIN
+    assert sorted(names) == sorted(load_profile("table1").rows)
+    rows = table1.beside_the_paper(names, {"resnet50_v1_b16_us_p50": 7.0, "dla34_load_us_p50": 1.0})
+    paper = load_profile("table1").rows
+    assert rows == [
+        ("resnet50_v1", "EXEC 16", 7.0, paper["resnet50_v1"].exec_ns[16] / 1e3),
+        ("dla34", "LOAD", 1.0, paper["dla34"].load_ns / 1e3),
+    ]
+
+
+def test_networks_are_compared_with_onnxruntime_until_time_is_up() -> None:
+    names = ["tiny_conv", "bert_tiny", "never_reached"]
+    figures, left_out = torch_zoo.compare(names[:2], until_s=float("inf"))
+    assert left_out == []
+    for name in names[:2]:
+        assert figures[f"{name}_float32_error_ratio"] < 1e-4
+        # Half precision is in use, and is near.
+        assert 1e-5 < figures[f"{name}_float16_error_ratio"] < Precision.FLOAT16.tolerance
+    assert torch_zoo.compare(names, until_s=0.0) == ({}, names)
+
+
+def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker.cuda, "installation", lambda: Installation("2.13.0", "13.0", 0))
+    monkeypatch.setattr(everything, "run_parts", None)
+    assert everything.main() == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert "nothing was run: device 'cuda:0': found no usable GPU" in captured.err
+
+
+def test_a_part_that_fails_or_hangs_hides_no_other() -> None:
+    hangs = ("timeit", "-n1", "-r1", "import time; time.sleep(600)")
+    parts = (
+        ("hangs", hangs, None, 0.3),
+        ("fails", ("no_such_module_here",), 1.0, 60.0),
+        ("works", ("timeit", "-n1", "-r1"), None, 60.0),
+    )
+    outcomes = everything.run_parts(parts, "cuda:0")
+    assert outcomes["hangs"].startswith("not done within 0.3 s")
+    assert outcomes["fails"].startswith("failed with 1")
+    assert outcomes["works"].startswith("done")
+
+
+def test_all_parts_together_end_within_nine_minutes() -> None:
+    assert sum(limit_s for _, _, _, limit_s in everything.PARTS) < 9 * 60
+    assert all(seconds < limit for _, _, seconds, limit in everything.PARTS if seconds is not None)
+
+
+def test_a_device_that_is_no_accelerator_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'cpu': expected cuda:N or torch:cpu"):
+        open_accelerator("cpu")

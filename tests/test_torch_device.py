@@ -1,0 +1,579 @@
+"""The GPU device's code on the processor: paging, order between streams, loss, memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import hashlib
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+
+from clockwright import Client
+from clockwright.actions import ActionError, Infer, LoadWeights
+from clockwright.errors import ConfigError, ModelError
+from clockwright.units import PAGE_BYTES, ActionId
+from experiments.local_server import LocalServer
+from modelzoo.build import build_model
+from tests.processes import write_models
+from tests.test_worker_runtime import (
+    IO_POOL_BYTES,
+    LIMITS,
+    NARROW,
+    network,
+    offer,
+    prepared,
+    running,
+)
+from worker.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
+from worker.core import Lane, Step
+from worker.cuda import Installation, check_installation
+from worker.device import DeviceLostError, Launched
+from worker.file_store import FileStore
+from worker.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
+from worker.precision import Precision
+from worker.torch_device import TorchDevice, TorchModel
+from worker.torch_program import Program
+from worker.torch_tensors import weight_views
+
+HOST_BYTES = 96 << 20
+
+
+def torch_device(
+    cache_dir: Path,
+    accelerator: HostAccelerator | None = None,
+    *,
+    limits: Limits = LIMITS,
+    host_bytes: int = HOST_BYTES,
+    precision: Precision = Precision.FLOAT32,
+    on_lost: Callable[[str], object] = lambda reason: None,
+) -> TorchDevice:
+    return TorchDevice(
+        accelerator or HostAccelerator(),
+        limits=limits,
+        io_pool_bytes=IO_POOL_BYTES,
+        host_bytes=host_bytes,
+        precision=precision,
+        files=FileStore(cache_dir),
+        cache_dir=cache_dir,
+        compile_limit_s=300,
+        on_lost=on_lost,
+    )
+
+
+@pytest.fixture(scope="module")
+def instances(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """Four instances of one network of two pages, compiled once: a cache folder and the contents."""
+    cache_dir = tmp_path_factory.mktemp("cache")
+    contents = {f"m{seed}": network(seed).SerializeToString() for seed in range(4)}
+    models = prepared(
+        torch_device(cache_dir), *(offer(FileStore(cache_dir), *each) for each in contents.items())
+    )
+    assert not any(model.from_cache for model in models)
+    assert [model.num_pages for model in models] == [2] * 4
+    return cache_dir, contents
+
+
+Instances = tuple[Path, dict[str, bytes]]
+
+
+def served(device: TorchDevice, instances: Instances, count: int = 4) -> list[TorchModel]:
+    cache_dir, contents = instances
+    chosen = list(contents.items())[:count]
+    models = prepared(device, *(offer(FileStore(cache_dir), *each) for each in chosen))
+    assert all(model.from_cache for model in models)
+    return models
+
+
+def unpaged(cache_dir: Path, x: np.ndarray) -> dict[str, bytes]:
+    """What the engine says with each model's weights where its file has them, by the weights' hash."""
+    answers = {}
+    for folder in (cache_dir / "compiled").iterdir():
+        compiled = CompiledModel.from_json((folder / "model.json").read_text())
+        if compiled.inputs[0].spec.row_shape != (NARROW,):
+            continue
+        program = Program((folder / GRAPH_FILE).read_bytes(), torch.device("cpu"))
+        blob = torch.from_numpy(np.fromfile(folder / WEIGHTS_FILE, np.uint8))
+        (y,) = program.run([torch.from_numpy(x)], weight_views(blob, compiled.weights), {})
+        answers[compiled.weights_sha256] = y.numpy().tobytes()
+    return answers
+
+
+def by_model(instances: Instances, models: list[TorchModel], x: np.ndarray) -> dict[str, bytes]:
+    answers = unpaged(instances[0], x)
+    return {
+        model.model_id: answers[hashlib.sha256(model.weights.memory.numpy().data).hexdigest()]
+        for model in models
+    }
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unloads(
+    seed: int, instances: Instances
+) -> None:
+    rng = random.Random(seed)
+    device = torch_device(instances[0])
+    models = served(device, instances)
+    x = np.random.default_rng(seed).random((2, NARROW), dtype=np.float32)
+    one, two = by_model(instances, models, x[:1]), by_model(instances, models, x)
+    assert len(set(two.values())) == 4
+    with running(device) as harness:
+        for model in models:
+            harness.runtime.add_model(model)
+        resident: list[str] = []
+        for _ in range(40):
+            name = rng.choice(models).model_id
+            if name not in resident:
+                if len(resident) == 2:
+                    harness.evict(resident.pop(rng.randrange(2)))
+                harness.load(name)
+                resident.append(name)
+            if rng.random() < 0.5:
+                assert harness.ok(harness.infer(name, x[:1].tobytes())) == [one[name]]
+            else:
+                rows = [x[:1].tobytes(), x[1:].tobytes()]
+                infer = harness.infer(name, *rows, rows=(1, 1), batch_size=2)
+                assert harness.ok(infer) == [two[name][:12], two[name][12:]]
+
+
+def test_a_batch_that_is_not_full_is_filled_with_zeros(instances: Instances) -> None:
+    device = torch_device(instances[0])
+    models = served(device, instances, 1)
+    x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
+    padded = by_model(instances, models, np.concatenate([x, np.zeros_like(x)]))
+    with running(device) as harness:
+        harness.runtime.add_model(models[0])
+        harness.ok(harness.load("m0"))
+        noise = np.full((2, NARROW), 7, np.float32).tobytes()
+        harness.ok(harness.infer("m0", noise, rows=(2,), batch_size=2))
+        (alone,) = harness.ok(harness.infer("m0", x.tobytes(), rows=(1,), batch_size=2))
+    assert alone == padded["m0"][:12]
+
+
+def test_the_seeds_of_the_estimator_are_measured_and_durations_are_the_devices(
+    instances: Instances,
+) -> None:
+    device = torch_device(instances[0])
+    models = served(device, instances, 1)
+    assert models[0].load_ns > 0
+    assert set(models[0].exec_ns) == {1, 2}
+    assert min(models[0].exec_ns.values()) > 1
+    with running(device) as harness:
+        harness.runtime.add_model(models[0])
+        load = harness.result(harness.load("m0")).load
+        exec_time = harness.result(harness.infer("m0", bytes(4 * NARROW))).exec
+    for step in (load, exec_time):
+        assert step is not None
+        # Without what the thread did before and after.
+        assert 0 < step.duration_ns < step.end_ns - step.begin_ns
+
+
+def test_kernels_and_weights_go_with_the_last_model_that_needs_them(instances: Instances) -> None:
+    cache_dir, contents = instances
+    device = torch_device(cache_dir)
+    files = FileStore(cache_dir)
+    # Two of the same bytes, and another of the same network.
+    offers = [offer(files, "a", contents["m0"]), offer(files, "b", contents["m0"])]
+    models = prepared(device, *offers, offer(files, "c", contents["m1"]))
+    assert models[0].weights is models[1].weights
+    assert models[0].kernels == models[2].kernels
+    assert (len(device._kernels), len(device._blobs)) == (2, 2)
+    del models[:2]
+    gc.collect()
+    assert (len(device._kernels), len(device._blobs)) == (2, 1)
+    models.clear()
+    gc.collect()
+    assert (len(device._kernels), len(device._blobs)) == (0, 0)
+
+
+def test_the_hosts_memory_for_weights_is_fixed_and_used_again(instances: Instances) -> None:
+    # Room for one model of 17.3 MiB; more is a refusal, until the first one goes.
+    device = torch_device(instances[0], host_bytes=20 << 20)
+    cache_dir, contents = instances
+    files = FileStore(cache_dir)
+
+    async def both() -> None:
+        first = await device.prepare(offer(files, "m0", contents["m0"]), no_fetch, quiet)
+        with pytest.raises(ModelError, match=r"no room for 18\d+ bytes .* start the worker with"):
+            await device.prepare(offer(files, "m1", contents["m1"]), no_fetch, quiet)
+        del first
+        gc.collect()
+        await device.prepare(offer(files, "m1", contents["m1"]), no_fetch, quiet)
+        await device.close()
+
+    asyncio.run(both())
+
+
+async def no_fetch(files: object) -> None:
+    assert not files
+
+
+def quiet(stage: str) -> None:
+    pass
+
+
+def test_a_server_of_processes_serves_in_half_precision(tmp_path: Path) -> None:
+    precision = Precision.FLOAT16
+    models = write_models(tmp_path / "models", tiny="tiny_conv")
+    x = np.random.default_rng(0).standard_normal((4, 1, 8, 8), dtype=np.float32)
+    path = models / "tiny" / "1" / "model.onnx"
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (wanted,) = session.run(None, {"input": x})
+    arguments = ["--models", str(models), "--cache-dir", str(tmp_path / "cache")]
+    arguments += ["--device", "torch:cpu", "--precision", precision.value]
+    arguments += ["--pages", "2", "--arena-mib", "16", "--host-mib", "16"]
+    with LocalServer(arguments) as server, Client(server.address) as client:
+        found = client.infer("tiny", x, slo_ms=30_000).outputs["output"]
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(
+        found, wanted, rtol=precision.tolerance, atol=precision.tolerance * np.abs(wanted).max()
+    )
+
+
+class ApartAccelerator(HostAccelerator):
+    """As on a GPU, both ways of running convolutions are tried."""
+
+    on_host = False
+
+
+@pytest.mark.parametrize("way", ["only apart works", "apart is faster", "joined is faster"])
+def test_convolutions_run_joined_with_their_relus_or_apart_whichever_works_and_is_faster(
+    way: str, convolutional: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_dir, content = convolutional
+    run = Program.run
+    ways = []
+
+    def is_joined(program: Program) -> bool:
+        return any(node.op_type == "conv_add_relu" for node in program.nodes)
+
+    def slow_or_broken(program: Program, *arguments: Any) -> list[torch.Tensor]:  # noqa: ANN401
+        ways.append(is_joined(program))
+        if ways[-1] and way == "only apart works":
+            raise RuntimeError("FIND was unable to find an engine to execute this computation")
+        if way != "only apart works" and ways[-1] is (way == "apart is faster"):
+            time.sleep(0.2)
+        return run(program, *arguments)
+
+    monkeypatch.setattr(Program, "run", slow_or_broken)
+    monkeypatch.setattr("worker.torch_device._PROFILE_RUNS", 3)
+    device = torch_device(cache_dir, ApartAccelerator())
+    (model,) = prepared(device, offer(FileStore(cache_dir), "m", content, (1,)))
+    ways.clear()
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("m"))
+        harness.ok(harness.infer("m", bytes(4 * 64)))
+    assert ways == [way == "joined is faster"]
+
+
+@pytest.fixture(scope="module")
+def convolutional(instances: Instances) -> tuple[Path, bytes]:
+    """A network of convolutions, compiled: a cache folder and its content."""
+    cache_dir, _ = instances
+    content = build_model("tiny_conv").SerializeToString()
+    prepared(torch_device(cache_dir), offer(FileStore(cache_dir), "m", content, (1,)))
+    return cache_dir, content
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+class DeferredEvent(HostEvent):
+    """Done when as many recordings have been reached as were asked for."""
+
+    def __init__(self, owner: DeferredAccelerator) -> None:
+        super().__init__()
+        self.owner = owner
+        self.asked = 0
+        self.reached = 0
+
+    def synchronize(self) -> None:
+        self.owner.advance_until(self.is_done)
+
+    def is_done(self) -> bool:
+        return self.reached >= self.asked
+
+
+class DeferredStream(HostStream):
+    """Puts work off; `DeferredAccelerator` says when."""
+
+    def __init__(self) -> None:
+        #: What to do, and what must be true before.
+        self.queue: deque[tuple[Callable[[], object] | None, Callable[[], bool]]] = deque()
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.queue.append((work, lambda: True))
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, DeferredEvent)
+        event.asked += 1
+        number = event.asked
+
+        def reach() -> None:
+            event.reached = max(event.reached, number)
+
+        self.queue.append((reach, lambda: True))
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, DeferredEvent)
+        number = event.asked
+        self.queue.append((None, lambda: event.reached >= number))
+
+
+class DeferredAccelerator(HostAccelerator):
+    """Does work only when somebody waits, in any order that streams and events allow."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._rng = random.Random(seed)
+        self._streams: list[DeferredStream] = []
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        self._streams.append(DeferredStream())
+        return self._streams[-1]
+
+    def event(self) -> Event:
+        return DeferredEvent(self)
+
+    def advance_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            able = [each for each in self._streams if each.queue and each.queue[0][1]()]
+            assert able, "streams wait for each other"
+            work, _ = self._rng.choice(able).queue.popleft()
+            if work is not None:
+                with torch.inference_mode():
+                    work()
+
+
+def load_step(model: TorchModel, pages: tuple[int, ...]) -> Step[TorchModel]:
+    action = LoadWeights(
+        action_id=ActionId(1),
+        model_id=model.model_id,
+        earliest_ns=0,
+        latest_ns=1,
+        expected_duration_ns=1,
+    )
+    return Step(Lane.LOAD, action, model, pages, 0)
+
+
+def infer_step(model: TorchModel, pages: tuple[int, ...], io_offset: int) -> Step[TorchModel]:
+    action = Infer(
+        action_id=ActionId(1),
+        model_id=model.model_id,
+        batch_size=1,
+        rows=(1,),
+        earliest_ns=0,
+        latest_ns=1,
+        expected_duration_ns=1,
+    )
+    return Step(Lane.EXEC, action, model, pages, io_offset)
+
+
+def overwritten_while_queued(device: TorchDevice, models: list[TorchModel], x: bytes) -> bytes:
+    """Launch an EXEC, load another model onto its pages before anybody has waited for it; its output."""
+    first, second = models[:2]
+    device.run_load(load_step(first, (2, 0)))
+    infer = infer_step(first, (2, 0), 0)
+    device.run_input(infer, [x])
+    launched = device.launch_exec(infer)
+    device.run_load(load_step(second, (0, 2)))
+    device.finish_exec(infer, launched)
+    return device.run_output(infer)[0]
+
+
+def rounds_that_went_right(instances: Instances) -> list[bool]:
+    device = torch_device(instances[0], DeferredAccelerator(0))
+    models = served(device, instances, 2)
+    x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
+    expected = by_model(instances, models, x)["m0"]
+    return [overwritten_while_queued(device, models, x.tobytes()) == expected for _ in range(12)]
+
+
+def test_a_load_onto_pages_that_a_queued_exec_reads_waits_for_its_gather(
+    instances: Instances,
+) -> None:
+    assert all(rounds_that_went_right(instances))
+
+
+def test_without_that_wait_some_order_gives_a_wrong_answer(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TorchDevice, "_wait_for_readers", lambda self, pages: None)
+    assert not all(rounds_that_went_right(instances))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_queued_execs_of_different_models_do_not_mix_in_arena_or_batch(
+    seed: int, instances: Instances
+) -> None:
+    rng = random.Random(seed)
+    device = torch_device(instances[0], DeferredAccelerator(seed))
+    models = served(device, instances, 2)
+    x = np.random.default_rng(seed).random((4, 1, NARROW), dtype=np.float32)
+    pages = {"m0": (3, 1), "m1": (0, 2)}
+    for model in models[:2]:
+        device.run_load(load_step(model, pages[model.model_id]))
+    slots: list[int] = []
+    under_way: deque[tuple[Step[TorchModel], Launched, bytes]] = deque()
+    answers = [by_model(instances, models, row) for row in x]
+    slot_bytes = models[0].layouts[1].num_bytes
+    for turn in range(12):
+        model, row = rng.choice(models[:2]), rng.randrange(4)
+        infer = infer_step(model, pages[model.model_id], (turn % 3) * slot_bytes)
+        assert infer.io_offset not in slots
+        device.run_input(infer, [x[row].tobytes()])
+        slots.append(infer.io_offset)
+        under_way.append((infer, device.launch_exec(infer), answers[row][model.model_id]))
+        while len(under_way) == 2 or (turn == 11 and under_way):
+            step, launched, expected = under_way.popleft()
+            device.finish_exec(step, launched)
+            assert device.run_output(step) == [expected]
+            slots.remove(step.io_offset)
+
+
+# --- failure ----------------------------------------------------------------------------------------
+
+
+class FailingAccelerator(HostAccelerator):
+    """Works until told otherwise."""
+
+    def __init__(self, *, memory_bytes: int = 1 << 40) -> None:
+        super().__init__()
+        self.memory_bytes = memory_bytes
+        self.failing = False
+        self.broken: str | None = None
+        self.closed = False
+
+    def device_memory(self, num_bytes: int) -> torch.Tensor:
+        if num_bytes > self.memory_bytes:
+            raise MemoryError(f"{num_bytes} bytes are needed, {self.memory_bytes} are free")
+        self.memory_bytes -= num_bytes
+        return super().device_memory(num_bytes)
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        return FailingStream(self)
+
+    def fault(self) -> str | None:
+        return self.broken
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FailingStream(HostStream):
+    def __init__(self, accelerator: FailingAccelerator) -> None:
+        self._accelerator = accelerator
+
+    def run(self, work: Callable[[], Any]) -> None:
+        if self._accelerator.failing:
+            raise RuntimeError("CUDA error: unspecified launch failure\nand much more")
+        super().run(work)
+
+
+def test_too_little_device_memory_is_said_at_the_start(tmp_path: Path) -> None:
+    accelerator = FailingAccelerator(memory_bytes=LIMITS.num_pages * PAGE_BYTES)
+    with pytest.raises(ConfigError, match=r"not enough memory for 4 pages, .* 0 are free"):
+        torch_device(tmp_path, accelerator)
+
+
+def test_an_error_in_one_action_fails_that_action_only(instances: Instances) -> None:
+    accelerator = FailingAccelerator()
+    device = torch_device(instances[0], accelerator)
+    models = served(device, instances, 1)
+    lost: list[str] = []
+    with running(device) as harness:
+        harness.runtime._on_lost = lost.append
+        harness.runtime.add_model(models[0])
+        harness.ok(harness.load("m0"))
+        accelerator.failing = True
+        failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
+        accelerator.failing = False
+        harness.ok(harness.infer("m0", bytes(4 * NARROW)))
+    assert failed.error is ActionError.DEVICE
+    assert "unspecified launch failure" in failed.message
+    assert not lost
+
+
+def test_an_error_after_which_nothing_runs_loses_the_device_with_the_reason(
+    instances: Instances,
+) -> None:
+    accelerator = FailingAccelerator()
+    gone: list[str] = []
+    device = torch_device(instances[0], accelerator, on_lost=gone.append)
+    models = served(device, instances, 1)
+    lost: list[str] = []
+    with running(device) as harness:
+        harness.runtime._on_lost = lost.append
+        harness.runtime.add_model(models[0])
+        harness.ok(harness.load("m0"))
+        accelerator.failing, accelerator.broken = True, "cuda:0: it fell off the bus"
+        failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
+        # Even if it seems to work again: what its memory holds is not known.
+        accelerator.failing, accelerator.broken = False, None
+        harness.runtime.abandon()  # as the link does when it starts afresh
+        harness.runtime.add_model(models[0])
+        after = harness.result(harness.load("m0"))
+    reason = "CUDA error: unspecified launch failure (cuda:0: it fell off the bus)"
+    assert (failed.error, failed.message) == (ActionError.DEVICE, reason)
+    assert (after.error, after.message) == (ActionError.DEVICE, reason)
+    assert lost[0] == reason
+    assert gone == [reason]
+    with pytest.raises(DeviceLostError):
+        device.run_load(load_step(models[0], (0, 1)))
+
+
+def test_a_lost_device_takes_no_model_and_is_closed_with_its_accelerator(
+    instances: Instances,
+) -> None:
+    accelerator = FailingAccelerator()
+    device = torch_device(instances[0], accelerator)
+    device._lost = "gone"
+    with pytest.raises(ModelError, match="the device is lost: gone"):
+        served(device, instances, 1)
+    assert accelerator.closed
+
+
+def test_a_kernel_that_torch_cannot_run_is_refused_with_its_words(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: Program, *arguments: object) -> None:
+        raise RuntimeError("cuDNN has no such kernel\nmore")
+
+    device = torch_device(instances[0])
+    monkeypatch.setattr(Program, "run", fail)
+    with pytest.raises(ModelError, match=r"a batch of 2 failed: cuDNN has no such kernel$"):
+        served(device, instances, 1)
+
+
+# --- installation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Installation("2.13.0+cpu", None, 0), r"found torch 2\.13\.0\+cpu, .* without CUDA"),
+        (
+            Installation("2.13.0", "13.0", 0, "The NVIDIA driver on your system is too old"),
+            r"found no usable GPU \(The NVIDIA driver .* too old\); .* driver for CUDA 13\.0",
+        ),
+        (Installation("2.13.0", "13.0", 0), "the driver reports no GPU"),
+        (Installation("2.13.0", "13.0", 1), "found 1 GPUs, expected cuda:0$"),
+        (Installation("2.13.0", "13.0", 2), "found 2 GPUs, expected cuda:0 to cuda:1$"),
+    ],
+)
+def test_a_gpu_that_is_not_there_is_refused_with_what_is(found: Installation, words: str) -> None:
+    with pytest.raises(ConfigError, match=f"device 'cuda:3': .*{words}"):
+        check_installation(found, 3)
+
+
+def test_a_gpu_that_is_there_is_taken() -> None:
+    check_installation(Installation("2.13.0", "13.0", 4), 3)
