@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
@@ -41,7 +42,7 @@ class _Jumping(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            return super().select(None)  # Nothing is due: a thread has something to say.
+            raise RuntimeError("virtual time stands still: no timer is set and nothing is ready")
         ready = super().select(0)
         if not ready and timeout > 0:
             # Up, or the loop finds its timer a moment away and asks again, for ever.
@@ -49,28 +50,42 @@ class _Jumping(selectors.DefaultSelector):
         return ready
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop on virtual time."""
+
+    def __init__(self) -> None:
+        self.clock = _Jumping()
+        super().__init__(self.clock)
+
+    def time(self) -> float:
+        return self.clock.now_ns / NS_PER_S
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        """Wait for the thread: how far the clock gets meanwhile would be the machine's to say."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            result = func(*args) if executor is None else executor.submit(func, *args).result()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+        return future
+
+
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on virtual time."""
-    selector = _Jumping()
-    loop = asyncio.SelectorEventLoop(selector)
-    loop.time = lambda: selector.now_ns / NS_PER_S  # type: ignore[method-assign]
+    loop = _Loop()
 
-    @contextmanager
-    def clocks() -> Iterator[None]:
-        def clock() -> int:
-            return selector.now_ns
+    def clock() -> int:
+        return loop.clock.now_ns
 
-        patches = [mock.patch(f"{name}.now_ns", clock) for name in _CLOCKS]
-        for patch in patches:
-            patch.start()
-        try:
-            yield
-        finally:
-            for patch in patches:
-                patch.stop()
-
-    with clocks(), asyncio.Runner(loop_factory=lambda: loop) as runner:
-        return runner.run(work())
+    with ExitStack() as clocks:
+        for name in _CLOCKS:
+            clocks.enter_context(mock.patch(f"{name}.now_ns", clock))
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            return runner.run(work())
 
 
 def now_ns() -> int:
