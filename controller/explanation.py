@@ -22,16 +22,13 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
         `batch_size`, `worker`, `cold`.
     """
     measured_ns = answer.departure_ns - answer.arrival_ns
-    load_ns = _load_wait_ns(answer)
     input_ns, exec_ns, output_ns = map(_duration_ns, (answer.input, answer.exec, answer.output))
-    # The way back ends the last step; a clock offset that is a little off must not make it negative.
-    last_end_ns = max(
-        (step.end_ns for step in (answer.input, answer.exec, answer.output) if step),
-        default=answer.result_ns,
-    )
-    network_ns = max(answer.received_ns - answer.sent_ns, 0)
-    network_ns += max(answer.result_ns - last_end_ns, 0)
-    queue_ns = max(measured_ns - load_ns - input_ns - exec_ns - output_ns - network_ns, 0)
+    # A clock offset that is a little off must not make the parts more than the whole.
+    left_ns = max(measured_ns - input_ns - exec_ns - output_ns, 0)
+    load_ns = min(_load_wait_ns(answer), left_ns)
+    left_ns -= load_ns
+    network_ns = min(_network_ns(answer), left_ns)
+    queue_ns = left_ns - network_ns
     return {
         "queue_us": queue_ns // NS_PER_US,
         "load_us": load_ns // NS_PER_US,
@@ -57,6 +54,18 @@ def _load_wait_ns(answer: Answer) -> int:
     until_ns = answer.input.begin_ns if answer.input else answer.result_ns
     begin_ns = max(answer.load.begin_ns, answer.arrival_ns)
     return max(min(answer.load.end_ns, until_ns) - begin_ns, 0)
+
+
+def _network_ns(answer: Answer) -> int:
+    """Both ways, but for what the way there shares with the load that the request waited for."""
+    sent_ns = answer.sent_ns
+    if answer.load is not None:
+        sent_ns = max(sent_ns, min(answer.load.end_ns, answer.received_ns))
+    last_end_ns = max(
+        (step.end_ns for step in (answer.input, answer.exec, answer.output) if step),
+        default=answer.result_ns,
+    )
+    return max(answer.received_ns - sent_ns, 0) + max(answer.result_ns - last_end_ns, 0)
 
 
 def _duration_ns(step: StepTime | None) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ import numpy as np
 from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
 from clockwright.bulk import Buffer
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller import runtime as clock
 from controller.catalogue import Catalogue, Model
 from controller.control import ControlService
 from controller.core import Scheduler, SchedulerConfig
@@ -38,6 +38,8 @@ WORKER = WorkerId("scripted")
 BATCH_SIZES = (1, 2, 4)
 # Above the real service, so that size limits can be tested without gigabytes.
 MESSAGE_BYTES_MAX = 4 << 20
+# A worker that a test holds back does not hang, however slow the machine is.
+CONFIG = SchedulerConfig(action_timeout_ns=1000 * NS_PER_S)
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ class ScriptedWorker:
         self.held.clear()
 
     def _finish(self, action: Action, payload: Sequence[Buffer]) -> None:
-        now_ns = time.monotonic_ns()
+        now_ns = clock.now_ns()
         # It takes no time but says it did: what it says is what the scheduler then predicts.
         name = name_of(action.model_id)
         step = StepTime(now_ns, now_ns, NS_PER_MS)
@@ -210,23 +212,28 @@ class ScriptedWorker:
 class FrontEnd:
     """What a test needs of a running controller."""
 
+    #: HOST:PORT; empty when it listens nowhere.
     address: str
     runtime: Runtime
     catalogue: Catalogue
     worker: ScriptedWorker
     applications: Applications
+    links: WorkerLinks
 
 
 @asynccontextmanager
-async def serving(
+async def controlling(
     directory: Path, selection: SelectionConfig | None = None
 ) -> AsyncIterator[FrontEnd]:
-    """Serve every scripted model from a models directory made below `directory`."""
+    """Control every scripted model of a models directory made below `directory`; no port, no gRPC.
+
+    On whatever clock the event loop has: see `experiments.selection.virtual_time`.
+    """
     for name in SCRIPTS:
         version = directory / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.onnx").write_bytes(b"scripted")
-    runtime = Runtime(Scheduler(SchedulerConfig()), Telemetry())
+    runtime = Runtime(Scheduler(CONFIG), Telemetry())
     catalogue = Catalogue(runtime, directory)
     links = WorkerLinks(runtime, catalogue)
     worker = ScriptedWorker(runtime, catalogue)
@@ -235,26 +242,38 @@ async def serving(
     await catalogue.scan()
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)])
-    service = InferenceService(runtime, catalogue, applications=applications)
-    server.add_generic_rpc_handlers(service.handlers())
-    control = ControlService(
-        runtime,
-        catalogue,
-        links,
-        applications,
-        policy="clockwork",
-        default_slo_ns=100 * NS_PER_MS,
-        spool=directory,
-    )
-    control.mount(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
     try:
-        yield FrontEnd(f"127.0.0.1:{port}", runtime, catalogue, worker, applications)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links)
     finally:
-        await server.stop(grace=None)
         await applications.close()
+
+
+@asynccontextmanager
+async def serving(
+    directory: Path, selection: SelectionConfig | None = None
+) -> AsyncIterator[FrontEnd]:
+    """Do what `controlling` does, and listen on a port."""
+    async with controlling(directory, selection) as front_end:
+        runtime, catalogue = front_end.runtime, front_end.catalogue
+        server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)])
+        service = InferenceService(runtime, catalogue, applications=front_end.applications)
+        server.add_generic_rpc_handlers(service.handlers())
+        control = ControlService(
+            runtime,
+            catalogue,
+            front_end.links,
+            front_end.applications,
+            policy="clockwork",
+            default_slo_ns=100 * NS_PER_MS,
+            spool=directory,
+        )
+        control.mount(server)
+        front_end.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            yield front_end
+        finally:
+            await server.stop(grace=None)
 
 
 class FrontEndInThread:

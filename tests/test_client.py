@@ -37,11 +37,12 @@ def client(server: FrontEndInThread) -> Iterator[Client]:
         yield client
 
 
-def nobody() -> str:
-    """An address at which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address at which nobody listens: it is taken, so that nobody else can begin to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def test_arrays_go_in_and_come_out(client: Client) -> None:
@@ -121,8 +122,8 @@ def test_metadata_and_models_are_typed(client: Client) -> None:
     assert {model.state for model in client.models()} == {"READY"}
 
 
-def test_an_unreachable_server_is_a_config_error_and_not_ready() -> None:
-    with Client(nobody()) as client:
+def test_an_unreachable_server_is_a_config_error_and_not_ready(nobody: str) -> None:
+    with Client(nobody) as client:
         assert not client.is_ready()
         with pytest.raises(ConfigError, match="no server answers at 127"):
             client.infer("double", {"x": np.ones((1, 3), np.float32)})
@@ -136,7 +137,9 @@ def test_a_server_without_workers_refuses_and_is_not_unreachable(tmp_path: Path)
         assert caught.value.refusal is Refusal.NO_WORKER
 
 
-def test_the_async_client_does_the_same_and_cancelling_withdraws(tmp_path: Path) -> None:
+def test_the_async_client_does_the_same_and_cancelling_withdraws(
+    tmp_path: Path, nobody: str
+) -> None:
     async def main() -> None:
         async with serving(tmp_path) as front_end, AsyncClient(front_end.address) as client:
             assert await client.is_ready()
@@ -157,7 +160,7 @@ def test_the_async_client_does_the_same_and_cancelling_withdraws(tmp_path: Path)
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-        async with AsyncClient(nobody()) as client:
+        async with AsyncClient(nobody) as client:
             assert not await client.is_ready()
 
     asyncio.run(main())

@@ -1,9 +1,10 @@
-"""The runtime around the real scheduler, with a link that a test answers by hand."""
+"""The runtime around the real scheduler, with a link that a test answers by hand, on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,10 @@ from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, Worker
 from controller.core import Scheduler
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved, RefuseRequest, WorkerJoined
 from controller.refusals import refusal_text
-from controller.runtime import Answer, Runtime, Submission, now_ns
+from controller.runtime import Answer, Runtime, Submission
 from controller.telemetry import Telemetry
+from experiments.selection import virtual_time
+from experiments.selection.virtual_time import now_ns
 
 MS = 1_000_000
 S = 1000 * MS
@@ -93,8 +96,8 @@ class Bench:
             self.succeed(action)
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(test)
 
 
 def test_an_answer_carries_the_outputs_and_where_the_time_went() -> None:

@@ -61,7 +61,10 @@ class _Loop(asyncio.SelectorEventLoop):
         return self.clock.now_ns / NS_PER_S
 
     def run_in_executor(  # type: ignore[override]
-        self, executor: Executor | None, func: Callable[..., T], *args: Any
+        self,
+        executor: Executor | None,
+        func: Callable[..., T],
+        *args: Any,  # noqa: ANN401
     ) -> asyncio.Future[T]:
         """Wait for the thread: how far the clock gets meanwhile would be the machine's to say."""
         future: asyncio.Future[T] = self.create_future()
