@@ -8,15 +8,20 @@ last. Half precision is slow there, so the larger networks are compared in float
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import torch
 
+from clockwright.errors import ConfigError, ModelError
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import ARCHITECTURES, build_model, weights_bytes
 from worker.lift import lift_weights
@@ -25,6 +30,7 @@ from worker.torch_compile import TorchTarget
 from worker.torch_program import Program
 from worker.torch_tensors import weight_views
 
+NAME = "torch_zoo"
 HALF_PRECISION_BYTES = 60_000_000
 _ROWS = 2
 
@@ -73,41 +79,136 @@ def errors(name: str) -> dict[str, float]:
     return found
 
 
-def compare(names: Sequence[str], *, until_s: float) -> tuple[dict[str, float], list[str]]:
-    """Compare networks until time is up; figures by key, and the names left out."""
-    figures: dict[str, float] = {}
-    for index, name in enumerate(names):
+def compare(
+    names: Sequence[str], *, until_s: float
+) -> Iterator[tuple[str, dict[str, float] | str]]:
+    """Compare networks until time is up.
+
+    Yields:
+        Each network with its errors by precision, or with the words in which it failed.
+    """
+    for name in names:
         if time.monotonic() > until_s:
-            return figures, list(names[index:])
-        for precision, error in errors(name).items():
-            figures[f"{name}_{precision}_error_ratio"] = error
-            print(f"{name:32} {precision:8} {error:.2e}", flush=True)
-    return figures, []
+            return
+        try:
+            found = errors(name)
+        except (ModelError, RuntimeError, TypeError, IndexError, ValueError) as error:
+            yield name, str(error).strip().splitlines()[0]
+            continue
+        wrong = [precision for precision, ratio in found.items() if not math.isfinite(ratio)]
+        yield name, f"{wrong[0]}: outputs are no numbers" if wrong else found
 
 
-def main() -> None:
-    """Compare all, the smallest first, and write `torch_zoo.json`."""
+@dataclass(slots=True, kw_only=True)
+class Comparison:
+    """What has been compared, in this run and in those that it goes on from."""
+
+    #: Errors by network and precision.
+    found: dict[str, dict[str, float]] = field(default_factory=dict)
+    #: Words by network.
+    failed: dict[str, str] = field(default_factory=dict)
+    #: Networks that earlier runs compared, by the commit of each.
+    earlier: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def resumed(cls, path: Path) -> Comparison:
+        """Go on from a results file; what failed is tried again.
+
+        Raises:
+            ConfigError: there is no such file, or something else in it.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            earlier: dict[str, list[str]] = dict(record.get("earlier", {}))
+            found: dict[str, dict[str, float]] = {}
+            for name in ARCHITECTURES:
+                for precision in Precision:
+                    error = record["figures"].get(_key(name, precision.value))
+                    if error is not None:
+                        found.setdefault(name, {})[precision.value] = error
+            known = {name for names in earlier.values() for name in names}
+            new = [name for name in found if name not in known]
+            earlier[record["commit"]] = sorted([*earlier.get(record["commit"], []), *new])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}: cannot go on from it: {error!r}") from None
+        return cls(found=found, earlier=earlier)
+
+    def add(self, name: str, found: dict[str, float] | str) -> None:
+        """Take what `compare` yields."""
+        if isinstance(found, str):
+            self.failed[name] = found
+        else:
+            self.found[name] = found
+
+    def figures(self) -> dict[str, float]:
+        """Every error by its key, and the worst of each precision."""
+        figures = {
+            _key(name, precision): error
+            for name in sorted(self.found, key=weights_bytes)
+            for precision, error in self.found[name].items()
+        }
+        for precision in Precision:
+            value = precision.value
+            every = [found[value] for found in self.found.values() if value in found]
+            if every:
+                figures[f"worst_{value}_error_ratio"] = max(every)
+            figures[f"num_{value}"] = float(len(every))
+        return figures
+
+    def write(self, command: str, names: Sequence[str], directory: Path) -> None:
+        """Write `torch_zoo.json`, with the names that are neither compared nor failed."""
+        left_out = [name for name in names if name not in self.found and name not in self.failed]
+        write_results(
+            NAME,
+            self.figures(),
+            command=command,
+            seeds=[0],
+            extra={"left_out": left_out, "failed": self.failed, "earlier": self.earlier},
+            directory=directory,
+        )
+
+
+def _key(name: str, precision: str) -> str:
+    return f"{name}_{precision}_error_ratio"
+
+
+def produce(
+    names: Sequence[str], *, seconds: float, resume: bool, directory: Path = RESULTS
+) -> Comparison:
+    """Compare networks in this order, and write the file after each: a run may be cut short."""
+    path = directory / f"{NAME}.json"
+    comparison = Comparison.resumed(path) if resume else Comparison()
+    command = f"python -m experiments.torch_zoo --seconds {seconds:g}{' --resume' * resume}"
+    to_do = [name for name in names if name not in comparison.found]
+    for name, found in compare(to_do, until_s=time.monotonic() + seconds):
+        comparison.add(name, found)
+        comparison.write(command, names, directory)
+        words = (
+            found if isinstance(found, str) else ", ".join(f"{p} {e:.2e}" for p, e in found.items())
+        )
+        print(f"{name:32} {words}", flush=True)
+    return comparison
+
+
+def main() -> int:
+    """Compare all, the smallest first.
+
+    Returns:
+        The exit code: 1 when a network failed.
+    """
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--seconds", type=float, default=3600.0, help="begin no network after these"
     )
-    seconds = parser.parse_args().seconds
+    parser.add_argument(
+        "--resume", action="store_true", help="keep what the results file has, compare the rest"
+    )
+    options = parser.parse_args()
     torch.set_num_threads(1)
     names = sorted(ARCHITECTURES, key=weights_bytes)
-    figures, left_out = compare(names, until_s=time.monotonic() + seconds)
-    for precision in Precision:
-        worst = [value for key, value in figures.items() if f"_{precision.value}_" in key]
-        figures[f"worst_{precision.value}_error_ratio"] = max(worst)
-        figures[f"num_{precision.value}"] = float(len(worst))
-    write_results(
-        "torch_zoo",
-        figures,
-        command=f"python -m experiments.torch_zoo --seconds {seconds:g}",
-        seeds=[0],
-        extra={"left_out": left_out},
-        directory=RESULTS,
-    )
+    comparison = produce(names, seconds=options.seconds, resume=options.resume)
+    return 1 if comparison.failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -97,14 +98,54 @@ def test_the_papers_numbers_stand_beside_ours() -> None:
 
 
 def test_networks_are_compared_with_onnxruntime_until_time_is_up() -> None:
-    names = ["tiny_conv", "bert_tiny", "never_reached"]
-    figures, left_out = torch_zoo.compare(names[:2], until_s=float("inf"))
-    assert left_out == []
-    for name in names[:2]:
-        assert figures[f"{name}_float32_error_ratio"] < 1e-4
+    names = ["tiny_conv", "bert_tiny"]
+    compared = dict(torch_zoo.compare(names, until_s=float("inf")))
+    assert list(compared) == names
+    for found in compared.values():
+        assert isinstance(found, dict)
+        assert found["float32"] < 1e-4
         # Half precision is in use, and is near.
-        assert 1e-5 < figures[f"{name}_float16_error_ratio"] < Precision.FLOAT16.tolerance
-    assert torch_zoo.compare(names, until_s=0.0) == ({}, names)
+        assert 1e-5 < found["float16"] < Precision.FLOAT16.tolerance
+    assert list(torch_zoo.compare(names, until_s=0.0)) == []
+
+
+def test_a_comparison_goes_on_where_it_was_cut_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def errors(name: str) -> dict[str, float]:
+        asked.append(name)
+        if name == "two_by_two" and len(asked) < 3:
+            raise RuntimeError("no such operator\nand much more")
+        return {"float32": float("nan") if name == "mobilenet0.25" else 0.25}
+
+    monkeypatch.setattr(torch_zoo, "errors", errors)
+    names = ["tiny_conv", "two_by_two", "mobilenet0.25", "bert_tiny"]
+    first = torch_zoo.produce(names[:2], seconds=60.0, resume=False, directory=tmp_path)
+    assert first.failed == {"two_by_two": "no such operator"}
+    record = json.loads((tmp_path / "torch_zoo.json").read_text())
+    assert record["failed"] == first.failed
+    again = torch_zoo.produce(names, seconds=60.0, resume=True, directory=tmp_path)
+    # What failed is tried again, what is there is not.
+    assert asked == ["tiny_conv", "two_by_two", "two_by_two", "mobilenet0.25", "bert_tiny"]
+    assert again.failed == {"mobilenet0.25": "float32: outputs are no numbers"}
+    assert again.earlier == {record["commit"]: ["tiny_conv"]}
+    record = json.loads((tmp_path / "torch_zoo.json").read_text())
+    assert (record["figures"]["num_float32"], record["left_out"]) == (3.0, [])
+    # A third run knows which of them the second made.
+    torch_zoo.produce(names, seconds=0.0, resume=True, directory=tmp_path)
+    kept = torch_zoo.Comparison.resumed(tmp_path / "torch_zoo.json").earlier
+    assert sorted(name for names in kept.values() for name in names) == [
+        "bert_tiny",
+        "tiny_conv",
+        "two_by_two",
+    ]
+
+
+def test_nothing_to_go_on_from_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"torch_zoo\.json: cannot go on from it: FileNotFound"):
+        torch_zoo.produce(["tiny_conv"], seconds=0.0, resume=True, directory=tmp_path)
 
 
 def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(
