@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,13 @@ from typing import Any
 
 import pytest
 
+import worker.process
 from clockwright.cli import gpu_workers
 from clockwright.cli.local_workers import LocalWorkers
+from clockwright.errors import ConfigError
 from worker.card import Card, CardFacts, complaints, near_cores, open_card, stay_near, watch
+from worker.config import WorkerConfig
+from worker.process import check_host_memory
 
 
 class NotSupportedError(Exception):
@@ -159,6 +164,39 @@ def test_a_card_whose_place_is_unknown_moves_nobody() -> None:
     assert os.sched_getaffinity(0) == before
 
 
+def test_a_worker_stays_on_the_cores_near_its_card(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    near = min(allowed)
+    folder = tmp_path / "0000:3b:00.0"
+    folder.mkdir()
+    # Also cores that this process may not use, or that are not there.
+    (folder / "local_cpulist").write_text(f"{near},{max(allowed) + 1}-{max(allowed) + 9}\n")
+    seen: list[set[int]] = []
+
+    def worker() -> None:
+        stay_near(facts_of(), devices=tmp_path)
+        seen.append(os.sched_getaffinity(0))
+        child = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+        child.start()
+        child.join()
+
+    # Affinity is a thread's own: the test's stays as it is.
+    thread = threading.Thread(target=worker)
+    thread.start()
+    thread.join()
+    assert seen == [{near}, {near}]
+    assert os.sched_getaffinity(0) == allowed
+
+
+def test_where_all_near_cores_are_others_a_worker_stays_where_it_is(tmp_path: Path) -> None:
+    allowed = os.sched_getaffinity(0)
+    folder = tmp_path / "0000:3b:00.0"
+    folder.mkdir()
+    (folder / "local_cpulist").write_text(f"{max(allowed) + 1}\n")
+    stay_near(facts_of(), devices=tmp_path)
+    assert os.sched_getaffinity(0) == allowed
+
+
 # --- one process per GPU ----------------------------------------------------------------------------
 
 
@@ -197,3 +235,14 @@ def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
     told = capfd.readouterr().err
     assert ("ended with 1" in told) is bool(code)
     assert told.count("worker host-gpu") == 2
+
+
+def test_gpus_that_together_want_more_than_the_host_has_do_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(worker.process, "available_bytes", lambda: 10 << 30)
+    config = WorkerConfig(controller="there:1", device="cuda", host_bytes=3 << 30)
+    check_host_memory(config, 3)
+    words = r"of 4 GPUs on the host need 13312 MiB, 10240 MiB are available; start with less"
+    with pytest.raises(ConfigError, match=words):
+        check_host_memory(config, 4)

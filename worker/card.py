@@ -176,9 +176,9 @@ def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:
     return cores
 
 
-def stay_near(facts: CardFacts) -> None:
+def stay_near(facts: CardFacts, *, devices: Path = _PCI_DEVICES) -> None:
     """Keep this thread, and those that it will start, on cores near the card, where there are any."""
-    cores = near_cores(facts.bus_id) if facts.bus_id else set()
+    cores = near_cores(facts.bus_id, devices=devices) if facts.bus_id else set()
     allowed = cores & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if allowed:
         os.sched_setaffinity(0, allowed)

@@ -3,14 +3,13 @@
 Nothing in this file has been run on a GPU yet; `tests/test_gpu.py` and `make gpu` do.
 
 Graphs are captured on one stream into one pool, so that they share the memory of their intermediates: one
-EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. Pinned memory
-is one anonymous mapping, registered with the driver: torch's own allocator of pinned memory rounds every
-block up to a power of two.
+EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. Locked memory
+is a mapping of our own, registered with the driver: torch's allocator of pinned memory rounds every block
+up to a power of two.
 """
 
 from __future__ import annotations
 
-import mmap
 import threading
 import warnings
 from collections.abc import Callable
@@ -20,6 +19,7 @@ import torch
 
 from clockwright.errors import ConfigError
 from worker.accelerator import Event, Stream
+from worker.host_memory import present_memory
 from worker.torch_operators import Tensor
 
 # cuDNN looks for its fastest algorithm in the first run; the others are for the allocator.
@@ -119,6 +119,31 @@ class CudaStream:
         self._stream.wait_event(event.event)
 
 
+class LockedMemory:
+    """Memory of the host that the driver knows, so that copies from and to it need no processor."""
+
+    def __init__(self) -> None:
+        self._taken: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """See `Accelerator.host_memory`."""
+        # Its tensor keeps the mapping.
+        memory = torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)
+        status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if status != 0:
+            raise MemoryError(
+                f"the driver cannot lock {num_bytes // _MIB} MiB of host memory (error {status}); "
+                "start with less host memory, or raise the limit (ulimit -l)"
+            )
+        self._taken.append(memory)
+        return memory[:num_bytes]
+
+    def close(self) -> None:
+        """Let the driver forget all of it."""
+        while self._taken:
+            torch.cuda.cudart().cudaHostUnregister(self._taken.pop().data_ptr())
+
+
 class CudaAccelerator:
     """One GPU. Satisfies `worker.accelerator.Accelerator`."""
 
@@ -142,7 +167,7 @@ class CudaAccelerator:
         self._capture_stream = torch.cuda.Stream(self.device)
         # Two captures at once would need two pools.
         self._capturing = threading.Lock()
-        self._mappings: list[tuple[mmap.mmap, Tensor]] = []
+        self._locked = LockedMemory()
 
     def stream(self, *, urgent: bool = False) -> Stream:
         """See `Accelerator`."""
@@ -165,20 +190,7 @@ class CudaAccelerator:
 
     def host_memory(self, num_bytes: int) -> Tensor:
         """See `Accelerator`."""
-        try:
-            mapping = mmap.mmap(-1, max(num_bytes, mmap.PAGESIZE))
-        except (OSError, ValueError) as error:
-            raise MemoryError(f"{num_bytes // _MIB} MiB of host memory: {error}") from None
-        memory = torch.frombuffer(mapping, dtype=torch.uint8)
-        # Registering touches every page, so none is missing later.
-        status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-        if int(status) != 0:
-            raise MemoryError(
-                f"the driver cannot lock {num_bytes // _MIB} MiB of host memory (error "
-                f"{int(status)}); start with less host memory, or raise the limit (ulimit -l)"
-            )
-        self._mappings.append((mapping, memory))
-        return memory[:num_bytes]
+        return self._locked.take(num_bytes)
 
     def capture(
         self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
@@ -218,6 +230,4 @@ class CudaAccelerator:
 
     def close(self) -> None:
         """See `Accelerator`."""
-        for _, memory in self._mappings:
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
-        self._mappings.clear()
+        self._locked.close()

@@ -21,6 +21,7 @@ from worker.card import Card, open_card, stay_near
 from worker.config import WorkerConfig
 from worker.device import Device
 from worker.file_store import FileStore
+from worker.host_memory import available_bytes
 from worker.link import Link
 from worker.model_files import Limits
 from worker.modelled_device import ModelledDevice
@@ -131,7 +132,7 @@ def _torch_device(
     config: WorkerConfig, limits: Limits, files: FileStore, on_lost: Callable[[str], object]
 ) -> Device[Any]:
     kind, _, argument = config.device.partition(":")
-    on_host = config.host_bytes + 2 * config.io_bytes
+    on_host = _locked_bytes(config)
     if kind == "torch":
         on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
     _check_memory(on_host, "weights and IO on the host", "less host memory")
@@ -189,20 +190,27 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
     )
 
 
+def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
+    """Refuse to start a worker per GPU where there is not enough memory for all of them.
+
+    Each looks for itself when it starts, but they start together, before any of them has taken its own.
+
+    Raises:
+        ConfigError: says how much there is.
+    """
+    wanted = num_gpus * _locked_bytes(config)
+    _check_memory(wanted, f"weights and IO of {num_gpus} GPUs on the host", "less host memory each")
+
+
+def _locked_bytes(config: WorkerConfig) -> int:
+    """What a worker with a GPU takes of the host's memory: weights, inputs and outputs on their way."""
+    return config.host_bytes + 2 * config.io_bytes
+
+
 def _check_memory(wanted: int, what: str, remedy: str) -> None:
-    available = _available_bytes()
+    available = available_bytes()
     if available is not None and wanted > available:
         raise ConfigError(
             f"{what} need {wanted >> 20} MiB, {available >> 20} MiB are available; "
             f"start with {remedy}"
         )
-
-
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
-    try:
-        text = Path("/proc/meminfo").read_text(encoding="ascii")
-    except OSError:
-        return None
-    match = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else None

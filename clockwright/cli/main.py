@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -195,22 +194,13 @@ def worker(
     # tries and cannot, it complains on standard error.
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     from worker.config import WorkerConfig, default_cache_dir
-    from worker.process import run_worker
+    from worker.process import check_host_memory, run_worker
 
     # What it would warn of, a controller in the same terminal says too.
     _log(verbose, logging.WARNING if parent_pid is None else logging.ERROR)
     if parent_pid is None:
         # Somebody waits to hear that it has found its controller, or has left.
         logging.getLogger("worker.link").setLevel(logging.INFO)
-    if device == "cuda":
-        from clockwright.cli.gpu_workers import run_on_each_gpu, visible_gpus
-
-        name = worker_id or f"{socket.gethostname()}-{os.getpid()}"
-        arguments = [f"--pages={pages}", f"--arena-mib={arena_mib}", f"--precision={precision}"]
-        arguments += [f"--host-mib={host_mib}"]
-        arguments += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
-        arguments += ["--verbose"] if verbose else []
-        raise typer.Exit(run_on_each_gpu(visible_gpus(), name, controller, arguments))
     config = WorkerConfig(
         controller=controller,
         device=device,
@@ -221,6 +211,16 @@ def worker(
         host_bytes=host_mib * _MIB,
         cache_dir=default_cache_dir() if cache_dir is None else cache_dir,
     )
+    if device == "cuda":
+        from clockwright.cli.gpu_workers import run_on_each_gpu, visible_gpus
+
+        num_gpus = visible_gpus()
+        check_host_memory(config, num_gpus)
+        arguments = [f"--pages={pages}", f"--arena-mib={arena_mib}", f"--precision={precision}"]
+        arguments += [f"--host-mib={host_mib}"]
+        arguments += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
+        arguments += ["--verbose"] if verbose else []
+        raise typer.Exit(run_on_each_gpu(num_gpus, config.name, controller, arguments))
     raise typer.Exit(run_worker(config))
 
 

@@ -1,0 +1,121 @@
+"""Memory of the host that a device copies from or to: taken once, for good, and never missing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+_MIB = 1 << 20
+# Linux 5.14: take all pages now, and fail instead of dying when there are none left.
+_MADV_POPULATE_WRITE = 23
+# At a time, so that the process still hears signals; taking 10 GiB takes seconds.
+_PIECE_BYTES = 1 << 30
+
+
+def present_memory(num_bytes: int, *, root: Path = Path("/")) -> mmap.mmap:
+    """Take zeroed memory in one mapping, every page of it present, near the core that asks.
+
+    It is shared memory (a memfd), not the process's own: a child made meanwhile copies none of it, so
+    that what a device knows by its physical address stays where it is.
+
+    Args:
+        num_bytes: how much, rounded up to whole pages.
+        root: of the file system that says how much there is.
+
+    Raises:
+        MemoryError: there is not so much; says how much there is.
+    """
+    size = max(-(-num_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
+    available = available_bytes(root)
+    # The kernel would promise it, and end the process when the pages are taken.
+    if available is not None and size > available:
+        raise MemoryError(
+            f"{size // _MIB} MiB of the host's memory are needed, {available // _MIB} MiB are available"
+        )
+    try:
+        mapping = _map(size)
+        for begin in range(0, size, _PIECE_BYTES):
+            _take(mapping, begin, min(_PIECE_BYTES, size - begin))
+    except (OSError, ValueError, OverflowError) as error:
+        raise MemoryError(f"{size // _MIB} MiB of the host's memory: {error}") from None
+    return mapping
+
+
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Memory that can be had without swapping, by the machine and by every control group around this process.
+
+    Args:
+        root: of the file system that says so.
+
+    Returns:
+        None where the system does not say.
+    """
+    found = list(_group_bytes(root))
+    with contextlib.suppress(OSError):
+        text = (root / "proc/meminfo").read_text(encoding="ascii")
+        if match := re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE):
+            found.append(int(match[1]) * 1024)
+    return min(found, default=None)
+
+
+def _map(size: int) -> mmap.mmap:
+    if not hasattr(os, "memfd_create"):
+        return mmap.mmap(-1, size)
+    file = os.memfd_create("clockwright")
+    try:
+        os.ftruncate(file, size)
+        mapping = mmap.mmap(file, size)
+    finally:
+        os.close(file)
+    # Fewer pages to take and to lock, where the system allows it (shmem_enabled).
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping
+
+
+def _take(mapping: mmap.mmap, begin: int, num_bytes: int) -> None:
+    try:
+        mapping.madvise(_MADV_POPULATE_WRITE, begin, num_bytes)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        # An older kernel: by hand.
+        for position in range(begin, begin + num_bytes, mmap.PAGESIZE):
+            mapping[position] = 0
+
+
+def _group_bytes(root: Path) -> Iterator[int]:
+    """What each control group with a limit still grants; its page cache is not in the way."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            base, limit_file, usage_file = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            base = root / "sys/fs/cgroup/memory"
+            limit_file, usage_file = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        folder = base / path.strip("/")
+        # Inside a container the path is one that only the host knows: its files are at the base.
+        for group in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):  # no limit: "max", or no such file
+                limit = int((group / limit_file).read_text(encoding="ascii"))
+                usage = int((group / usage_file).read_text(encoding="ascii"))
+                yield max(limit - usage + _cache_bytes(group), 0)
+            if group == base:
+                break
+
+
+def _cache_bytes(group: Path) -> int:
+    text = (group / "memory.stat").read_text(encoding="ascii")
+    match = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
+    return int(match[1]) if match else 0
