@@ -13,7 +13,7 @@ from clockwright.units import ActionId, ModelId
 from worker.core import Core, Lane, Model, Step, WaitUntil
 from worker.io_pool import IoPool
 
-A, B = ModelId("a"), ModelId("b")
+A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 FOREVER = 1_000_000
 
 
@@ -413,6 +413,44 @@ def test_an_exec_that_the_device_came_to_after_its_window_is_refused() -> None:
     driver.run(Lane.OUTPUT)
     assert driver.core.next_step(Lane.OUTPUT, now_ns=99) is None
     driver.core.check()
+
+
+def test_while_each_exec_is_queued_behind_another_those_that_cannot_run_are_refused() -> None:
+    driver = Driver(num_pages=6)
+    for model_id in (A, B):
+        driver.resident(model_id)
+    driver.add(C)
+    driver.load(C)  # and no more than that
+    first = driver.infer(A)
+    gone = driver.infer(B)
+    expires = driver.infer(A, latest=25)
+    not_loaded = driver.infer(C, latest=35)
+    chain = [driver.infer(A, earliest=1) for _ in range(2)]
+    waits = driver.infer(C, earliest=2)
+    for _ in range(7):
+        driver.run(Lane.INPUT)
+    driver.evict(B)
+    driver.results()
+
+    runs = driver.start(Lane.EXEC)
+    assert runs.action.action_id == first
+    # The lane's `next_step` is never asked: something always runs.
+    for now, begin, ahead_id, refused in (
+        (10, 30, chain[0], [(gone, ActionError.NOT_RESIDENT)]),
+        (26, 30, chain[1], [(expires, ActionError.TOO_LATE)]),
+        (40, 50, None, [(not_loaded, ActionError.TOO_LATE)]),
+    ):
+        ahead = driver.core.next_exec_ahead(now_ns=now, begin_ns=begin)
+        assert (ahead and ahead.action.action_id) == ahead_id
+        assert [(r.action_id, r.error) for r in driver.results()] == refused
+        driver.finish(runs, end=begin)
+        if ahead is not None:
+            runs = ahead
+    driver.run(Lane.LOAD, 50)
+    assert driver.run(Lane.EXEC, 51) == waits
+    for _ in range(4):
+        driver.run(Lane.OUTPUT, 60)
+    assert driver.errors() == [ActionError.NONE] * 5
 
 
 def test_evicted_pages_are_free_when_the_last_exec_that_reads_them_ends() -> None:

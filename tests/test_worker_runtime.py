@@ -622,6 +622,25 @@ def test_the_next_exec_is_with_the_device_before_the_one_that_runs_has_ended(
         assert after.duration_ns == 7
 
 
+def test_what_can_no_longer_run_is_answered_while_an_exec_runs(tmp_path: Path) -> None:
+    device, model = queue_device(tmp_path)
+    files = FileStore(tmp_path)
+    (other,) = prepared(device, offer(files, "other", echo(4)))
+    with running(device) as harness:
+        for each in (model, other):
+            harness.runtime.add_model(each)
+            harness.ok(harness.load(each.model_id))
+        infer = harness.infer("echo", bytes(16))
+        ticket = device.next_launch()
+        # Not to be queued behind the one that runs, but known to be in vain as soon as it is evicted.
+        in_vain = harness.infer("other", bytes(16), opens_in_ns=600 * NS_PER_S)
+        harness.evict("other")
+        assert harness.result(in_vain).error is ActionError.NOT_RESIDENT
+        assert not ticket.is_done()
+        ticket.ended.set()
+        harness.ok(infer)
+
+
 def test_a_launch_that_fails_fails_its_action_and_the_lane_goes_on(tmp_path: Path) -> None:
     device, model = queue_device(tmp_path)
     with running(device) as harness:

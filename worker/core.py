@@ -351,6 +351,37 @@ class Core(Generic[M]):
         return None
 
     def _next_exec(self, now_ns: int) -> Step[M] | WaitUntil | None:
+        due = self._take_exec(now_ns, begin_ns=now_ns)
+        return self._start(_EXEC, due) if isinstance(due, _Job) else due
+
+    def next_exec_ahead(self, *, now_ns: int, begin_ns: int) -> Step[M] | None:
+        """An EXEC for the device to begin by itself as soon as the one that runs ends.
+
+        What is queued cannot be taken back, and nobody knows for sure when the device comes to it. So only
+        an EXEC whose window is open already, and will be then as far as one can tell, is queued. If it
+        has closed all the same, `finish_step` refuses it: an action that is answered did begin in its
+        window. What can no longer begin is refused on the way: while each EXEC is queued behind
+        another, the lane is never asked for its `next_step`.
+
+        Args:
+            now_ns: the time.
+            begin_ns: when the EXEC that runs is expected to end.
+
+        Returns:
+            A step, to be finished after the one that runs; None when no EXEC may be queued behind it, or
+            one is already.
+        """
+        if self._running[_EXEC] is None or self._ahead is not None:
+            return None
+        job = self._take_exec(now_ns, begin_ns=begin_ns)
+        if not isinstance(job, _Job):
+            return None
+        self._ahead = job
+        job.queued_ahead = True
+        return self._step(_EXEC, job)
+
+    def _take_exec(self, now_ns: int, *, begin_ns: int) -> _Job[M] | WaitUntil | None:
+        """Take the first EXEC that may begin at `begin_ns` out of the queue, and refuse those that never can."""
         wait_ns: int | None = None
         index = 0
         while index < len(self._exec):
@@ -368,48 +399,16 @@ class Core(Generic[M]):
                 self._leave(job)
             elif now_ns < job.action.earliest_ns:
                 return WaitUntil(min(job.action.earliest_ns, wait_ns or job.action.earliest_ns))
-            elif residency.loaded:
+            elif residency.loaded and begin_ns <= job.action.latest_ns:
                 del self._exec[index]
                 job.residency = residency
                 residency.num_users += 1
-                return self._start(_EXEC, job)
+                return job
             else:
                 closes_ns = job.action.latest_ns + 1
                 wait_ns = closes_ns if wait_ns is None else min(wait_ns, closes_ns)
                 index += 1
         return None if wait_ns is None else WaitUntil(wait_ns)
-
-    def next_exec_ahead(self, *, now_ns: int, begin_ns: int) -> Step[M] | None:
-        """An EXEC for the device to begin by itself as soon as the one that runs ends.
-
-        What is queued cannot be taken back, and nobody knows for sure when the device comes to it. So only
-        an EXEC whose window is open already, and will be then as far as one can tell, is queued. If it
-        has closed all the same, `finish_step` refuses it: an action that is answered did begin in its
-        window.
-
-        Args:
-            now_ns: the time.
-            begin_ns: when the EXEC that runs is expected to end.
-
-        Returns:
-            A step, to be finished after the one that runs; None when no EXEC may be queued behind it, or
-            one is already.
-        """
-        if self._running[_EXEC] is None or self._ahead is not None:
-            return None
-        for index, job in enumerate(self._exec):
-            residency = job.entry.residency
-            if now_ns < job.action.earliest_ns:
-                return None
-            if residency is None or not residency.loaded or begin_ns > job.action.latest_ns:
-                continue
-            del self._exec[index]
-            job.residency = residency
-            residency.num_users += 1
-            self._ahead = job
-            job.queued_ahead = True
-            return self._step(_EXEC, job)
-        return None
 
     def finish_step(
         self,

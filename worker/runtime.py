@@ -325,6 +325,7 @@ class Runtime(Generic[M]):
                         step = self._core.next_exec_ahead(
                             now_ns=now_ns, begin_ns=max(now_ns, end_ns)
                         )
+                        self._after_change()
                 if step is not None:
                     return self._launch(device, step)
             else:
