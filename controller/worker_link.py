@@ -55,8 +55,8 @@ _TIME_MAX_NS = 1 << 61
 LEAVE_LIMIT_S = 2.0
 
 # After this many heartbeats without a sign of life a worker that registers under the same name is
-# believed to be its successor.
-_SUSPICIOUS_TICKS = 3
+# believed to be its successor. A busy machine skips a few; one that starts again takes longer.
+_SUSPICIOUS_TICKS = 10
 
 
 @dataclass(frozen=True, slots=True)

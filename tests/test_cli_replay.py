@@ -28,7 +28,7 @@ slo_ms = 1000
 
 [[clients]]
 kind = "closed"
-concurrency = 1
+concurrency = 3
 slo_ms = 1000
 """
 
@@ -38,7 +38,7 @@ def replay(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "clockwright.cli", "replay", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -62,7 +62,8 @@ def test_the_workload_of_a_case_is_sent_and_the_clients_own_lateness_reported(
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["num_open"] > 20
-    assert report["num_closed"] > 2
+    # Each client asks at once, and again as often as the machine allows.
+    assert report["num_closed"] >= 3
     assert report["lateness_ns_max"] >= report["lateness_ns_p50"]
     assert isinstance(report["kept_up"], bool)
     with requests.open(newline="") as file:

@@ -17,6 +17,7 @@ import pytest
 from clockwright.errors import ConfigError, RefusedError
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
+from controller import worker_link
 from controller.app import Controller, running, serve
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
@@ -33,6 +34,12 @@ def make_model(directory: Path, name: str, data: bytes = b"onnx") -> Path:
     return directory
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is told to leave hears of it, also when the machine stands still meanwhile."""
+    monkeypatch.setattr(worker_link, "LEAVE_LIMIT_S", 60.0)
+
+
 def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 100))
 
@@ -46,7 +53,14 @@ async def control_of(port: int) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def cluster(directory: Path, **changes: Any) -> AsyncIterator[tuple[Controller, Any]]:  # noqa: ANN401
-    config = ControllerConfig(port=0, models_dir=directory, heartbeat_interval_ms=20, **changes)
+    config = ControllerConfig(
+        port=0,
+        models_dir=directory,
+        heartbeat_interval_ms=20,
+        # A worker that a test holds back does not hang, however slow the machine is.
+        scheduler=SchedulerConfig(action_timeout_ns=1000 * S),
+        **changes,
+    )
     async with running(config) as controller, control_of(controller.port) as control:
         yield controller, control
 

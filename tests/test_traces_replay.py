@@ -5,24 +5,34 @@ import csv
 import socket
 import time
 from collections.abc import Iterator
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import traces.replay
 from clockwright.errors import ConfigError, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from tests.front_end import FrontEndInThread, serving_in_thread
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
 from traces.replay import REQUEST_COLUMNS, ReplayProgress, replay, replay_async
 
-SLO_NS = 5 * NS_PER_S
+SLO_NS = 60 * NS_PER_S
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEndInThread]:
     with serving_in_thread(tmp_path_factory.mktemp("models")) as front_end:
         yield front_end
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose time goes on by 5 ms whenever it looks: no pause of the machine skips any."""
+    ticks = count(NS_PER_S, 5 * NS_PER_MS)
+    monkeypatch.setattr(traces.replay, "time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -75,6 +85,7 @@ def test_refusals_are_counted_by_their_reason(server: FrontEndInThread) -> None:
     assert report.num_in_time == report.latency_ns_p99 == 0
 
 
+@pytest.mark.usefixtures("ticking")
 def test_closed_loop_clients_have_one_request_out_each(
     server: FrontEndInThread, tmp_path: Path
 ) -> None:
@@ -86,7 +97,14 @@ def test_closed_loop_clients_have_one_request_out_each(
             ClosedLoop(model=0, concurrency=3, slo_ns=SLO_NS, begin_ns=begin_ns, end_ns=end_ns),
         ),
     )
-    report = replay(server.address, workload, requests_csv=path)
+    server.do(lambda front_end: setattr(front_end.worker, "hold", True))
+    with ThreadPoolExecutor(1) as client:
+        replaying = client.submit(replay, server.address, workload, requests_csv=path)
+        try:
+            server.until(lambda front_end: front_end.runtime.num_waiting == 3)
+        finally:
+            server.do(lambda front_end: front_end.worker.release())
+        report = replaying.result()
     rows = rows_of(path)
     assert report.num_closed == report.num_requests == len(rows) > 6
     assert all(begin_ns <= int(row["sent_ns"]) < end_ns for row in rows)
@@ -100,6 +118,7 @@ def test_closed_loop_clients_have_one_request_out_each(
     assert out == 0
 
 
+@pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("pause_ns", [None, 30 * NS_PER_MS])
 def test_a_refused_closed_loop_client_waits(
     server: FrontEndInThread, tmp_path: Path, pause_ns: int | None
@@ -115,6 +134,7 @@ def test_a_refused_closed_loop_client_waits(
     )
     assert report.outcomes == {"INFEASIBLE": report.num_closed}
     rows = rows_of(path)
+    assert len(rows) > 1
     for before, after in pairwise(rows):
         departure_ns, deadline_ns = int(before["departure_ns"]), int(before["due_ns"]) + slo_ns
         least_ns = deadline_ns if pause_ns is None else departure_ns + pause_ns

@@ -19,9 +19,11 @@ from clockwright import wire
 from clockwright.actions import Infer
 from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.v1 import worker_pb2 as pb
+from controller import worker_link
 from controller.app import Controller, running
 from controller.catalogue import Model, ModelState
 from controller.config import ControllerConfig
+from controller.core import SchedulerConfig
 from controller.runtime import Answer, Submission, now_ns
 from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, parse
 from tests.scripted_worker import ScriptedWorker
@@ -39,8 +41,20 @@ def make_models(directory: Path, *names: str, data: bytes = b"onnx") -> Path:
 
 
 def config(directory: Path, **changes: Any) -> ControllerConfig:  # noqa: ANN401
-    values: dict[str, Any] = {"port": 0, "models_dir": directory, "heartbeat_interval_ms": 20}
+    values: dict[str, Any] = {
+        "port": 0,
+        "models_dir": directory,
+        "heartbeat_interval_ms": 20,
+        # A worker that a test holds back does not hang, however slow the machine is.
+        "scheduler": SchedulerConfig(action_timeout_ns=1000 * S),
+    }
     return ControllerConfig(**{**values, **changes})
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is told to leave hears of it, also when the machine stands still meanwhile."""
+    monkeypatch.setattr(worker_link, "LEAVE_LIMIT_S", 60.0)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -110,8 +124,9 @@ def test_windows_and_results_are_translated_between_the_clocks(
             answer = await submit(controller, model)
             (load,) = await worker.wait_for("load_weights")
             (infer,) = await worker.wait_for("infer")
-            # Both ends are one clock apart from the skew; the estimate errs by the delays.
-            slack_ns = 2 * S
+            # Both ends are one clock apart from the skew; the estimate errs by the delays. How well it
+            # does is tests/test_clock_sync.py's; here a minute is far less than any skew.
+            slack_ns = 60 * S
             for action in (load, infer):
                 assert abs(action.earliest_ns - skew_ns - before_ns) < slack_ns
                 assert action.latest_ns > action.earliest_ns
@@ -227,8 +242,10 @@ def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
 
 def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: Path) -> None:
     async def test() -> None:
+        # Ten heartbeats that do not get through, and the name is free: few, and far between.
+        settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)
         async with (
-            running(config(make_models(tmp_path, "m"))) as controller,
+            running(settings) as controller,
             ScriptedWorker(controller.port, pid=1) as first,
         ):
             model = await until_ready(controller)
@@ -267,7 +284,7 @@ def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: 
 def test_silence_is_death(tmp_path: Path) -> None:
     async def test() -> None:
         settings = config(
-            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=600
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
         )
         async with running(settings) as controller:
             async with ScriptedWorker(controller.port, beats=False) as worker:
@@ -435,7 +452,7 @@ def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -
 def test_a_worker_that_registers_and_says_nothing_more_disturbs_nobody(tmp_path: Path) -> None:
     async def test() -> None:
         settings = config(
-            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=200
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
         )
         async with running(settings) as controller:
             channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}")
@@ -445,7 +462,7 @@ def test_a_worker_that_registers_and_says_nothing_more_disturbs_nobody(tmp_path:
                 model = await until_ready(controller)
                 await submit(controller, model)
                 rejected = pb.ToWorker.FromString(await mute.read())
-                assert "no registration within 0.2 s" in rejected.rejected.reason
+                assert "no registration within 1 s" in rejected.rejected.reason
             await channel.close()
 
     run(test)
@@ -478,7 +495,7 @@ def test_parsing_never_raises_anything_but_a_protocol_error() -> None:
 def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_path: Path) -> None:
     async def test() -> None:
         settings = config(
-            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=200
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
         )
         async with (
             running(settings) as controller,
@@ -486,7 +503,7 @@ def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_p
         ):
             model = await until_ready(controller)
             await asyncio.sleep(0)
-            time.sleep(0.5)  # noqa: ASYNC251 - the whole process stands still
+            time.sleep(1.5)  # noqa: ASYNC251 - the whole process stands still
             await submit(controller, model)
             assert not worker.ended.is_set()
 
