@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from clockwright.actions import EvictWeights, Infer, LoadWeights
+from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import (
     NS_PER_MS,
@@ -22,15 +22,18 @@ from clockwright.units import (
 )
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from controller.core.events import (
+    ActionFailed,
     ActionSucceeded,
     Command,
     ModelAdded,
     ModelReady,
     RequestArrived,
+    RequestCancelled,
     RequestsArrived,
     SendAction,
     TimerFired,
     WorkerJoined,
+    WorkerLost,
 )
 from controller.core.moore_hodgson import Job, first_kept
 from controller.core.pace import SHORTEST_LOOKAHEAD_NS, Margin, adapted_lookahead_ns
@@ -181,12 +184,18 @@ class Bench:
     """A scheduler with workers whose results the test hands in."""
 
     def __init__(
-        self, *, gpus: int = 1, models: int = 2, num_pages: int = 100, **settings: object
+        self,
+        *,
+        gpus: int = 1,
+        models: int = 2,
+        num_pages: int = 100,
+        policy: str = "edf_mh",
+        **settings: object,
     ) -> None:
         self.now_ns = 0
         self.scheduler = Scheduler(
             SchedulerConfig(
-                policy="edf_mh",
+                policy=policy,
                 dispatch_delay_ns=0,
                 margin_ns=0,
                 **settings,  # type: ignore[arg-type]
@@ -443,6 +452,88 @@ def test_batch_clients_come_last() -> None:
     bench.ask(0, 100)
     assert batches(bench.finish(Infer))[0] == ("m0", 1)
     assert batches(bench.finish(Infer))[0] == ("m1", 8)
+
+
+def test_batch_work_near_its_deadline_comes_last_too() -> None:
+    bench = Bench(models=3)
+    bench.resident(0)
+    bench.resident(1)
+    bench.resident(2, exec_ns={1: 9_990 * MS})
+    bench.ask(2, 20_000)
+    bench.ask(1, 10_000)
+    bench.wait(bench.now_ns + 9_980 * MS)
+    bench.ask(0, 30)  # the batch client's has to begin 10 ms before
+    assert batches(bench.finish(Infer)) == [("m0", 1)]
+    assert batches(bench.finish(Infer)) == [("m1", 1)]
+
+
+def test_a_lost_worker_does_not_count_among_those_with_batch_work() -> None:
+    """Its Infer was planned behind a load that failed, so no copy of it went with the worker."""
+    bench = Bench(gpus=2, edf_mh=EdfMhConfig(adaptive_lookahead=False))
+    bench.ready(0, worker=0)
+    bench.resident(1, worker=1)
+    (load,) = bench.ask(0, 3_600_000)
+    assert batches(bench.wait(bench.now_ns + 8 * MS)) == [("m0", 1)]
+    failed = ActionFailed(
+        worker_id=bench.workers[0], action_id=load.action.action_id, error=ActionError.DEVICE
+    )
+    bench.tell(failed)
+    bench.tell(WorkerLost(worker_id=bench.workers[0]))
+    assert batches(bench.ask(1, 3_600_000)) == [("m1", 1)]
+
+
+def refuse_many(bench: Bench, model: int, slo_ms: float, refusal: Refusal) -> None:
+    """Have many requests refused for a reason that says nothing about the lanes."""
+    for _ in range(50):
+        (command,) = bench.scheduler.handle(bench.arrived(model, slo_ms), now_ns=bench.now_ns)
+        assert getattr(command, "refusal", None) is refusal
+
+
+def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
+    bench = Bench()
+    bench.resident(0, exec_ns={1: 6 * MS})
+    bench.resident(1)
+    bench.ask(1, 100)
+    bench.ask(0, 3 + 7)  # would be struck out under overload
+    bench.ask(1, 3 + 8, count=4)
+    refuse_many(bench, 1, 1.0, Refusal.INFEASIBLE)
+    assert batches(bench.finish(Infer))[0] == ("m0", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "slo_ms", "refusal"), [(0, 1.0, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
+)
+def test_only_a_refusal_for_want_of_time_confines_batch_clients(
+    model: int, slo_ms: float, refusal: Refusal
+) -> None:
+    bench = Bench(gpus=2, models=3)
+    for worker in range(2):
+        bench.resident(0, worker=worker)
+        bench.resident(1, worker=worker)
+    # The limit grows by a GPU in four periods without suffering.
+    for _ in range(4):
+        refuse_many(bench, model, slo_ms, refusal)
+        bench.wait(bench.now_ns + 200 * MS)
+        bench.ask(1, 3_600_000)
+        bench.finish(Infer)
+    refuse_many(bench, model, slo_ms, refusal)
+    sent = bench.ask(1, 3_600_000, count=16)
+    assert len({command.worker_id for command in sent}) == 2
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_model_that_is_wanted_no_more_does_not_keep_another_from_being_warmed_up(
+    policy: str,
+) -> None:
+    bench = Bench(models=3, num_pages=3, policy=policy)
+    bench.resident(0)
+    bench.ready(1, num_pages=3)
+    bench.ready(2)
+    bench.ask(0, 100)
+    assert bench.ask(1, 100) == []  # while m0 runs its page cannot be freed
+    bench.tell(RequestCancelled(request_id=RequestId(bench.num_requests)))
+    sent = bench.ask(2, 5)  # too short for a load: refused, but the next one shall find it
+    assert [(type(c.action), c.action.model_id) for c in sent] == [(LoadWeights, "m2")]
 
 
 def test_durations_are_those_of_the_gpu_that_runs_it() -> None:

@@ -22,9 +22,11 @@ grow with batch size where bisection needs it, so a noisy profile may cost the f
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 
+from clockwright.errors import Refusal
 from controller.core.config import SchedulerConfig
 from controller.core.estimator import Estimates
 from controller.core.events import ActionSucceeded
@@ -108,7 +110,7 @@ class ClockworkPolicy:
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """Nothing to learn: the estimator, which is the mechanism's, has the duration."""
 
-    def refused(self, request: Request, *, now_ns: int) -> None:
+    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Nothing follows from it."""
 
     def want_load(self, model: Model, now_ns: int) -> bool:
@@ -128,8 +130,12 @@ class ClockworkPolicy:
 
     @property
     def wants_any(self) -> bool:
-        """Whether any model is queued for loading."""
+        """See `Policy`."""
         return self._num_wanted > 0
+
+    def forget_unwanted(self, now_ns: int) -> None:
+        """See `Policy`."""
+        self._first_wanted(now_ns)
 
     # --- asked by the mechanism --------------------------------------------------------------
 
@@ -141,51 +147,14 @@ class ClockworkPolicy:
             free_ns: predicted time at which its lane could begin something new.
             now_ns: the present.
         """
-        strategies = worker.strategies
         loading: list[Batch] = []
-        chosen: Batch | None = None
-        while strategies:
-            key, _, _, _, copy = strategies[0]
-            if copy.strategy_key != key:
-                heappop(strategies)  # superseded by a smaller one, or the copy is gone
-                continue
-            if not copy.model.queue:
-                heappop(strategies)
-                copy.strategy_key = None
-                continue
-            begin_ns = free_ns
-            if not copy.resident and copy.ready_ns > free_ns:
-                begin_ns = copy.ready_ns
-                if begin_ns > now_ns + self.lookahead_ns:
-                    heappop(strategies)  # too early; it comes back when the load is about to end
-                    copy.strategy_key = None
-                    continue
-            batch = best_batch(copy, begin_ns)
-            if batch is None:
-                heappop(strategies)
-                copy.strategy_key = None
-                worker.parked.append(copy)
-                continue
-            if batch.required_start_ns > key:
-                size = copy.estimates.sizes[batch.size_index]
-                copy.strategy_key = batch.required_start_ns
-                serial = next(self._serial)
-                entry = (batch.required_start_ns, -size, copy.model.sequence, serial, copy)
-                heapreplace(strategies, entry)
-                if strategies[0] is not entry:
-                    continue
-            if begin_ns > free_ns:
-                heappop(strategies)  # rather something that leaves no gap
-                loading.append(batch)
-                continue
-            chosen = batch
-            break
-        for batch in loading:
-            batch.copy.strategy_key = batch.required_start_ns
-            size = batch.copy.estimates.sizes[batch.size_index]
-            self._push(batch.copy, batch.required_start_ns, size)
+        soon_ns = now_ns + self.lookahead_ns
+        chosen = self._take_candidate(worker, free_ns, soon_ns, best_batch, loading)
         if chosen is None and loading:
             chosen = min(loading, key=lambda b: (b.begin_ns, b.copy.model.sequence))
+        for batch in loading:
+            if batch is not chosen:
+                self._put_back(batch)
         return chosen
 
     def unpark(self, worker: WorkerState) -> None:
@@ -206,20 +175,8 @@ class ClockworkPolicy:
         wanted = self._wanted
         elsewhere: list[tuple[float, int, int, Model]] = []
         chosen: Model | None = None
-        while wanted:
-            negative, _, _, model = entry = wanted[0]
-            if model.load_key != -negative:
-                heappop(wanted)
-                continue
-            priority = self._priority(model, now_ns)
-            if priority <= 0:
-                heappop(wanted)
-                self._unwant(model)
-                continue
-            if priority < -negative:
-                model.load_key = priority
-                heapreplace(wanted, (-priority, model.sequence, next(self._serial), model))
-                continue
+        while (entry := self._first_wanted(now_ns)) is not None:
+            model = entry[3]
             heappop(wanted)
             readiness = model.ready.get(worker)
             if readiness is None or worker in model.copies:
@@ -252,9 +209,91 @@ class ClockworkPolicy:
                 missing -= copy.num_pages
         return found if missing <= 0 else None
 
+    def _take_candidate(
+        self,
+        worker: WorkerState,
+        free_ns: int,
+        soon_ns: int,
+        best: Callable[[Copy, int], Batch | None],
+        loading: list[Batch],
+    ) -> Batch | None:
+        """Take the batch that has to begin first out of the worker's heap.
+
+        Args:
+            worker: its lane has room.
+            free_ns: predicted time at which its lane could begin something new.
+            soon_ns: until then a batch behind a load has to begin to be thought of.
+            best: a model's batch that is in time from a begin; None when there is none.
+            loading: gets those that could begin only after a load, which leave a gap.
+        """
+        strategies = worker.strategies
+        while strategies:
+            key, _, _, _, copy = strategies[0]
+            if copy.strategy_key != key:
+                heappop(strategies)  # superseded by a smaller one, or the copy is gone
+                continue
+            if not copy.model.queue:
+                heappop(strategies)
+                copy.strategy_key = None
+                continue
+            begin_ns = free_ns
+            if not copy.resident and copy.ready_ns > free_ns:
+                begin_ns = copy.ready_ns
+                if begin_ns > soon_ns:
+                    heappop(strategies)  # too early; it comes back when the load is about to end
+                    copy.strategy_key = None
+                    continue
+            batch = best(copy, begin_ns)
+            if batch is None:
+                heappop(strategies)
+                copy.strategy_key = None
+                worker.parked.append(copy)
+                continue
+            if batch.required_start_ns > key:
+                size = copy.estimates.sizes[batch.size_index]
+                copy.strategy_key = batch.required_start_ns
+                serial = next(self._serial)
+                entry = (batch.required_start_ns, -size, copy.model.sequence, serial, copy)
+                heapreplace(strategies, entry)
+                if strategies[0] is not entry:
+                    continue
+            heappop(strategies)
+            copy.strategy_key = None
+            if begin_ns > free_ns:
+                loading.append(batch)
+                continue
+            return batch
+        return None
+
+    def _put_back(self, batch: Batch) -> None:
+        """A candidate was not chosen."""
+        copy = batch.copy
+        copy.strategy_key = batch.required_start_ns
+        self._push(copy, batch.required_start_ns, copy.estimates.sizes[batch.size_index])
+
     def _push(self, copy: Copy, key: int, size: int) -> None:
         entry = (key, -size, copy.model.sequence, next(self._serial), copy)
         heappush(copy.worker.strategies, entry)
+
+    def _first_wanted(self, now_ns: int) -> tuple[float, int, int, Model] | None:
+        """The entry with the highest load priority, which stays in the heap."""
+        wanted = self._wanted
+        while wanted:
+            negative, _, _, model = wanted[0]
+            if model.load_key != -negative:
+                heappop(wanted)
+                continue
+            priority = self._priority(model, now_ns)
+            if priority <= 0:
+                heappop(wanted)
+                self._unwant(model)
+                continue
+            if priority < -negative:
+                model.load_key = priority
+                heapreplace(wanted, (-priority, model.sequence, next(self._serial), model))
+                continue
+            return wanted[0]
+        return None
 
     def _unwant(self, model: Model) -> None:
         model.load_key = None

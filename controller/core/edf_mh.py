@@ -24,6 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from heapq import heappop, heappush, heapreplace
 
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS
 from controller.core.batch_limit import BatchLimit
 from controller.core.clockwork import ClockworkPolicy, best_batch
@@ -46,6 +47,9 @@ _PRESSURE_FROM, _PRESSURE_FULL = 0.02, 0.08
 # However badly a model was served, its batches weigh no more than this.
 _MAX_WEIGHT = 8.0
 _NEVER_STRUCK = 1e9
+
+# The others say nothing about how busy lanes are.
+_FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
 
 # A refusal calls for another copy for this long.
 _SHORT_NS = 100 * NS_PER_MS
@@ -110,8 +114,10 @@ class EdfMhPolicy(ClockworkPolicy):
         self._look_for_batch_work(worker)
         super().unpark(worker)
 
-    def refused(self, request: Request, *, now_ns: int) -> None:
-        """See `Policy`."""
+    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
+        """See `Policy`: what other clients lose for want of time on a lane is dropped."""
+        if refusal not in _FOR_WANT_OF_TIME or request.slo_ns >= self._batch_slo_ns:
+            return
         model = request.model
         if self._batch is not None:
             self._batch.missed += 1
@@ -130,34 +136,35 @@ class EdfMhPolicy(ClockworkPolicy):
         """See `Policy`."""
         pressure = self._pressure(self._exec_drops, now_ns) if self._config.prune_infers else 0.0
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
+        best = _largest_run if pressure >= 1.0 else _urgent_run
+        soon_ns = now_ns + worker.exec_lookahead_ns
         found: list[Batch] = []
         loading: list[Batch] = []
-        batch_work: Batch | None = None
-        while len(found) < most:
-            candidate = self._take_candidate(worker, free_ns, now_ns, pressure, loading)
+        aside: list[Batch] = []
+        while len(found) < most and len(aside) < _MAX_CANDIDATES:
+            candidate = self._take_candidate(worker, free_ns, soon_ns, best, loading)
             if candidate is None:
                 break
-            if self._is_batch_work(candidate):
-                batch_work = candidate  # whatever comes after it has an SLO as long
-                break
-            found.append(candidate)
+            if not self._is_batch_work(candidate):
+                found.append(candidate)
+                continue
+            aside.append(candidate)
+            if candidate.required_start_ns >= now_ns + self._batch_slo_ns:
+                break  # whatever comes after it has an SLO as long
         chosen: Batch | None = None
         if found:
             chosen = found[self._first_kept(found, free_ns, pressure)]
         else:
-            chosen = batch_work
             if loading:
                 chosen = min(loading, key=lambda b: (b.begin_ns, b.copy.model.sequence))
+            elif aside:
+                chosen = aside[0]
             if chosen and self._is_batch_work(chosen) and not self._may_run(chosen, worker, now_ns):
                 chosen = None
-        if batch_work is not None and batch_work is not chosen:
-            self._put_back(batch_work)
-        for candidate in loading:
-            if candidate is not chosen:
-                self._put_back(candidate)
-        for candidate in found:
-            if candidate is not chosen:
-                self._put_back(candidate)
+        for candidates in (aside, loading, found):
+            for candidate in candidates:
+                if candidate is not chosen:
+                    self._put_back(candidate)
         if chosen is None:
             if worker.strategies:
                 worker.retry_ns = now_ns + _RETRY_NS
@@ -221,69 +228,6 @@ class EdfMhPolicy(ClockworkPolicy):
                 return
         del self._batch.workers[worker]
 
-    # --- candidates --------------------------------------------------------------------------
-
-    def _put_back(self, batch: Batch) -> None:
-        copy = batch.copy
-        copy.strategy_key = batch.required_start_ns
-        self._push(copy, batch.required_start_ns, copy.estimates.sizes[batch.size_index])
-
-    def _take_candidate(
-        self,
-        worker: WorkerState,
-        free_ns: int,
-        now_ns: int,
-        pressure: float,
-        loading: list[Batch],
-    ) -> Batch | None:
-        """Take the batch that has to begin first out of the heap.
-
-        Args:
-            worker: its lane has room.
-            free_ns: predicted time at which its lane could begin something new.
-            now_ns: the present.
-            pressure: as in `first_kept`.
-            loading: gets those that could begin only after a load.
-        """
-        strategies = worker.strategies
-        while strategies:
-            key, _, _, _, copy = strategies[0]
-            if copy.strategy_key != key:
-                heappop(strategies)  # superseded by a smaller one, or the copy is gone
-                continue
-            if not copy.model.queue:
-                heappop(strategies)
-                copy.strategy_key = None
-                continue
-            begin_ns = free_ns
-            if not copy.resident and copy.ready_ns > free_ns:
-                begin_ns = copy.ready_ns
-                if begin_ns > now_ns + worker.exec_lookahead_ns:
-                    heappop(strategies)  # too early; it comes back when the load is about to end
-                    copy.strategy_key = None
-                    continue
-            batch = best_run(copy, begin_ns, any_run=pressure >= 1.0)
-            if batch is None:
-                heappop(strategies)
-                copy.strategy_key = None
-                worker.parked.append(copy)
-                continue
-            if batch.required_start_ns > key:
-                size = copy.estimates.sizes[batch.size_index]
-                copy.strategy_key = batch.required_start_ns
-                serial = next(self._serial)
-                entry = (batch.required_start_ns, -size, copy.model.sequence, serial, copy)
-                heapreplace(strategies, entry)
-                if strategies[0] is not entry:
-                    continue
-            heappop(strategies)
-            copy.strategy_key = None
-            if begin_ns > free_ns:
-                loading.append(batch)  # rather something that leaves no gap
-                continue
-            return batch
-        return None
-
     # --- LoadWeights -------------------------------------------------------------------------
 
     def want_load(self, model: Model, now_ns: int) -> bool:
@@ -298,6 +242,18 @@ class EdfMhPolicy(ClockworkPolicy):
             heappush(self._wanted, (key, model.sequence, next(self._serial), model))
         return True
 
+    def _first_wanted(self, now_ns: int) -> tuple[float, int, int, Model] | None:
+        """The entry with the earliest latest begin, which stays in the heap."""
+        wanted = self._wanted
+        while wanted:
+            key, _, _, model = wanted[0]
+            if model.load_key == key:
+                if model.queue and (not model.copies or model.short_until_ns > now_ns):
+                    return wanted[0]
+                self._unwant(model)
+            heappop(wanted)
+        return None
+
     def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
         """See `Policy`."""
         wanted = self._wanted
@@ -308,16 +264,9 @@ class EdfMhPolicy(ClockworkPolicy):
         jobs: list[Job] = []
         # Pages that can be freed, and that cannot. Who needs more must not be in others' way.
         fitting, too_many = worker.num_free_pages, worker.num_pages + 1
-        while wanted and len(found) < most:
-            key, _, _, model = entry = wanted[0]
-            if model.load_key != key:
-                heappop(wanted)
-                continue
+        while len(found) < most and (entry := self._first_wanted(now_ns)) is not None:
+            key, _, _, model = entry
             queue = model.queue
-            if not queue or (model.copies and model.short_until_ns <= now_ns):
-                heappop(wanted)
-                self._unwant(model)
-                continue
             readiness = model.ready.get(worker)
             if readiness is None or worker in model.copies:
                 elsewhere.append(heappop(wanted))
@@ -363,40 +312,44 @@ class EdfMhPolicy(ClockworkPolicy):
         return chosen
 
 
-def best_run(copy: Copy, begin_ns: int, *, any_run: bool) -> Batch | None:
-    """A batch of the model that is in time from `begin_ns`.
+def _urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
+    """The largest batch in time that begins with the first request which a batch of one still answers."""
+    queue, estimates = copy.model.queue, copy.estimates
+    if copy.model.num_multi_row or estimates.sizes[0] != 1:
+        return best_batch(copy, begin_ns)
+    exec_ns, fit = estimates.exec_ns, estimates.fit
+    waiting, largest = len(queue), len(fit) - 1
+    first, due_ns = 0, queue[0].due_ns
+    index = fit[waiting] if waiting <= largest else fit[largest]
+    if due_ns - exec_ns[index] < begin_ns:
+        alone_ns = begin_ns + exec_ns[0]
+        if due_ns < alone_ns:
+            first = bisect_left(queue, alone_ns, key=_due)
+            if first == waiting:
+                return None
+            left = waiting - first
+            index = fit[left] if left <= largest else fit[largest]
+            due_ns = queue[first].due_ns
+        while due_ns - exec_ns[index] < begin_ns:
+            index -= 1
+    return Batch(copy, first, estimates.sizes[index], index, due_ns - exec_ns[index], begin_ns)
 
-    Args:
-        copy: of the model.
-        begin_ns: when it could begin.
-        any_run: the largest that any run of the queue fills, though it may pass over requests that a
-            smaller one could still answer. Otherwise the largest that begins with the first of those.
-    """
+
+def _largest_run(copy: Copy, begin_ns: int) -> Batch | None:
+    """The largest batch in time, though it may pass over requests that a smaller one could still answer."""
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
     exec_ns, fit, sizes = estimates.exec_ns, estimates.fit, estimates.sizes
     waiting, largest = len(queue), len(fit) - 1
     index = fit[waiting] if waiting <= largest else fit[largest]
-    required_ns = queue[0].due_ns - exec_ns[index]
-    if required_ns >= begin_ns:
-        return Batch(copy, 0, sizes[index], index, required_ns, begin_ns)
-    if not any_run:
-        alone_ns = begin_ns + exec_ns[0]
-        first = 0 if queue[0].due_ns >= alone_ns else bisect_left(queue, alone_ns, key=_due)
-        if first == waiting:
-            return None
-        left = waiting - first
-        index = fit[left] if left <= largest else fit[largest]
-        due_ns = queue[first].due_ns
-        while due_ns - exec_ns[index] < begin_ns:
-            index -= 1
-        return Batch(copy, first, sizes[index], index, due_ns - exec_ns[index], begin_ns)
     while index >= 0:
         last = waiting - sizes[index]
         due_ns = begin_ns + exec_ns[index]
         if queue[last].due_ns >= due_ns:
-            first = bisect_left(queue, due_ns, 0, last, key=_due)
+            first = (
+                0 if queue[0].due_ns >= due_ns else bisect_left(queue, due_ns, 0, last, key=_due)
+            )
             return Batch(
                 copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
             )

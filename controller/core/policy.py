@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from clockwright.errors import Refusal
 from controller.core.events import ActionSucceeded
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState
 
@@ -43,7 +44,7 @@ class Policy(Protocol):
 
     @property
     def wants_any(self) -> bool:
-        """Whether any model is queued for loading."""
+        """Whether any model is queued for loading; some may need it no more."""
 
     def queue_changed(self, model: Model) -> None:
         """Requests of the model came or went, or a copy of it became usable."""
@@ -57,14 +58,17 @@ class Policy(Protocol):
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded; its copy holds one pin less."""
 
-    def refused(self, request: Request, *, now_ns: int) -> None:
-        """A request that arrives, or waited, cannot be in time."""
+    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
+        """A request that arrives, or waited, is refused."""
 
     def unpark(self, worker: WorkerState) -> None:
-        """An Infer of the worker ended, well or not."""
+        """An Infer of the worker ended, well or not, or the worker is gone."""
 
     def want_load(self, model: Model, now_ns: int) -> bool:
         """Queue the model for loading if it should be; tells whether it is."""
+
+    def forget_unwanted(self, now_ns: int) -> None:
+        """Make `wants_any` exact: drop what is first in the queue and needs no load any more."""
 
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         """Choose what the exec lane, which could begin at `free_ns`, runs next."""

@@ -26,6 +26,7 @@ from heapq import heappop, heappush
 from itertools import count
 
 from clockwright.actions import Infer
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S
 from controller.core.batching import Batching, make_batching
 from controller.core.config import SchedulerConfig
@@ -86,7 +87,7 @@ class ReactivePolicy:
         """See `Policy`."""
         self.queue_changed(sent.copy.model)
 
-    def refused(self, request: Request, *, now_ns: int) -> None:
+    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """See `Policy`."""
 
     def unpark(self, worker: WorkerState) -> None:
@@ -165,6 +166,11 @@ class ReactivePolicy:
     def _want(self, model: Model) -> None:
         model.load_key = 1.0
         self._wanted.append(model)
+
+    def forget_unwanted(self, now_ns: int) -> None:
+        """See `Policy`."""
+        while self._wanted and not self._wanted[0].queue:
+            self._wanted.popleft().load_key = None
 
     def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
         """See `Policy`: in the order in which they were found missing."""

@@ -266,7 +266,7 @@ class Scheduler:
         )
         verdict = self._judge(request, arriving=True)
         if verdict.refusal is not None:
-            self._policy.refused(request, now_ns=self._now_ns)
+            self._policy.refused(request, verdict.refusal, now_ns=self._now_ns)
             self._out.append(_refusal(request, verdict))
             if verdict.refusal is Refusal.COLD:
                 self._warm_up(model)
@@ -408,7 +408,7 @@ class Scheduler:
             if verdict.refusal is None:
                 verdict.refusal = Refusal.OVERLOADED
             self._take_out(request)
-            self._policy.refused(request, now_ns=now_ns)
+            self._policy.refused(request, verdict.refusal, now_ns=now_ns)
             self._refuse(request, verdict)
 
     # --- lanes ----------------------------------------------------------------------------------
@@ -542,7 +542,10 @@ class Scheduler:
         Demand is counted from waiting requests, and this one does not wait; without this a model whose
         SLO is shorter than its load would be refused for ever. Only on a load lane with nothing to do.
         """
-        if model.copies or self._policy.wants_any:
+        if model.copies:
+            return
+        self._policy.forget_unwanted(self._now_ns)
+        if self._policy.wants_any:
             return
         for worker, readiness in model.ready.items():
             if worker.load_lane:
@@ -912,6 +915,7 @@ class Scheduler:
             if sent.requests:
                 self._put_back(sent, Refusal.WORKER_LOST)
                 touched[sent.copy.model] = None
+        self._policy.unpark(worker)
         for model in touched:
             self._reconsider(model, Refusal.WORKER_LOST)
 
