@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clockwright.operator import Operator
+from clockwright.units import NS_PER_MS
+from controller.core import SchedulerConfig
 from controller.telemetry import ActionRow, RequestRow
 from experiments.local_server import LocalServer
 from experiments.telemetry_tables import read_actions, read_requests
@@ -50,6 +52,8 @@ class Played:
     runs: list[LiveRun]
     #: By model, what the worker said that it costs, before anything was played.
     rows: dict[str, ProfileRow]
+    #: What the server said it decides by.
+    policy: str
 
 
 def play(
@@ -58,6 +62,7 @@ def play(
     models: Sequence[LiveModel],
     profile: Profile | None,
     num_pages: int,
+    scheduler: SchedulerConfig | None = None,
 ) -> Played:
     """Start a `clockwright up` with one worker, play workloads on it one after the other, stop it.
 
@@ -66,6 +71,7 @@ def play(
         models: what it serves; prepared before anything is played.
         profile: of a modelled device; None: the processor runs the models.
         num_pages: of the weights cache.
+        scheduler: policy and look-ahead, all that the command line has of it; None: the server's own.
 
     Raises:
         RuntimeError: the server did not start.
@@ -81,9 +87,11 @@ def play(
         arguments = [
             *("--models", str(folder), "--telemetry", str(telemetry), "--device", device),
             *("--pages", str(num_pages), "--cache-dir", f"{scratch}/cache"),
+            *_options(scheduler or SchedulerConfig()),
         ]
         with LocalServer(arguments) as server:
-            rows = _rows(server.address)
+            with Operator(server.address) as operator:
+                rows, policy = _rows(operator), operator.status().policy
             reports = [replay(server.address, workload) for workload in workloads]
         requests, actions = list(read_requests(telemetry)), list(read_actions(telemetry))
     borders = [report.begin_ns for report in reports[1:]]
@@ -91,7 +99,15 @@ def play(
         _cut(report, end_ns, requests, actions)
         for report, end_ns in zip(reports, [*borders, None], strict=True)
     ]
-    return Played(runs=runs, rows=rows)
+    return Played(runs=runs, rows=rows, policy=policy)
+
+
+def _options(scheduler: SchedulerConfig) -> tuple[str, ...]:
+    said = SchedulerConfig(policy=scheduler.policy, lookahead_ns=scheduler.lookahead_ns)
+    if said != scheduler:
+        raise ValueError(f"scheduler is {scheduler}, expected no more than {said}")
+    lookahead_ms = scheduler.lookahead_ns / NS_PER_MS
+    return ("--policy", scheduler.policy, "--lookahead-ms", f"{lookahead_ms:g}")
 
 
 def _write(model: LiveModel, folder: Path) -> None:
@@ -100,17 +116,16 @@ def _write(model: LiveModel, folder: Path) -> None:
     (folder / "config.toml").write_text(settings)
 
 
-def _rows(address: str) -> dict[str, ProfileRow]:
-    with Operator(address) as operator:
-        return {
-            model.model_id: ProfileRow(
-                name=model.model_id,
-                weights_bytes=model.weights_bytes,
-                load_ns=model.load_ns,
-                exec_ns={batch.batch_size: batch.exec_ns for batch in model.exec},
-            )
-            for model in operator.models()
-        }
+def _rows(operator: Operator) -> dict[str, ProfileRow]:
+    return {
+        model.model_id: ProfileRow(
+            name=model.model_id,
+            weights_bytes=model.weights_bytes,
+            load_ns=model.load_ns,
+            exec_ns={batch.batch_size: batch.exec_ns for batch in model.exec},
+        )
+        for model in operator.models()
+    }
 
 
 def _cut(

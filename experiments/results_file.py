@@ -49,23 +49,62 @@ def write_results(
     Raises:
         ValueError: a figure is not a finite number; JSON has no word for it.
     """
+    record = {
+        "name": name,
+        **_origin(command),
+        "seeds": list(seeds),
+        "figures": _finite(name, figures),
+        **(extra or {}),
+    }
+    return _write(directory / f"{name}.json", record)
+
+
+def add_results(
+    name: str, figures: Mapping[str, float], *, part: str, command: str, directory: Path = RESULTS
+) -> Path:
+    """Write figures that a run of their own gave beside those that are recorded, which stay.
+
+    Args:
+        name: of the benchmark, which has run before.
+        figures: as for `write_results`; replace those of the same keys.
+        part: the record keeps under this key where these figures come from.
+        command: repeats them.
+        directory: as for `write_results`.
+
+    Returns:
+        The file written.
+
+    Raises:
+        FileNotFoundError: nothing is recorded.
+        ValueError: a figure is not a finite number.
+    """
+    target = directory / f"{name}.json"
+    record = json.loads(target.read_text(encoding="utf-8"))
+    record["figures"] |= _finite(name, figures)
+    record[part] = {"keys": list(figures), **_origin(command)}
+    return _write(target, record)
+
+
+def _finite(name: str, figures: Mapping[str, float]) -> dict[str, float]:
     for key, figure in figures.items():
         if not math.isfinite(figure):
             raise ValueError(f"figure {key} of {name} is {figure}, expected a finite number")
-    record: dict[str, Any] = {
-        "name": name,
+    return dict(figures)
+
+
+def _origin(command: str) -> dict[str, Any]:
+    return {
         "command": command,
         "commit": _commit(),
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": _machine(),
         "versions": _versions(),
-        "seeds": list(seeds),
-        "figures": dict(figures),
-        **(extra or {}),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"{name}.json"
-    target.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _write(target: Path, record: Mapping[str, Any]) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return target
 
 

@@ -34,7 +34,7 @@ QUICK = Setting(
     noise=Noise(),
 )
 
-Produced = tuple[dict[str, fig8.Outcome], Path]
+Produced = tuple[dict[tuple[str, str], fig8.Outcome], Path]
 
 
 def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: int = 480) -> Path:
@@ -57,9 +57,10 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Produced:
             "trace": (azure_replay.recorded(QUICK, directory), None),
             "generator": (azure_replay.generated(QUICK), None),
         },
+        policies=("clockwork", "edf_mh"),
         directory=directory,
     )
-    return {outcome.source: outcome for outcome in outcomes}, directory
+    return {(outcome.policy, outcome.source): outcome for outcome in outcomes}, directory
 
 
 def rows(directory: Path) -> list[dict[str, str]]:
@@ -73,11 +74,14 @@ def test_every_minute_has_a_row_and_every_source_its_numbers_and_the_picture(
     outcomes, directory = quick
     figures = json.loads((directory / "fig8.json").read_text())["figures"]
     table = rows(directory)
-    assert [(row["source"], row["minute"]) for row in table] == [
-        (source, str(minute)) for source in ("trace", "generator") for minute in range(2)
+    assert [(row["source"], row["policy"], row["minute"]) for row in table] == [
+        (source, policy, str(minute))
+        for source in ("trace", "generator")
+        for policy in ("clockwork", "edf_mh")
+        for minute in range(2)
     ]
-    for source, outcome in outcomes.items():
-        key = f"clockwork_{source}"
+    for (policy, source), outcome in outcomes.items():
+        key = f"{policy}_{source}"
         assert figures[f"{key}_goodput_rps"] == outcome.total.answered / 120 > 0
         assert figures[f"{key}_requests"] == outcome.total.arrived
         assert figures[f"{key}_p50_ms"] <= figures[f"{key}_p99_ms"] <= figures[f"{key}_max_ms"]
@@ -106,7 +110,7 @@ def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced
     trace = azure_replay.generated(QUICK)
     telemetry = Telemetry()
     run(azure_replay.case_of(QUICK, trace, SchedulerConfig()), telemetry=telemetry)
-    for minute in quick[0]["generator"].minutes:
+    for minute in quick[0]["clockwork", "generator"].minutes:
         cold = {
             row.model_id
             for row in telemetry.requests

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.figures import ablation, edf_mh
-from experiments.figures.edf_mh import COMPARED, Row, key_of
+from experiments.figures import ablation, azure_replay, edf_mh, fig5, fig6, fig7_left, fig9, scale
+from experiments.figures.edf_mh import COMPARED, Row
+from experiments.figures.scenario_runs import Outcome, bound_of, measure
 from experiments.figures.scenarios import (
-    Outcome,
+    NOISE_MODELS,
     Scenario,
-    bound_of,
+    azure,
     closed,
-    measure,
+    larger,
     poisson,
     pressed,
+    ramp,
     resnets,
     scenarios,
     shared,
     zoo,
 )
 from experiments.figures.study import POLICIES
+from experiments.results_file import write_results
 
 OVERLOAD = Scenario(
     "small",
@@ -64,7 +68,7 @@ CLOSED = Scenario(
 )
 
 
-@pytest.mark.parametrize("scenario", [OVERLOAD, PRESSED, CLOSED], ids=key_of)
+@pytest.mark.parametrize("scenario", [OVERLOAD, PRESSED, CLOSED], ids=lambda scenario: scenario.key)
 def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(scenario: Scenario) -> None:
     bound = bound_of(scenario, 1)
     outcomes = {
@@ -80,7 +84,9 @@ def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
     scenario = Scenario(
         "small",
         "fig7_right",
-        lambda seed: shared(seed, multiple=5.0, duration_ns=3 * NS_PER_S),
+        lambda seed: shared(
+            seed, num_batch=12, concurrency=16, multiple=5.0, duration_ns=3 * NS_PER_S
+        ),
         NS_PER_S,
     )
     outcome = measure(scenario, POLICIES["edf_mh"], 1)
@@ -90,10 +96,55 @@ def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
 
 
 def test_every_scenario_has_a_name_of_its_own() -> None:
-    keys = [key_of(scenario) for scenario in scenarios()]
+    keys = [scenario.key for scenario in scenarios()]
     assert len(set(keys)) == len(keys)
     for prefix in ablation.SCENARIOS:
         assert any(key.startswith(prefix) for key in keys), prefix
+
+
+def test_every_case_of_the_paper_is_among_the_scenarios() -> None:
+    groups = Counter(scenario.group for scenario in scenarios())
+    assert groups["fig5"] == len(fig5.Setting().slos_ms)
+    seven = fig7_left.Setting()
+    assert groups["fig7_left"] == (len(seven.nums_models) * len(seven.rates_rps) * seven.num_stages)
+    assert groups["fig7_right"] == len(seven.scenarios) * seven.num_stages
+    assert groups["scale"] == sum(len(size.slos_ms) for size in scale.Setting().sizes)
+    keys = {scenario.key for scenario in scenarios()}
+    assert {f"azure_x1_{model.name}" for model in fig9.NOISE_MODELS} <= keys
+    assert "fig6_ramp" in keys
+
+
+def test_the_ramp_ends_with_all_models_as_figure_6_does() -> None:
+    case = ramp(1)
+    assert len(case.workload.models) == fig6.Setting().num_models + 1
+    last_s = case.workload.expected_requests(case.duration_ns - NS_PER_S, case.duration_ns)
+    assert last_s == pytest.approx(fig6.MAJOR_RPS + fig6.MINOR_RPS)
+
+
+def test_a_stretch_of_the_azure_replay_has_the_full_hour_in_it() -> None:
+    case = azure(
+        1,
+        rate=1.5,
+        noise_model=NOISE_MODELS["noisy"],
+        warmup_ns=5 * NS_PER_S,
+        measured_ns=20 * NS_PER_S,
+    )
+    assert case.duration_ns == 25 * NS_PER_S
+    assert case.faults.slow_probability
+    hour_ns = 10 * NS_PER_S
+    before, after = (
+        case.workload.expected_requests(begin_ns, begin_ns + 5 * NS_PER_S)
+        for begin_ns in (hour_ns - 5 * NS_PER_S, hour_ns)
+    )
+    assert after > before
+    assert after / 5 > 1.5 * azure_replay.Setting().rate_rps
+
+
+def test_a_line_of_the_scale_table_has_its_gpus_and_begins_before_the_hour() -> None:
+    case = larger(1, num_gpus=150, slo_ms=25, warmup_ns=NS_PER_S, measured_ns=NS_PER_S)
+    assert case.cluster.num_workers == 150
+    assert case.duration_ns == 2 * NS_PER_S
+    assert {source.slo_ns for source in case.workload.sources} == {25 * NS_PER_MS}
 
 
 def outcome(answered: int, **changes: float) -> Outcome:
@@ -128,7 +179,7 @@ def test_the_worst_difference_is_found_over_all_scenarios() -> None:
         Row(
             scenario=scenario,
             policy=policy,
-            outcomes=(outcome(answered[key_of(scenario), policy]),),
+            outcomes=(outcome(answered[scenario.key, policy]),),
         )
         for scenario in (OVERLOAD, closed_loop)
         for policy in COMPARED
@@ -141,14 +192,72 @@ def test_the_worst_difference_is_found_over_all_scenarios() -> None:
     assert figures["p5_model_share"] == 0.5
 
 
+def test_latency_is_compared_where_gpus_are_idle_and_told_apart_where_answers_differ() -> None:
+    def rows_of(name: str, busy: float, answered: int, p50_ms: float) -> list[Row]:
+        scenario = replace(OVERLOAD, name=name)
+        return [
+            Row(
+                scenario=scenario,
+                policy=policy,
+                outcomes=(outcome(number, exec_busy=busy, p50_ms=ms),),
+            )
+            for policy, number, ms in (
+                ("clockwork", answered, 10.0),
+                ("clockwork1ms", answered, 10.0),
+                ("edf_mh", answered, p50_ms),
+            )
+        ]
+
+    rows = [
+        *rows_of("busy", busy=0.9, answered=100, p50_ms=90.0),
+        *rows_of("short", busy=0.5, answered=60, p50_ms=20.0),
+        *rows_of("idle", busy=0.5, answered=100, p50_ms=8.0),
+    ]
+    figures = edf_mh.figures_of(rows)
+    assert figures["p50_ratio_max_at_low_utilisation"] == pytest.approx(2.0)
+    assert figures["p50_ratio_max_at_low_utilisation_all_answered"] == pytest.approx(0.8)
+
+
+def test_what_the_core_costs_is_put_beside_what_was_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_results("edf_mh", {"zoo_share": 0.9}, command="long", directory=tmp_path)
+    monkeypatch.setattr(edf_mh, "time_core", lambda policy: {f"{policy}_us": 20.0})
+    edf_mh.add_cost(tmp_path)
+    record = json.loads((tmp_path / "edf_mh.json").read_text())
+    assert record["figures"] == {"zoo_share": 0.9, "clockwork_us": 20.0, "edf_mh_us": 20.0}
+    assert record["command"] == "long"
+    assert record["cost"]["command"] == "python -m experiments.figures.edf_mh --cost"
+    assert record["cost"]["keys"] == ["clockwork_us", "edf_mh_us"]
+
+
 def test_the_table_and_the_figures_are_written(tmp_path: Path) -> None:
-    setting = edf_mh.Setting(seeds=(1,), only=("fig7_left_n12_r600",), bench=False)
+    setting = edf_mh.Setting(
+        seeds=(1,), only=("fig7_left_n12_r600_x2.25",), processes=1, cost=False
+    )
     rows = edf_mh.produce(setting, tmp_path)
     assert [row.policy for row in rows] == list(COMPARED)
     figures = json.loads((tmp_path / "edf_mh.json").read_text())["figures"]
     assert figures["worst_vs_clockwork_points"] > -0.2
     for row in rows:
-        key = f"{row.policy}_{key_of(row.scenario)}"
+        key = f"{row.policy}_{row.scenario.key}"
         assert 0 < figures[f"{key}_bound_share"] <= 1
     lines = (tmp_path / "edf_mh.csv").read_text().splitlines()
     assert len(lines) == 1 + len(rows)
+
+
+def test_an_ablation_needs_no_bounds_but_those_of_closed_loops() -> None:
+    setting = edf_mh.Setting(
+        seeds=(1, 2),
+        only=("fig5_slo250", "fig7_left_n12_r600_x1.5"),
+        processes=1,
+        bounds=False,
+    )
+    rows = edf_mh.run_all(setting, {"all": POLICIES["edf_mh"]})
+    assert {row.scenario.group: row.outcomes[0].bound > 0 for row in rows} == {
+        "fig5": True,
+        "fig7_left": False,
+    }
+    for row in rows:
+        assert len(row.outcomes) == 2
+        assert 0 < row.points < 100

@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
+from controller.core import SchedulerConfig
 from controller.telemetry import Telemetry
 from experiments.calibration import calibrate, calibration_workloads, measured_row
 from experiments.figures import truth
+from experiments.figures.study import POLICIES
 from experiments.live_run import LiveModel, LiveRun, Played, play
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
 from modelzoo.profile import Noise, Profile, ProfileRow
@@ -78,8 +80,10 @@ def pretend_play(
     models: Sequence[LiveModel],
     profile: Profile | None,
     num_pages: int,
+    scheduler: SchedulerConfig | None = None,
 ) -> Played:
     """Simulate what was to be played."""
+    scheduler = scheduler or SchedulerConfig()
     names = [name for workload in workloads for name in workload.models]
     rows = {
         name: replace(ROW, name=name) if profile is None else profile.row_for(name)
@@ -98,12 +102,13 @@ def pretend_play(
                     noise=Noise(exec_sigma=0.01),
                 ),
                 network=Network(delay_ns=400 * US, jitter_ns=50 * US),
+                scheduler=scheduler,
                 duration_ns=workload.end_ns,
             )
         )
         for workload in workloads
     ]
-    return Played(runs=runs, rows=rows)
+    return Played(runs=runs, rows=rows, policy=scheduler.policy)
 
 
 def calibration_runs(network: Network) -> list[LiveRun]:
@@ -206,7 +211,9 @@ def test_what_is_played_live_is_told_apart_by_workload() -> None:
         models=[LiveModel(name="net", copies=2, batch_sizes=(1, 2, 4))],
         profile=Profile(name="test", rows={"net": ROW}),
         num_pages=4,
+        scheduler=POLICIES["edf_mh"],
     )
+    assert played.policy == "edf_mh"
     assert {name: row.exec_ns for name, row in played.rows.items()} == {
         "net-0": ROW.exec_ns,
         "net-1": ROW.exec_ns,

@@ -3,6 +3,9 @@
 `clockwork` has the paper's look-ahead of 5 ms, `clockwork1ms` one of 1 ms, so that what late binding alone
 gains is seen. Differences are in points of the requests asked (open loop) or of the bound (closed loops,
 where a refusal makes the client ask more). Batch clients are counted apart.
+
+Compiled (`make native`) it takes a third of the time. What the core costs per request is measured at the
+end; or alone, on a machine with nothing else to do, with `--cost`.
 """
 
 from __future__ import annotations
@@ -17,17 +20,16 @@ from statistics import mean, median
 
 from controller.core import SchedulerConfig
 from experiments import bench_core
+from experiments.figures.fig7_left import SATISFIED, lowest_multiple
 from experiments.figures.report import write_csv
-from experiments.figures.scenarios import Outcome, Scenario, bound_of, measure, scenarios
+from experiments.figures.scenario_runs import Outcome, bound_of, measure
+from experiments.figures.scenarios import Scenario, scenarios
 from experiments.figures.study import POLICIES
-from experiments.results_file import RESULTS, write_results
+from experiments.results_file import RESULTS, add_results, write_results
 
 COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
-#: The longest runs, and the longest bounds, are done with one seed.
-ONE_SEED = ("azure", "zoo_zoo1500")
-#: What counts as met in Figure 7.
-SATISFIED = 0.99
 LOW_UTILISATION = 0.7
+_COMMAND = "python -m experiments.figures.edf_mh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +37,19 @@ class Setting:
     """How much is simulated."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
-    #: Scenarios by group and name, all that begin so; empty: all.
+    #: Scenarios whose key begins so; empty: all.
     only: tuple[str, ...] = ()
-    #: Also time the core, which takes minutes.
-    bench: bool = True
+    #: Runs at a time; None: one per core.
+    processes: int | None = None
+    #: All bounds, of which those with memory take minutes. Else only those that cost nothing.
+    bounds: bool = True
+    #: Also time the core.
+    cost: bool = True
 
     @property
     def scenarios(self) -> list[Scenario]:
         """Those to be run."""
-        return [s for s in scenarios() if not self.only or key_of(s).startswith(self.only)]
+        return [s for s in scenarios() if not self.only or s.key.startswith(self.only)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,38 +63,30 @@ class Row:
     @property
     def points(self) -> float:
         """Goodput in percent: of what was asked, in closed loops of the bound."""
-        closed = self.scenario.bound == "rate"
-        return 100 * mean(o.bound_share if closed else o.share for o in self.outcomes)
+        return 100 * self.mean("bound_share" if self.scenario.bound == "rate" else "share")
 
-    @property
-    def bound_share(self) -> float | None:
-        """Of the bound, where there is one."""
-        return mean(o.bound_share for o in self.outcomes) if self.scenario.bound else None
+    def mean(self, name: str) -> float:
+        """Of a property of the outcomes, over the seeds."""
+        return float(mean(getattr(outcome, name) for outcome in self.outcomes))
 
-
-def key_of(scenario: Scenario) -> str:
-    """As in the names of figures."""
-    return f"{scenario.group}_{scenario.name}"
+    def per_million(self, name: str) -> float:
+        """So many of a million requests, those of all seeds together."""
+        return 1e6 * self.mean(name) / self.mean("arrived")
 
 
-def run_all(
-    setting: Setting, policies: dict[str, SchedulerConfig], processes: int | None = None
-) -> list[Row]:
+def run_all(setting: Setting, policies: dict[str, SchedulerConfig]) -> list[Row]:
     """Measure every scenario under every policy."""
-    runs = [
-        (key_of(scenario), policy, seed)
-        for scenario in setting.scenarios
-        for seed in (setting.seeds[:1] if key_of(scenario).startswith(ONE_SEED) else setting.seeds)
-        for policy in policies
-    ]
-    with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
+    runs = [(scenario, seed) for scenario in setting.scenarios for seed in setting.seeds]
+    with ProcessPoolExecutor(setting.processes or os.cpu_count()) as pool:
         calls = {
-            (key, policy, seed): pool.submit(_measure, key, policies[policy], seed)
-            for key, policy, seed in runs
+            (scenario.key, policy, seed): pool.submit(_measure, scenario.key, config, seed)
+            for scenario, seed in runs
+            for policy, config in policies.items()
         }
         bounds = {
-            (key, seed): pool.submit(_bound, key, seed)
-            for key, seed in dict.fromkeys((key, seed) for key, _, seed in runs)
+            (scenario.key, seed): pool.submit(_bound, scenario.key, seed)
+            for scenario, seed in runs
+            if setting.bounds or scenario.bound == "rate"
         }
         for (key, policy, seed), call in calls.items():
             outcome = call.result()
@@ -97,15 +95,22 @@ def run_all(
                 f"p50 {outcome.p50_ms:.1f} ms, batch clients {outcome.batch_rps:.0f} r/s",
                 flush=True,
             )
-        done: dict[tuple[str, str], list[Outcome]] = {}
-        for (key, policy, seed), call in calls.items():
-            outcome = replace(call.result(), bound=bounds[key, seed].result())
-            done.setdefault((key, policy), []).append(outcome)
-    return [
-        Row(scenario=s, policy=policy, outcomes=tuple(done[key_of(s), policy]))
-        for s in setting.scenarios
-        for policy in policies
-    ]
+        bound = {run: call.result() for run, call in bounds.items()}
+        return [
+            Row(
+                scenario=scenario,
+                policy=policy,
+                outcomes=tuple(
+                    replace(
+                        calls[scenario.key, policy, seed].result(),
+                        bound=bound.get((scenario.key, seed), -1),
+                    )
+                    for seed in setting.seeds
+                ),
+            )
+            for scenario in setting.scenarios
+            for policy in policies
+        ]
 
 
 def _measure(key: str, scheduler: SchedulerConfig, seed: int) -> Outcome:
@@ -118,88 +123,133 @@ def _bound(key: str, seed: int) -> int:
 
 def _named(key: str) -> Scenario:
     # What draws a scenario's requests cannot be sent to another process; its name can.
-    (scenario,) = (s for s in scenarios() if key_of(s) == key)
+    (scenario,) = (s for s in scenarios() if s.key == key)
     return scenario
+
+
+# --- figures --------------------------------------------------------------------------------------
+
+Table = dict[str, dict[str, Row]]
 
 
 def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
-    by_key = {(key_of(row.scenario), row.policy): row for row in rows}
     for row in rows:
-        key = f"{row.policy}_{key_of(row.scenario)}"
+        key = f"{row.policy}_{row.scenario.key}"
         figures[f"{key}_goodput_pct"] = row.points
-        if row.bound_share is not None:
-            figures[f"{key}_bound_share"] = row.bound_share
-        figures[f"{key}_p5_model_share"] = mean(o.p5_model_share for o in row.outcomes)
-        figures[f"{key}_p50_ms"] = mean(o.p50_ms for o in row.outcomes)
-    differences = {
-        (key, base): row.points - by_key[key, base].points
-        for (key, policy), row in by_key.items()
-        for base in ("clockwork", "clockwork1ms")
-        if policy == "edf_mh"
-    }
+        if row.scenario.bound:
+            figures[f"{key}_bound_share"] = row.mean("bound_share")
+        figures[f"{key}_p5_model_share"] = row.mean("p5_model_share")
+        figures[f"{key}_p50_ms"] = row.mean("p50_ms")
+        if row.scenario.group == "fig7_right":
+            figures[f"{key}_bc_rps"] = row.mean("batch_rps")
+        if row.scenario.group in ("azure", "scale"):
+            figures[f"{key}_late_per_million"] = row.per_million("late")
+            figures[f"{key}_cold_per_million"] = row.per_million("cold")
+    table = tabulate(rows)
     for base in ("clockwork", "clockwork1ms"):
-        worst = min((d for (_, other), d in differences.items() if other == base), default=None)
-        if worst is not None:
-            figures[f"worst_vs_{base}_points"] = worst
-    # Where lanes are idle and nothing is short, there is no goodput to trade latency for.
-    ratios = [
-        _p50(row.outcomes) / _p50(by_key[key, "clockwork"].outcomes)
-        for (key, policy), row in by_key.items()
-        if policy == "edf_mh"
-        and mean(o.exec_busy for o in by_key[key, "clockwork"].outcomes) < LOW_UTILISATION
-        and row.points > 100 * SATISFIED
-    ]
-    if ratios:
-        figures["p50_ratio_max_at_low_utilisation"] = max(ratios)
-    figures |= _headlines([row for row in rows if row.policy == "edf_mh"], by_key)
+        figures[f"worst_vs_{base}_points"] = worst_against(table, base)[0]
+    figures |= _latency(table) | _overload(table) | _figure_7(table)
+    for key, metric, name in (
+        ("fig5_slo10", "goodput_rps", "fig5_slo10_rps"),
+        ("zoo_zoo600_slo100", "bound_share", "zoo_share"),
+    ):
+        if key in table:
+            figures[name] = table[key]["edf_mh"].mean(metric)
+    for noise, name in (("noisy", "azure"), ("exact", "azure_exact")):
+        if azure := table.get(f"azure_x1_{noise}"):
+            row = azure["edf_mh"]
+            figures[f"{name}_late_per_million"] = row.per_million("late")
+            figures[f"{name}_requests"] = sum(outcome.arrived for outcome in row.outcomes)
     return figures
 
 
-def _headlines(rows: Sequence[Row], by_key: dict[tuple[str, str], Row]) -> dict[str, float]:
-    figures: dict[str, float] = {}
-    of = {key_of(row.scenario): row for row in rows}
-    overload = [row for row in rows if row.scenario.group == "overload"]
-    if overload:
-        figures["overload_share_min"] = min(row.bound_share or 0.0 for row in overload)
-        # Where `clockwork` leaves a model in twenty with least.
-        worst = min(
-            overload, key=lambda row: _p5(by_key[key_of(row.scenario), "clockwork"].outcomes)
-        )
-        figures["p5_model_share"] = _p5(worst.outcomes)
-        key = key_of(worst.scenario), "clockwork"
-        figures["clockwork_p5_model_share"] = _p5(by_key[key].outcomes)
-        figures["worst_model_of_mean"] = min(
+def tabulate(rows: Sequence[Row]) -> Table:
+    """By scenario, then by policy."""
+    table: Table = {}
+    for row in rows:
+        table.setdefault(row.scenario.key, {})[row.policy] = row
+    return table
+
+
+def worst_against(table: Table, base: str) -> tuple[float, str]:
+    """The most negative difference of `edf_mh` to another policy, in points, and its scenario."""
+    return min((row["edf_mh"].points - row[base].points, key) for key, row in table.items())
+
+
+def slowest_against(table: Table) -> list[tuple[float, str, bool]]:
+    """Median latency as a multiple of `clockwork`'s where GPUs are idle for much of the time.
+
+    Returns:
+        By scenario, largest first: the multiple, the scenario, and whether both policies answer all
+        but one in a hundred. Where they do not, each has its own set of answers.
+    """
+    found = []
+    for key, row in table.items():
+        clockwork, ours = row["clockwork"], row["edf_mh"]
+        if clockwork.mean("exec_busy") < LOW_UTILISATION and clockwork.mean("p50_ms"):
+            ratio = ours.mean("p50_ms") / clockwork.mean("p50_ms")
+            alike = min(ours.mean("share"), clockwork.mean("share")) >= SATISFIED
+            found.append((ratio, key, alike))
+    return sorted(found, reverse=True)
+
+
+def _latency(table: Table) -> dict[str, float]:
+    found = slowest_against(table)
+    alike = [ratio for ratio, _, alike in found if alike]
+    figures = {}
+    if found:
+        figures["p50_ratio_max_at_low_utilisation"] = found[0][0]
+    if alike:
+        figures["p50_ratio_max_at_low_utilisation_all_answered"] = alike[0]
+    return figures
+
+
+def _overload(table: Table) -> dict[str, float]:
+    overload = [row for row in table.values() if row["edf_mh"].scenario.group == "overload"]
+    if not overload:
+        return {}
+    # Where `clockwork` leaves a model in twenty with least.
+    worst = min(overload, key=lambda row: row["clockwork"].mean("p5_model_share"))
+    return {
+        "overload_share_min": min(row["edf_mh"].mean("bound_share") for row in overload),
+        "overload_shares_met": sum(row["edf_mh"].mean("bound_share") >= 0.93 for row in overload),
+        "p5_model_share": worst["edf_mh"].mean("p5_model_share"),
+        "clockwork_p5_model_share": worst["clockwork"].mean("p5_model_share"),
+        "worst_model_of_mean": min(
             outcome.worst_model_share / outcome.share
             for row in overload
-            for outcome in row.outcomes
-        )
-    if row := of.get("fig5_slo10"):
-        figures["fig5_slo10_rps"] = mean(o.goodput_rps for o in row.outcomes)
-    left = [row for row in rows if row.scenario.name.startswith("n12_r2400_x")]
-    met = [row for row in left if row.points >= 100 * SATISFIED]
-    if met:
-        figures["fig7_left_multiple"] = min(
-            float(row.scenario.name.partition("_x")[2]) for row in met
-        )
-    if row := of.get("fig7_right_m12c16_x3.38"):
-        figures["fig7_right_ls_pct"] = row.points
-        figures["fig7_right_bc_rps"] = mean(o.batch_rps for o in row.outcomes)
-    if row := of.get("zoo_zoo600_slo100"):
-        figures["zoo_share"] = row.bound_share or 0.0
-    if row := of.get("azure_scale1"):
-        late = sum(o.late for o in row.outcomes)
-        figures["azure_late_per_million"] = 1e6 * late / sum(o.arrived for o in row.outcomes)
+            for outcome in row["edf_mh"].outcomes
+        ),
+    }
+
+
+def _figure_7(table: Table) -> dict[str, float]:
+    figures = {}
+    for policy, prefix in (("clockwork", "clockwork_"), ("edf_mh", "")):
+        shares = [
+            row[policy].points / 100
+            for key, row in table.items()
+            if key.startswith("fig7_left_n12_r2400_")
+        ]
+        multiple = lowest_multiple(shares)
+        if multiple is not None:
+            figures[f"{prefix}fig7_left_multiple"] = multiple
+    if row := table.get("fig7_right_m12c16_x3.38"):
+        figures["fig7_right_ls_pct"] = row["edf_mh"].points
+        figures["fig7_right_bc_rps"] = row["edf_mh"].mean("batch_rps")
+    # What batch clients get where both leave the others in time.
+    ratios = [
+        row["edf_mh"].mean("batch_rps") / row["clockwork"].mean("batch_rps")
+        for key, row in table.items()
+        if key.startswith("fig7_right_")
+        and row["clockwork"].mean("batch_rps")
+        and min(row[policy].points for policy in ("clockwork", "edf_mh")) >= 100 * SATISFIED
+    ]
+    if ratios:
+        figures["fig7_right_bc_ratio_min"] = min(ratios)
     return figures
-
-
-def _p5(outcomes: Sequence[Outcome]) -> float:
-    return mean(outcome.p5_model_share for outcome in outcomes)
-
-
-def _p50(outcomes: Sequence[Outcome]) -> float:
-    return mean(outcome.p50_ms for outcome in outcomes)
 
 
 def time_core(policy: str) -> dict[str, float]:
@@ -226,69 +276,73 @@ def time_core(policy: str) -> dict[str, float]:
     }
 
 
+# --- files ----------------------------------------------------------------------------------------
+
+
 def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
     """Measure everything and write `edf_mh.json` and `edf_mh.csv`."""
     rows = run_all(setting, {name: POLICIES[name] for name in COMPARED})
-    figures = figures_of(rows)
-    if setting.bench:
-        for policy in ("clockwork", "edf_mh"):
-            figures |= time_core(policy)
+    figures, table = figures_of(rows), tabulate(rows)
     write_table(rows, directory / "edf_mh.csv")
-    for key in sorted(figures):
-        if not key.startswith(tuple(f"{policy}_{s}" for policy in COMPARED for s in _GROUPS)):
-            print(f"{key}: {figures[key]:.4g}")
+    groups = {row.scenario.group for row in rows}
+    of_scenarios = tuple(f"{policy}_{group}_" for policy in COMPARED for group in groups)
+    for key, value in figures.items():
+        if not key.startswith(of_scenarios):
+            print(f"{key}: {value:.4g}")
     write_results(
         "edf_mh",
         figures,
-        command="python -m experiments.figures.edf_mh" + ("" if setting.bench else " --no-bench"),
+        command=f"{_COMMAND} --no-cost",
         seeds=setting.seeds,
-        extra={"one_seed": list(ONE_SEED)},
+        extra={
+            "worst_scenario": {
+                base: worst_against(table, base)[1] for base in ("clockwork", "clockwork1ms")
+            },
+            "slowest_scenarios": [key for _, key, _ in slowest_against(table)[:3]],
+        },
         directory=directory,
     )
+    if setting.cost:
+        add_cost(directory)
     return rows
 
 
-_GROUPS = sorted({scenario.group for scenario in scenarios()})
+def add_cost(directory: Path = RESULTS) -> None:
+    """Time the core and put what it costs into `edf_mh.json`."""
+    figures = time_core("clockwork") | time_core("edf_mh")
+    for key, value in figures.items():
+        print(f"{key}: {value:.4g}")
+    add_results("edf_mh", figures, part="cost", command=f"{_COMMAND} --cost", directory=directory)
 
 
 def write_table(rows: Sequence[Row], target: Path) -> None:
     """A line per scenario, policy and seed."""
+    columns = (
+        "arrived",
+        "answered",
+        "bound",
+        "late",
+        "cold",
+        "p5_model_share",
+        "worst_model_share",
+        "p50_ms",
+        "batch_rps",
+        "exec_busy",
+        "mean_batch_size",
+    )
     write_csv(
         target,
-        [
-            "group",
-            "scenario",
-            "policy",
-            "run",
-            "arrived",
-            "answered",
-            "bound",
-            "late",
-            "cold",
-            "p5_model_share",
-            "worst_model_share",
-            "p50_ms",
-            "batch_rps",
-            "exec_busy",
-            "mean_batch_size",
-        ],
+        ["group", "scenario", "policy", "run", *columns],
         [
             (
                 row.scenario.group,
                 row.scenario.name,
                 row.policy,
                 number,
-                outcome.arrived,
-                outcome.answered,
-                outcome.bound if row.scenario.bound else "",
-                outcome.late,
-                outcome.cold,
-                outcome.p5_model_share,
-                outcome.worst_model_share,
-                outcome.p50_ms,
-                outcome.batch_rps,
-                outcome.exec_busy,
-                outcome.mean_batch_size,
+                *(
+                    "" if getattr(outcome, name) == -1 else getattr(outcome, name)
+                    for name in columns
+                ),
             )
             for row in rows
             for number, outcome in enumerate(row.outcomes)
@@ -301,13 +355,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="edf_mh beside clockwork.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Setting().seeds))
     parser.add_argument("--only", nargs="+", default=[], metavar="PREFIX", help="scenarios")
-    parser.add_argument("--no-bench", action="store_true", help="do not time the core")
+    parser.add_argument("--processes", type=int, help="runs at a time (one per core)")
+    cost = parser.add_mutually_exclusive_group()
+    cost.add_argument("--no-cost", action="store_true", help="do not time the core")
+    cost.add_argument("--cost", action="store_true", help="time the core, and nothing else")
     options = parser.parse_args()
-    setting = replace(
-        Setting(),
+    if options.cost:
+        add_cost()
+        return
+    setting = Setting(
         seeds=tuple(options.seeds),
         only=tuple(options.only),
-        bench=not options.no_bench,
+        processes=options.processes,
+        cost=not options.no_cost,
     )
     produce(setting)
 

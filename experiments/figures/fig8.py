@@ -28,7 +28,6 @@ import numpy as np
 
 from clockwright.errors import ClockwrightError, ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.core import SchedulerConfig
 from experiments.bounds import Case as BoundCase
 from experiments.bounds import Cost, density_bound
 from experiments.bounds.density import shares
@@ -41,14 +40,13 @@ from experiments.figures.azure_replay import (
     recorded,
 )
 from experiments.figures.report import Comparison, compare, show
+from experiments.figures.study import POLICIES, PREDICTIVE
 from experiments.native import is_compiled
 from experiments.results_file import RESULTS, write_results
 from experiments.simulator import Case, Progress, run
 from experiments.simulator.summary import Bucket, Summary
 from traces.arrivals import TraceReplay, Workload
 from traces.minutes import MinuteTrace
-
-POLICIES = {"clockwork": SchedulerConfig()}
 
 #: Where a trace of one's own is looked for.
 TRACE_VARIABLE = "AZURE2019_TRACE"
@@ -136,7 +134,7 @@ def measure(
 
     Args:
         setting: what it is replayed to.
-        policy: one of `POLICIES`.
+        policy: one of `study.POLICIES`.
         source: what to call the trace.
         trace: what is replayed.
         num_minutes: as many of it as are simulated; None: all.
@@ -366,7 +364,7 @@ _ANOTHER_TRACE = (
 )
 
 
-def comparisons() -> list[Comparison]:
+def comparisons(outcomes: Sequence[Outcome]) -> list[Comparison]:
     """Our numbers that the paper's text has as well."""
     reasons = {
         "goodput_rps": "",
@@ -378,10 +376,12 @@ def comparisons() -> list[Comparison]:
     }
     return [
         Comparison(
-            key=f"clockwork_{source}_{metric}", paper_key=f"paper_{metric}", reason=reasons[metric]
+            key=f"{outcome.policy}_{outcome.source}_{metric}",
+            paper_key=f"paper_{metric}",
+            reason=reason,
         )
-        for source in ("trace", "generator")
-        for metric in reasons
+        for outcome in outcomes
+        for metric, reason in reasons.items()
     ]
 
 
@@ -389,6 +389,7 @@ def produce(
     setting: Setting,
     sources: Mapping[str, tuple[MinuteTrace, int | None]],
     *,
+    policies: Sequence[str] = PREDICTIVE,
     directory: Path = RESULTS,
     wall_limit_s: float | None = None,
     command: str = "python -m experiments.figures.fig8",
@@ -398,6 +399,7 @@ def produce(
     Args:
         setting: what is replayed to what.
         sources: by name, what is replayed and how many minutes of it.
+        policies: each replays every source.
         directory: where to.
         wall_limit_s: for each of them.
         command: repeats all of it.
@@ -407,7 +409,7 @@ def produce(
     table.write_text(",".join(column.name for column in fields(Minute)) + "\n", encoding="utf-8")
     outcomes = []
     for source, (trace, num_minutes) in sources.items():
-        for policy in POLICIES:
+        for policy in policies:
             print(f"{policy}, {source}: {len(trace.functions):,} functions", flush=True)
             outcome = measure(
                 setting,
@@ -427,7 +429,7 @@ def produce(
 
 def _write(setting: Setting, outcomes: Sequence[Outcome], directory: Path, command: str) -> None:
     figures = figures_of(outcomes, setting.num_workers)
-    comparison = compare(figures, comparisons())
+    comparison = compare(figures, comparisons(outcomes))
     show(comparison)
     write_results(
         "fig8",
@@ -504,6 +506,9 @@ def main() -> None:
     )
     parser.add_argument("--wall-limit", type=float, help="seconds for each; cut off after")
     parser.add_argument("--seed", type=int, default=Setting().seed)
+    parser.add_argument(
+        "--policies", nargs="+", default=PREDICTIVE, metavar="POLICY", choices=list(POLICIES)
+    )
     options = parser.parse_args()
     setting = Setting(seed=options.seed)
     for name in ("minutes", "generator_minutes"):
@@ -520,7 +525,14 @@ def main() -> None:
     if options.trace is not None:
         command += f" --trace DIR --minutes {options.minutes}"
     command += f" --generator-minutes {options.generator_minutes} --seed {options.seed}"
-    produce(setting, sources, wall_limit_s=options.wall_limit, command=command)
+    command += f" --policies {' '.join(options.policies)}"
+    produce(
+        setting,
+        sources,
+        policies=options.policies,
+        wall_limit_s=options.wall_limit,
+        command=command,
+    )
 
 
 if __name__ == "__main__":

@@ -1,40 +1,37 @@
-"""Loads on which scheduling policies are compared, each at a steady state, and what came of a run.
+"""Loads on which scheduling policies are compared.
 
-Every scenario is a value: by its name and a seed it gives the same requests to every policy. Requests with
-an SLO of an hour are batch clients', and are counted apart.
+Every case of the paper's Figures 5 to 9 and of its scale table, in short and each at a steady state; and
+cases of our own, where more is asked than can be served, of the GPU or of memory. Every scenario is a
+value: by its name and a seed it gives the same requests to every policy. Requests with an SLO of an hour
+are batch clients'.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import SchedulerConfig
-from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import Case as BoundCase
-from experiments.bounds import Cost, density_bound, density_rate, memory_bound
-from experiments.figures import azure_replay
-from experiments.figures.study import run_rows
+from experiments.figures import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
 from experiments.simulator import Case, Cluster, HostedModel, copies_of
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import ClosedLoop, Poisson, TraceReplay, Workload
 
-ARCHITECTURE = "resnet50_v1b"
-#: As in Figure 5.
+#: As in the figures.
 NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
-#: Of the latency-sensitive requests of Figure 7.
-BASE_SLO_NS = 2_900_000
+#: Of the Azure replay: none at all, and what Figure 9 has.
+NOISE_MODELS = {
+    model.name: model
+    for model in (fig9.NoiseModel(name="exact", noise=Noise()), *fig9.NOISE_MODELS)
+}
 
-_BATCH_SLO_NS = 3600 * NS_PER_S
+BATCH_SLO_NS = 3600 * NS_PER_S
 _MINUTE_NS = 60 * NS_PER_S
 # Counts of a replay are whole numbers; scaled by this, the rare models keep their rates.
 _COUNT_SCALE = 0.01
-# The memory bound takes seconds for some thousand requests; longer runs go by windows.
-_BOUND_WINDOW_NS = 4 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +46,10 @@ class Scenario:
     #: `density` (B1), `memory` (B3), `rate` (closed loops), or empty: none is known.
     bound: str = "density"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What came of the requests that arrived in the measured time."""
-
-    arrived: int
-    answered: int
-    #: Answers that were late; the requests count as refused.
-    late: int
-    #: Likewise at most, by the scenario's bound; -1: none.
-    bound: int
-    cold: int
-    seconds: float
-    #: Share of the model's requests that was answered, of the 5th-percentile model and the worst.
-    p5_model_share: float
-    worst_model_share: float
-    p50_ms: float
-    #: Of batch clients, per second.
-    batch_rps: float
-    exec_busy: float
-    mean_batch_size: float
-
     @property
-    def share(self) -> float:
-        """Goodput as a part of what was asked."""
-        return self.answered / self.arrived if self.arrived else 1.0
-
-    @property
-    def bound_share(self) -> float:
-        """Goodput as a part of the bound."""
-        return self.answered / self.bound
-
-    @property
-    def goodput_rps(self) -> float:
-        """Answers in time per second."""
-        return self.answered / self.seconds
+    def key(self) -> str:
+        """As in the names of figures."""
+        return f"{self.group}_{self.name}"
 
 
 # --- workloads ------------------------------------------------------------------------------------
@@ -99,7 +64,7 @@ def zoo(count: int, seed: int) -> tuple[HostedModel, ...]:
 
 def resnets(count: int) -> tuple[HostedModel, ...]:
     """Copies of the paper's ResNet50."""
-    return copies_of(load_profile("table1").row_for(ARCHITECTURE), count)
+    return copies_of(load_profile("table1").row_for(fig5.ARCHITECTURE), count)
 
 
 def poisson(
@@ -156,9 +121,11 @@ def pressed(
 
 def closed(seed: int, *, slo_ms: int, duration_ns: int) -> Case:
     """Figure 5: 15 models on one GPU, 16 clients each."""
-    models = resnets(15)
+    models = resnets(fig5.NUM_MODELS)
     loops = tuple(
-        ClosedLoop(model=i, concurrency=16, slo_ns=slo_ms * NS_PER_MS, end_ns=duration_ns)
+        ClosedLoop(
+            model=i, concurrency=fig5.CONCURRENCY, slo_ns=slo_ms * NS_PER_MS, end_ns=duration_ns
+        )
         for i in range(len(models))
     )
     return Case(
@@ -169,37 +136,78 @@ def closed(seed: int, *, slo_ms: int, duration_ns: int) -> Case:
     )
 
 
-def shared(seed: int, *, multiple: float, duration_ns: int) -> Case:
-    """Figure 7, right: 6 models at 200 r/s each, beside 12 with 16 batch clients each, on 6 GPUs."""
-    models = resnets(18)
+def ramp(seed: int) -> Case:
+    """Figure 6 in three and a half minutes instead of an hour."""
+    setting = fig6.Setting(
+        step_ns=NS_PER_S // 20,
+        lead_ns=10 * NS_PER_S,
+        end_state_ns=20 * NS_PER_S,
+        bucket_ns=10 * NS_PER_S,
+        noise=NOISE,
+        seed=seed,
+    )
+    return fig6.case_of(setting, "clockwork")
+
+
+def shared(
+    seed: int, *, num_batch: int, concurrency: int, multiple: float, duration_ns: int
+) -> Case:
+    """Figure 7, right: 6 models at 200 r/s each on 6 GPUs, beside some with batch clients."""
+    models = resnets(fig7_right.NUM_LS + num_batch)
     source = Poisson(
-        models=range(6),
-        rate_rps=1200,
-        slo_ns=round(BASE_SLO_NS * multiple),
+        models=range(fig7_right.NUM_LS),
+        rate_rps=fig7_right.NUM_LS * fig7_right.LS_RPS,
+        slo_ns=round(fig7_left.BASE_SLO_NS * multiple),
         end_ns=duration_ns,
         seed=seed,
     )
     loops = tuple(
-        ClosedLoop(model=i, concurrency=16, slo_ns=_BATCH_SLO_NS, end_ns=duration_ns)
-        for i in range(6, 18)
+        ClosedLoop(model=i, concurrency=concurrency, slo_ns=BATCH_SLO_NS, end_ns=duration_ns)
+        for i in range(fig7_right.NUM_LS, len(models))
     )
     return Case(
         workload=Workload(
             models=tuple(m.model_id for m in models), sources=(source,), closed_loops=loops
         ),
-        cluster=Cluster(models=models, num_workers=6, noise=NOISE),
+        cluster=Cluster(models=models, num_workers=fig7_left.NUM_GPUS, noise=NOISE),
         duration_ns=duration_ns,
         seed=seed,
     )
 
 
-def azure(seed: int, *, scale: float, duration_ns: int) -> Case:
-    """The paper's Azure replay from the calibrated generator, at a multiple of its rate."""
+def azure(
+    seed: int, *, rate: float, noise_model: fig9.NoiseModel, warmup_ns: int, measured_ns: int
+) -> Case:
+    """The workload of Figures 8 and 9 at a multiple of its rate.
+
+    A quarter of what is measured lies before a full hour, whose first minute is the trace's busiest.
+    """
     setting = azure_replay.Setting(
-        rate_rps=scale * azure_replay.Setting().rate_rps, num_minutes=10, noise=NOISE, seed=seed
+        rate_rps=rate * azure_replay.Setting().rate_rps,
+        num_minutes=60,
+        noise=noise_model.noise,
+        seed=seed,
     )
-    case = azure_replay.case_of(setting, azure_replay.generated(setting), SchedulerConfig())
-    return replace(case, duration_ns=duration_ns)
+    trace = azure_replay.generated(setting)
+    case = azure_replay.case_of(setting, trace, SchedulerConfig())
+    hour_ns = (-trace.first_minute % 60) * _MINUTE_NS
+    begin_ns = hour_ns - measured_ns // 4 - warmup_ns
+    duration_ns = warmup_ns + measured_ns
+    return replace(
+        case,
+        workload=case.workload.sliced(begin_ns, begin_ns + duration_ns),
+        duration_ns=duration_ns,
+        network=noise_model.network,
+        faults=noise_model.faults,
+    )
+
+
+def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_ns: int, measured_ns: int) -> Case:
+    """A line of the scale table."""
+    setting = scale.Setting(noise=NOISE, seed=seed)
+    (size,) = (size for size in setting.sizes if size.num_gpus == num_gpus)
+    size = replace(size, warmup_ns=warmup_ns, measured_ns=measured_ns)
+    return scale.case_of(setting, "clockwork", size, slo_ms)
 
 
 # --- scenarios ------------------------------------------------------------------------------------
@@ -221,19 +229,19 @@ def _overload(name: str, num_models: int, rate_rps: int, slo_ms: int) -> Scenari
     )
 
 
-def _left(num_models: int, rate_rps: int, step: int) -> Scenario:
+def _left(num_models: int, rate_rps: int, multiple: float) -> Scenario:
     return Scenario(
-        f"n{num_models}_r{rate_rps}_x{1.5**step:.3g}",
+        f"n{num_models}_r{rate_rps}_x{multiple:.3g}",
         "fig7_left",
         lambda seed: poisson(
             resnets(num_models),
             seed,
-            num_gpus=6,
+            num_gpus=fig7_left.NUM_GPUS,
             rate_rps=rate_rps,
-            slo_ns=round(BASE_SLO_NS * 1.5**step),
-            duration_ns=6 * NS_PER_S,
+            slo_ns=round(fig7_left.BASE_SLO_NS * multiple),
+            duration_ns=4 * NS_PER_S,
         ),
-        2 * NS_PER_S,
+        NS_PER_S,
     )
 
 
@@ -268,28 +276,60 @@ def _closed(slo_ms: int) -> Scenario:
     )
 
 
-def _shared(step: int) -> Scenario:
+def _shared(num_batch: int, concurrency: int, multiple: float) -> Scenario:
+    name = f"m{num_batch}c{concurrency}" if num_batch else "m0"
     return Scenario(
-        f"m12c16_x{1.5**step:.3g}",
+        f"{name}_x{multiple:.3g}",
         "fig7_right",
-        lambda seed: shared(seed, multiple=1.5**step, duration_ns=8 * NS_PER_S),
+        lambda seed: shared(
+            seed,
+            num_batch=num_batch,
+            concurrency=concurrency,
+            multiple=multiple,
+            duration_ns=5 * NS_PER_S,
+        ),
         2 * NS_PER_S,
     )
 
 
-def _azure(scale: float) -> Scenario:
+def _azure(rate: float, noise: str, seconds: int) -> Scenario:
+    warmup_ns = 15 * NS_PER_S
     return Scenario(
-        f"scale{scale:g}",
+        f"x{rate:g}_{noise}",
         "azure",
-        lambda seed: azure(seed, scale=scale, duration_ns=30 * NS_PER_S),
-        15 * NS_PER_S,
+        lambda seed: azure(
+            seed,
+            rate=rate,
+            noise_model=NOISE_MODELS[noise],
+            warmup_ns=warmup_ns,
+            measured_ns=seconds * NS_PER_S,
+        ),
+        warmup_ns,
+    )
+
+
+def _larger(num_gpus: int, slo_ms: int, warmup_s: int, seconds: int) -> Scenario:
+    return Scenario(
+        f"gpus{num_gpus}_slo{slo_ms}",
+        "scale",
+        lambda seed: larger(
+            seed,
+            num_gpus=num_gpus,
+            slo_ms=slo_ms,
+            warmup_ns=warmup_s * NS_PER_S,
+            measured_ns=seconds * NS_PER_S,
+        ),
+        warmup_s * NS_PER_S,
     )
 
 
 def scenarios() -> list[Scenario]:
     """All that policies are compared on."""
+    seven = fig7_left.Setting()
+    multiples = [fig7_left.GROWTH**stage for stage in range(seven.num_stages)]
     return [
-        *(_closed(slo_ms) for slo_ms in (10, 25, 100)),
+        *(_closed(slo_ms) for slo_ms in fig5.Setting().slos_ms),
+        Scenario("ramp", "fig6", ramp, 5 * NS_PER_S, bound=""),
         Scenario(
             "end",
             "fig6",
@@ -306,10 +346,21 @@ def scenarios() -> list[Scenario]:
             4 * NS_PER_S,
             bound="",
         ),
-        *(_left(12, rate, step) for rate, step in ((600, 1), (1200, 2))),
-        *(_left(12, 2400, step) for step in (2, 3, 4, 5)),
-        *(_left(48, rate, step) for rate, step in ((1200, 2), (2400, 4))),
-        *(_shared(step) for step in (3, 6)),
+        *(
+            _left(num_models, rate_rps, multiple)
+            for num_models in seven.nums_models
+            for rate_rps in seven.rates_rps
+            for multiple in multiples
+        ),
+        *(
+            _shared(num_batch, concurrency, multiple)
+            for num_batch, concurrency in seven.scenarios
+            for multiple in multiples
+        ),
+        *(_azure(1, noise, 60) for noise in NOISE_MODELS),
+        *(_azure(rate, noise, 20) for rate in (1.5, 2) for noise in ("exact", "noisy")),
+        *(_larger(20, slo_ms, 15, 20) for slo_ms in (100, 25)),
+        *(_larger(150, slo_ms, 3, 4) for slo_ms in (100, 25)),
         *(_overload("n48", 48, rate, 25) for rate in (4288, 5514, 9190)),
         *(_overload("n196", 196, rate, 50) for rate in (5514, 9190)),
         *(_overload("n12", 12, rate, 25) for rate in (5514,)),
@@ -317,101 +368,4 @@ def scenarios() -> list[Scenario]:
         _pressed("zoo600", 600, 0.8, 1, 600, 100, 8),
         _pressed("zoo600", 600, 0.8, 1, 600, 25, 8),
         _pressed("zoo1500", 1500, 1.1, 2, 2000, 100, 4),
-        *(_azure(scale) for scale in (1.0, 1.5, 2.0)),
     ]
-
-
-# --- running --------------------------------------------------------------------------------------
-
-
-def measure(
-    scenario: Scenario, scheduler: SchedulerConfig, seed: int, *, bound: int = -1
-) -> Outcome:
-    """Simulate one policy under one scenario; `bound` is passed on."""
-    case = replace(scenario.case(seed), scheduler=scheduler)
-    begin_ns, end_ns = scenario.begin_ns, case.duration_ns
-    arrived: Counter[str] = Counter()
-    answered: Counter[str] = Counter()
-    outcomes: Counter[str] = Counter()
-    latencies: list[int] = []
-
-    def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
-        # A closed loop's bound knows nothing of time spent before counting begins.
-        early = {
-            row.action_id
-            for row in actions
-            if scenario.bound == "rate" and row.exec is not None and row.exec.begin_ns < begin_ns
-        }
-        for row in requests:
-            if row.slo_ns == _BATCH_SLO_NS:
-                if begin_ns <= row.departure_ns < end_ns and row.outcome == OK:
-                    outcomes["batch"] += 1
-                continue
-            if row.arrival_ns < begin_ns or (
-                scenario.bound == "rate" and row.departure_ns >= end_ns
-            ):
-                continue
-            arrived[row.model_id] += 1
-            if row.outcome != OK:
-                outcomes[row.outcome] += 1
-            elif row.action_id not in early:
-                answered[row.model_id] += 1
-                outcomes["cold"] += row.cold
-                latencies.append(row.departure_ns - row.arrival_ns)
-
-    result = run_rows(case, take)
-    total = result.summary.total(begin_ns, end_ns)
-    shares = [answered[model_id] / number for model_id, number in arrived.items()]
-    seconds = (end_ns - begin_ns) / NS_PER_S
-    return Outcome(
-        arrived=arrived.total(),
-        answered=answered.total(),
-        late=outcomes["LATE"],
-        bound=bound,
-        cold=outcomes["cold"],
-        seconds=seconds,
-        p5_model_share=float(np.percentile(shares, 5)),
-        worst_model_share=min(shares),
-        p50_ms=float(np.median(latencies)) / NS_PER_MS if latencies else 0.0,
-        batch_rps=outcomes["batch"] / seconds,
-        exec_busy=result.summary.utilisation(total.exec_ns, begin_ns, end_ns),
-        mean_batch_size=total.mean_batch_size,
-    )
-
-
-def bound_of(scenario: Scenario, seed: int) -> int:
-    """Requests of the measured time that any policy could answer in time; -1 where no bound is known."""
-    if not scenario.bound:
-        return -1
-    case = scenario.case(seed)
-    begin_ns, end_ns = scenario.begin_ns, case.duration_ns
-    hosted = {model.model_id: model for model in case.cluster.models}
-    models = [hosted[ModelId(name)] for name in case.workload.models]
-    if scenario.bound == "rate":
-        costs = [Cost(models[loop.model].row.exec_ns) for loop in case.workload.closed_loops]
-        slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
-        rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
-        return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
-    parts = []
-    for arrivals in case.workload.arrivals():
-        if arrivals.time_ns[0] >= end_ns:
-            break
-        inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
-        parts.append([column[inside] for column in arrivals])
-    time_ns, model, slos_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    load = BoundCase(
-        arrival_ns=time_ns,
-        model=model,
-        slo_ns=slos_ns,
-        costs=[Cost(m.row.exec_ns, m.row.load_ns, m.num_pages) for m in models],
-        num_gpus=case.cluster.num_workers,
-        pages_per_gpu=case.cluster.num_pages,
-        start_ns=begin_ns,
-        warm=True,
-        # The policies compared send no batch that is not full.
-        padding=False,
-    )
-    if scenario.bound == "density":
-        return density_bound(load)
-    windows = range(begin_ns, end_ns, _BOUND_WINDOW_NS)
-    return sum(memory_bound(load.window(at, at + _BOUND_WINDOW_NS)) for at in windows)

@@ -292,6 +292,43 @@ def _processor(setting: Setting) -> TruthCase:
 
 def compare_case(case: TruthCase, setting: Setting) -> Line:
     """Calibrate, play the case live, and simulate it."""
+    workloads = calibrations(case, setting)
+    load_before = os.getloadavg()[0]
+    played = play(
+        [*workloads, *[case.workload] * setting.repeats],
+        models=case.models,
+        profile=profile_of(case, setting),
+        num_pages=case.num_pages,
+    )
+    first, runs = played.runs[: len(workloads)], played.runs[len(workloads) :]
+    calibration, given = as_measured(case, setting, first, played.rows)
+    live = [figures_of(r.requests, r.actions, r.report.begin_ns, setting) for r in runs]
+    simulated, simulated_requests = _simulate(given, setting)
+    as_arrived = [
+        simulate_once(replace(given, workload=_as_arrived(case.workload, live_run)), setting)[0]
+        for live_run in runs
+        if not case.workload.closed_loops
+    ]
+    middle = sorted(range(len(live)), key=lambda index: live[index].p99_ms)[len(live) // 2]
+    return Line(
+        case=case,
+        calibration=calibration,
+        noise=given.cluster.noise,
+        rows=tuple(model.row for model in given.cluster.models),
+        live=live,
+        simulated=simulated,
+        as_arrived=as_arrived,
+        live_latencies_ms=_latencies_ms(
+            runs[middle].requests, runs[middle].report.begin_ns, setting
+        ),
+        simulated_latencies_ms=_latencies_ms(simulated_requests, 0, setting),
+        clients=[_client(run) for run in runs],
+        load_averages=(load_before, os.getloadavg()[0]),
+    )
+
+
+def calibrations(case: TruthCase, setting: Setting) -> list[Workload]:
+    """What has to be played so that the case can be simulated."""
     # What modelled devices take is known; of real models, each has its overheads measured.
     calibrated = case.workload.models[:1] if case.rows else case.workload.models
     workloads = [
@@ -299,25 +336,32 @@ def compare_case(case: TruthCase, setting: Setting) -> Line:
         for model in calibrated
         for workload in calibration_workloads(model, setting.calibration_s)
     ]
-    if case.rehearsal is not None:
-        workloads.append(case.rehearsal)
-    profile = None
-    if case.rows:
-        rows = {row.name: row for row in case.rows}
-        profile = Profile(name=case.name, rows=rows, noise=case.noise, seed=setting.seed)
-    load_before = os.getloadavg()[0]
-    played = play(
-        [*workloads, *[case.workload] * setting.repeats],
-        models=case.models,
-        profile=profile,
-        num_pages=case.num_pages,
-    )
-    first, runs = played.runs[: len(workloads)], played.runs[len(workloads) :]
-    alone, crowd = first[:2]
-    rehearsed = first[-1] if case.rehearsal is not None else None
-    calibration = calibrate(alone, crowd, rehearsed)
-    models, noise = _costs(case, profile, played.rows, first)
-    given = Case(
+    return workloads if case.rehearsal is None else [*workloads, case.rehearsal]
+
+
+def profile_of(case: TruthCase, setting: Setting) -> Profile | None:
+    """Of the modelled device; None: the processor runs the models."""
+    if not case.rows:
+        return None
+    rows = {row.name: row for row in case.rows}
+    return Profile(name=case.name, rows=rows, noise=case.noise, seed=setting.seed)
+
+
+def as_measured(
+    case: TruthCase, setting: Setting, runs: Sequence[LiveRun], reported: Mapping[str, ProfileRow]
+) -> tuple[Calibration, Case]:
+    """Describe a case to the simulator.
+
+    Args:
+        case: what is to be simulated.
+        setting: how long.
+        runs: of its `calibrations`.
+        reported: by model, what the worker said that it costs.
+    """
+    alone, crowd = runs[:2]
+    calibration = calibrate(alone, crowd, None if case.rehearsal is None else runs[-1])
+    models, noise = _costs(case, profile_of(case, setting), reported, runs)
+    return calibration, Case(
         workload=case.workload,
         cluster=Cluster(
             models=models,
@@ -336,29 +380,6 @@ def compare_case(case: TruthCase, setting: Setting) -> Line:
         ),
         duration_ns=setting.duration_ns,
         seed=setting.seed,
-    )
-    live = [_figures(r.requests, r.actions, r.report.begin_ns, setting) for r in runs]
-    simulated, simulated_requests = _simulate(given, setting)
-    as_arrived = [
-        _simulate_once(replace(given, workload=_as_arrived(case.workload, live_run)), setting)[0]
-        for live_run in runs
-        if not case.workload.closed_loops
-    ]
-    middle = sorted(range(len(live)), key=lambda index: live[index].p99_ms)[len(live) // 2]
-    return Line(
-        case=case,
-        calibration=calibration,
-        noise=noise,
-        rows=tuple(model.row for model in models),
-        live=live,
-        simulated=simulated,
-        as_arrived=as_arrived,
-        live_latencies_ms=_latencies_ms(
-            runs[middle].requests, runs[middle].report.begin_ns, setting
-        ),
-        simulated_latencies_ms=_latencies_ms(simulated_requests, 0, setting),
-        clients=[_client(run) for run in runs],
-        load_averages=(load_before, os.getloadavg()[0]),
     )
 
 
@@ -400,16 +421,17 @@ def _simulate(given: Case, setting: Setting) -> tuple[list[Figures], list[Reques
     figures: list[Figures] = []
     requests: list[RequestRow] = []
     for number in range(setting.repeats):
-        summed_up, requests = _simulate_once(replace(given, seed=setting.seed + number), setting)
+        summed_up, requests = simulate_once(replace(given, seed=setting.seed + number), setting)
         figures.append(summed_up)
     return figures, requests
 
 
-def _simulate_once(given: Case, setting: Setting) -> tuple[Figures, list[RequestRow]]:
+def simulate_once(given: Case, setting: Setting) -> tuple[Figures, list[RequestRow]]:
+    """The figures of one run, and its requests."""
     telemetry = Telemetry()
     run(given, telemetry=telemetry)
     requests = list(telemetry.requests)
-    return _figures(requests, telemetry.actions, 0, setting), requests
+    return figures_of(requests, telemetry.actions, 0, setting), requests
 
 
 def _as_arrived(workload: Workload, live: LiveRun) -> Workload:
@@ -432,9 +454,10 @@ def _as_arrived(workload: Workload, live: LiveRun) -> Workload:
     return Workload(models=workload.models, sources=tuple(sources))
 
 
-def _figures(
+def figures_of(
     requests: Iterable[RequestRow], actions: Iterable[ActionRow], begin_ns: int, setting: Setting
 ) -> Figures:
+    """Sum up a run whose time 0 is `begin_ns` of its rows."""
     summary = summarise(requests, actions, bucket_ns=_BUCKET_NS, num_workers=1, origin_ns=begin_ns)
     total = summary.total(setting.warmup_ns, setting.duration_ns)
     return Figures(

@@ -1,0 +1,150 @@
+"""What comes of a policy under a scenario, and what could come of any at most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from controller.core import SchedulerConfig
+from controller.telemetry import OK, ActionRow, RequestRow
+from experiments.bounds import Case as BoundCase
+from experiments.bounds import Cost, density_bound, density_rate, memory_bound
+from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
+from experiments.figures.study import run_rows
+
+# The memory bound takes seconds for some thousand requests; longer runs go by windows.
+_BOUND_WINDOW_NS = 4 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of the requests that arrived in the measured time."""
+
+    arrived: int
+    answered: int
+    #: Answers that were late; the requests count as refused.
+    late: int
+    #: Likewise at most, by the scenario's bound; -1: none.
+    bound: int
+    cold: int
+    seconds: float
+    #: Share of the model's requests that was answered, of the 5th-percentile model and the worst.
+    p5_model_share: float
+    worst_model_share: float
+    p50_ms: float
+    #: Of batch clients, per second.
+    batch_rps: float
+    exec_busy: float
+    mean_batch_size: float
+
+    @property
+    def share(self) -> float:
+        """Goodput as a part of what was asked."""
+        return self.answered / self.arrived if self.arrived else 1.0
+
+    @property
+    def bound_share(self) -> float:
+        """Goodput as a part of the bound."""
+        return self.answered / self.bound if self.bound else 1.0
+
+    @property
+    def goodput_rps(self) -> float:
+        """Answers in time per second."""
+        return self.answered / self.seconds
+
+
+def measure(
+    scenario: Scenario, scheduler: SchedulerConfig, seed: int, *, bound: int = -1
+) -> Outcome:
+    """Simulate one policy under one scenario; `bound` is passed on."""
+    case = replace(scenario.case(seed), scheduler=scheduler)
+    begin_ns, end_ns = scenario.begin_ns, case.duration_ns
+    arrived: Counter[str] = Counter()
+    answered: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
+    latencies: list[int] = []
+
+    def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
+        # A closed loop's bound knows nothing of time spent before counting begins.
+        early = {
+            row.action_id
+            for row in actions
+            if scenario.bound == "rate" and row.exec is not None and row.exec.begin_ns < begin_ns
+        }
+        for row in requests:
+            if row.slo_ns == BATCH_SLO_NS:
+                if begin_ns <= row.departure_ns < end_ns and row.outcome == OK:
+                    outcomes["batch"] += 1
+                continue
+            if row.arrival_ns < begin_ns or (
+                scenario.bound == "rate" and row.departure_ns >= end_ns
+            ):
+                continue
+            arrived[row.model_id] += 1
+            if row.outcome != OK:
+                outcomes[row.outcome] += 1
+            elif row.action_id not in early:
+                answered[row.model_id] += 1
+                outcomes["cold"] += row.cold
+                latencies.append(row.departure_ns - row.arrival_ns)
+
+    result = run_rows(case, take)
+    total = result.summary.total(begin_ns, end_ns)
+    shares = [answered[model_id] / number for model_id, number in arrived.items()]
+    seconds = (end_ns - begin_ns) / NS_PER_S
+    return Outcome(
+        arrived=arrived.total(),
+        answered=answered.total(),
+        late=outcomes["LATE"],
+        bound=bound,
+        cold=outcomes["cold"],
+        seconds=seconds,
+        p5_model_share=float(np.percentile(shares, 5)),
+        worst_model_share=min(shares),
+        p50_ms=float(np.median(latencies)) / NS_PER_MS if latencies else 0.0,
+        batch_rps=outcomes["batch"] / seconds,
+        exec_busy=result.summary.utilisation(total.exec_ns, begin_ns, end_ns),
+        mean_batch_size=total.mean_batch_size,
+    )
+
+
+def bound_of(scenario: Scenario, seed: int) -> int:
+    """Requests of the measured time that any policy could answer in time; -1 where no bound is known."""
+    if not scenario.bound:
+        return -1
+    case = scenario.case(seed)
+    begin_ns, end_ns = scenario.begin_ns, case.duration_ns
+    hosted = {model.model_id: model for model in case.cluster.models}
+    models = [hosted[ModelId(name)] for name in case.workload.models]
+    if scenario.bound == "rate":
+        costs = [Cost(models[loop.model].row.exec_ns) for loop in case.workload.closed_loops]
+        slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
+        rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
+        return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
+    parts = []
+    for arrivals in case.workload.arrivals():
+        if arrivals.time_ns[0] >= end_ns:
+            break
+        inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
+        parts.append([column[inside] for column in arrivals])
+    time_ns, model, slos_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    load = BoundCase(
+        arrival_ns=time_ns,
+        model=model,
+        slo_ns=slos_ns,
+        costs=[Cost(m.row.exec_ns, m.row.load_ns, m.num_pages) for m in models],
+        num_gpus=case.cluster.num_workers,
+        pages_per_gpu=case.cluster.num_pages,
+        start_ns=begin_ns,
+        warm=True,
+        # The policies compared send no batch that is not full.
+        padding=False,
+    )
+    if scenario.bound == "density":
+        return density_bound(load)
+    windows = range(begin_ns, end_ns, _BOUND_WINDOW_NS)
+    return sum(memory_bound(load.window(at, at + _BOUND_WINDOW_NS)) for at in windows)
