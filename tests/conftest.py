@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 
 import pytest
@@ -16,6 +17,11 @@ from controller.core.invariants import check
 
 # Tests import onnxruntime too; see `worker`.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# One thread of BLAS and of torch each, here and in all processes that tests start: threads that wait
+# for each other on busy cores made a second of training half a minute. Read when numpy is imported.
+assert "numpy" not in sys.modules
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_name, "1")
 
 # The same examples everywhere, and none that fails because a machine was busy.
 settings.register_profile(

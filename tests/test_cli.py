@@ -16,7 +16,7 @@ from clockwright.cli.main import main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
 from experiments.local_server import LocalServer
-from tests.processes import until, worker, write_models
+from tests.processes import PATIENCE_S, until, worker, write_models
 
 #: Exit code, standard output, standard error.
 Run = Callable[..., tuple[int, str, str]]
@@ -235,7 +235,7 @@ def test_a_worker_says_that_it_has_found_its_controller_and_that_it_leaves(
                 what="the worker joins",
             )
             operator.drain("visitor")
-        assert visitor.wait(60) == 0
+        assert visitor.wait(PATIENCE_S) == 0
     told = capfd.readouterr().err
     assert f"attached to controller {server.address} as visitor" in told
     assert "drained: leaving" in told
@@ -251,6 +251,6 @@ def test_a_drained_worker_leaves_with_0(run: Run, server: LocalServer, tmp_path:
             )
         code, out, _ = run("drain", "guest", "--server", server.address)
         assert (code, out) == (0, "worker guest has left\n")
-        assert guest.wait(60) == 0
+        assert guest.wait(PATIENCE_S) == 0
     code, _, err = run("drain", "guest", "--server", server.address)
     assert (code, "local-0" in err) == (1, True)

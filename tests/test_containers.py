@@ -29,7 +29,7 @@ from clockwright.units import NS_PER_S, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from controller.model_folder import ModelFolder, read_model_folder
 from experiments.local_server import LocalServer
-from tests.processes import lives, until, write_models
+from tests.processes import PATIENCE_S, lives, until, write_models
 from tests.test_worker_attached import WELCOME, Stream, drain, infer, load, play
 from worker.container_device import Backoff, ContainerDevice, ContainerModel
 from worker.container_process import name_outputs
@@ -203,7 +203,7 @@ class Bench:
     def __init__(self, folder: Path, *, memory: int = 4 << 20) -> None:
         self.folder: ModelFolder = read_model_folder(folder)
         self.device = ContainerDevice(
-            folder, limits=LIMITS, io_pool_bytes=memory, start_limit_s=60.0
+            folder, limits=LIMITS, io_pool_bytes=memory, start_limit_s=PATIENCE_S
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -233,7 +233,7 @@ class Bench:
 
     def act(self, kind: type, arrays: list[np.ndarray], rows: tuple[int, ...] = (1,)) -> Outcome:
         self.submit(kind, arrays, rows)
-        return self.outcomes.get(timeout=90)
+        return self.outcomes.get(timeout=PATIENCE_S)
 
     def submit(self, kind: type, arrays: list[np.ndarray], rows: tuple[int, ...] = (1,)) -> int:
         self.last_id += 1
@@ -306,7 +306,7 @@ def test_a_crash_and_a_hang_cost_their_batch_and_the_container_starts_again(
     assert pid is not None
     message = moody.failure(row(CRASH))
     assert "the container was killed by SIGKILL while running a batch of 1" in message
-    assert moody.lost.get(timeout=60) == message
+    assert moody.lost.get(timeout=PATIENCE_S) == message
     gone(pid)
 
     model = moody.prepare()
@@ -318,7 +318,7 @@ def test_a_crash_and_a_hang_cost_their_batch_and_the_container_starts_again(
     assert pid is not None
     message = moody.failure(row(HANG))
     assert "the container hung: running a batch of 1 took more than 0.05 s" in message
-    assert moody.lost.get(timeout=60) == message
+    assert moody.lost.get(timeout=PATIENCE_S) == message
     gone(pid)
     moody.prepare()
     moody.infer(row(PLAIN))
@@ -327,9 +327,9 @@ def test_a_crash_and_a_hang_cost_their_batch_and_the_container_starts_again(
 def test_what_waits_behind_a_crash_does_not_run(moody: Bench) -> None:
     moody.prepare()
     crash, behind = moody.submit(Infer, [row(CRASH)]), moody.submit(Infer, [row(PLAIN)])
-    result, _ = moody.outcomes.get(timeout=90)
+    result, _ = moody.outcomes.get(timeout=PATIENCE_S)
     assert (result.action_id, result.error) == (crash, ActionError.DEVICE)
-    moody.lost.get(timeout=90)
+    moody.lost.get(timeout=PATIENCE_S)
     moody.prepare()
     # Nothing was said of it: its worker is lost to the controller, which has it run elsewhere.
     result, _ = moody.act(Infer, [row(PLAIN)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import random
 import shutil
 import socket
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ from clockwright.v1 import inference_pb2 as pb
 from clockwright.v1 import worker_pb2
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
-from tests.processes import until, worker, write_models
+from tests.processes import PATIENCE_S, until, worker, write_models
 from tests.scripted_worker import ScriptedWorker
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -69,7 +69,7 @@ def call(server: LocalServer, request: bytes, *, method: str = INFER) -> tuple[s
     options = [("grpc.max_send_message_length", -1)]
     channel: Any = grpc.insecure_channel(server.address, options=options)
     with channel, pytest.raises(grpc.RpcError) as caught:
-        channel.unary_unary(method)(request, timeout=60)
+        channel.unary_unary(method)(request, timeout=PATIENCE_S)
     error: Any = caught.value
     return error.code().name, error.details()
 
@@ -148,8 +148,9 @@ def test_a_message_of_one_gigabyte_is_refused_by_its_size(server: LocalServer) -
 
 def test_garbage_on_the_port_is_hung_up_on(server: LocalServer) -> None:
     host, _, port = server.address.rpartition(":")
-    for garbage in (b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", os.urandom(1 << 16)):
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
+    noise = random.Random(1).randbytes(1 << 16)
+    for garbage in (b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", noise):
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
             try:
                 connection.sendall(garbage)
                 while connection.recv(1 << 16):
@@ -201,7 +202,7 @@ def test_a_second_worker_of_one_name_is_rejected(
 ) -> None:
     arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path))
     with worker(server.address, "--id", "local-0", *arguments) as twin:
-        assert twin.wait(60) == 1
+        assert twin.wait(PATIENCE_S) == 1
     assert "local-0" in capfd.readouterr().err
 
 

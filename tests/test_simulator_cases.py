@@ -211,7 +211,7 @@ def test_another_process_gives_the_same_rows(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=True,
             capture_output=True,
-            timeout=60,
+            timeout=300,
         )
         rows.append([(folder / name).read_bytes() for name in ("requests.csv", "actions.csv")])
     assert rows[0] == rows[1]
@@ -370,7 +370,7 @@ def test_simulate_says_what_is_wrong_with_a_trace(tmp_path: Path) -> None:
         [sys.executable, "-m", "clockwright.cli", "simulate", path],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 1

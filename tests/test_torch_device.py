@@ -6,10 +6,11 @@ import asyncio
 import gc
 import hashlib
 import random
-import time
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from clockwright import Client
 from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.errors import ConfigError, ModelError
-from clockwright.units import PAGE_BYTES, ActionId
+from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.processes import write_models
@@ -251,16 +252,23 @@ def test_convolutions_run_joined_with_their_relus_or_apart_whichever_works_and_i
     cache_dir, content = convolutional
     run = Program.run
     ways = []
+    # The device's clock: a pause of this machine makes nobody slow.
+    ticks = count()
+    slow_ns = 0
+    monkeypatch.setattr(
+        "worker.accelerator.time", SimpleNamespace(monotonic_ns=lambda: next(ticks) + slow_ns)
+    )
 
     def is_joined(program: Program) -> bool:
         return any(node.op_type == "conv_add_relu" for node in program.nodes)
 
     def slow_or_broken(program: Program, *arguments: Any) -> list[torch.Tensor]:  # noqa: ANN401
+        nonlocal slow_ns
         ways.append(is_joined(program))
         if ways[-1] and way == "only apart works":
             raise RuntimeError("FIND was unable to find an engine to execute this computation")
         if way != "only apart works" and ways[-1] is (way == "apart is faster"):
-            time.sleep(0.2)
+            slow_ns += NS_PER_S
         return run(program, *arguments)
 
     monkeypatch.setattr(Program, "run", slow_or_broken)

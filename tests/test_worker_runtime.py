@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -24,6 +24,7 @@ from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWe
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from modelzoo.profile import load_profile
+from tests.processes import until
 from worker.compile import read_weights
 from worker.core import Step
 from worker.cpu_device import CpuDevice
@@ -96,8 +97,17 @@ def cpu_device(cache_dir: Path) -> CpuDevice:
     )
 
 
+AModelledDevice = TypeVar("AModelledDevice", bound=ModelledDevice)
+
+
 def modelled_device(cache_dir: Path, profile: str) -> ModelledDevice:
-    return ModelledDevice(
+    return a_modelled(ModelledDevice, cache_dir, profile)
+
+
+def a_modelled(
+    kind: type[AModelledDevice], cache_dir: Path, profile: str = "1ms"
+) -> AModelledDevice:
+    return kind(
         load_profile(profile),
         limits=LIMITS,
         io_pool_bytes=IO_POOL_BYTES,
@@ -308,10 +318,15 @@ def test_pages_evicted_under_a_running_exec_are_not_overwritten(
                     infers[harness.infer(name, x.tobytes())] = name
             if rng.random() < 0.3:
                 time.sleep(rng.random() / 200)
+        # However fast or slow all this was: this one runs.
+        for model in models:
+            harness.evict(model.model_id)
+        harness.load("m0")
+        infers[harness.infer("m0", x.tobytes())] = "m0"
         outcomes = [(name, *harness.answer(infer)) for infer, name in infers.items()]
     answered = [(name, outputs) for name, result, outputs in outcomes if not result.error]
     assert answered == [(name, [expected[name]]) for name, _ in answered]
-    assert answered
+    assert answered[-1][0] == "m0"
     errors = {result.error for _, result, _ in outcomes}
     assert errors <= {ActionError.NONE, ActionError.NOT_RESIDENT}
 
@@ -439,15 +454,37 @@ def test_a_modelled_device_takes_as_long_as_its_profile_says_and_answers_zeros(
         assert before.end_ns <= after.begin_ns
 
 
+class HeldDevice(ModelledDevice):
+    """An EXEC ends when the test says so."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def run_exec(self, step: Step[ServedModel]) -> None:
+        self.begun.set()
+        assert self.may_end.wait(60)
+
+
 def test_actions_wait_for_their_window_and_are_refused_after_it(tmp_path: Path) -> None:
-    device, model = modelled(tmp_path, "50ms")
+    device = a_modelled(HeldDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
     with running(device) as harness:
         harness.runtime.add_model(model)
         harness.ok(harness.load("echo"))
+        device.may_end.set()
         opens_ns = time.monotonic_ns() + 30 * NS_PER_MS
         waited = harness.result(harness.infer("echo", bytes(16), opens_in_ns=30 * NS_PER_MS))
+        device.may_end.clear()
+        device.begun.clear()
         blocking = harness.infer("echo", bytes(16))
-        late = harness.result(harness.infer("echo", bytes(16), width_ns=NS_PER_MS))
+        assert device.begun.wait(60)
+        behind = harness.infer("echo", bytes(16), width_ns=NS_PER_MS)
+        closed_ns = time.monotonic_ns() + NS_PER_MS
+        until(lambda: time.monotonic_ns() > closed_ns, what="its window has closed")
+        device.may_end.set()
+        late = harness.result(behind)
         harness.ok(blocking)
         past = harness.result(
             harness.infer("echo", bytes(16), opens_in_ns=-2 * NS_PER_S, width_ns=1)
@@ -525,13 +562,7 @@ class BrokenDevice(ModelledDevice):
 
 
 def test_a_device_that_fails_fails_the_action_only(tmp_path: Path) -> None:
-    device = BrokenDevice(
-        load_profile("1ms"),
-        limits=LIMITS,
-        io_pool_bytes=IO_POOL_BYTES,
-        files=FileStore(tmp_path),
-        compile_limit_s=120,
-    )
+    device = a_modelled(BrokenDevice, tmp_path)
     (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
     with running(device) as harness:
         harness.runtime.add_model(model)
@@ -582,13 +613,7 @@ class QueueDevice(ModelledDevice):
 
 
 def queue_device(cache_dir: Path) -> tuple[QueueDevice, ServedModel]:
-    device = QueueDevice(
-        load_profile("1ms"),
-        limits=LIMITS,
-        io_pool_bytes=IO_POOL_BYTES,
-        files=FileStore(cache_dir),
-        compile_limit_s=120,
-    )
+    device = a_modelled(QueueDevice, cache_dir)
     (model,) = prepared(device, offer(FileStore(cache_dir), "echo", echo(4)))
     return device, model
 
