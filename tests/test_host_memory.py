@@ -55,9 +55,11 @@ def meminfo(mib: int) -> str:
                 "proc/self/cgroup": "0::/one\n",
                 "sys/fs/cgroup/one/memory.max": f"{500 * MIB}\n",
                 "sys/fs/cgroup/one/memory.current": f"{300 * MIB}\n",
-                "sys/fs/cgroup/one/memory.stat": f"anon 1\ninactive_file {50 * MIB}\nslab 2\n",
+                "sys/fs/cgroup/one/memory.stat": (
+                    f"anon 1\ninactive_file {50 * MIB}\nactive_file {20 * MIB}\nslab 2\n"
+                ),
             },
-            250,
+            270,
         ),
         # The group around it has less, and is already beyond its limit.
         (
@@ -90,9 +92,12 @@ def meminfo(mib: int) -> str:
                 "proc/self/cgroup": "5:cpu,cpuacct:/one\n4:memory:/one\n0::/\n",
                 "sys/fs/cgroup/memory/one/memory.limit_in_bytes": f"{400 * MIB}\n",
                 "sys/fs/cgroup/memory/one/memory.usage_in_bytes": f"{300 * MIB}\n",
-                "sys/fs/cgroup/memory/one/memory.stat": f"total_inactive_file {20 * MIB}\n",
+                "sys/fs/cgroup/memory/one/memory.stat": (
+                    "inactive_file 1\nactive_file 2\n"
+                    f"total_inactive_file {20 * MIB}\ntotal_active_file {5 * MIB}\n"
+                ),
             },
-            120,
+            125,
         ),
     ],
 )

@@ -116,6 +116,8 @@ def _group_bytes(root: Path) -> Iterator[int]:
 
 
 def _cache_bytes(group: Path) -> int:
+    """What the kernel gives back when asked: also of files that were read twice, as all of an installation."""
     text = (group / "memory.stat").read_text(encoding="ascii")
-    match = re.search(r"^(?:total_)?inactive_file (\d+)$", text, re.MULTILINE)
-    return int(match[1]) if match else 0
+    # Version 1 says it twice: of the group alone, and with all groups below it.
+    total = "total_" if "total_inactive_file" in text else ""
+    return sum(map(int, re.findall(rf"^{total}(?:in)?active_file (\d+)$", text, re.MULTILINE)))
