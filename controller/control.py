@@ -307,6 +307,9 @@ def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInf
         models_refused=[
             f"{name_of(model)}: {reason}" for model, reason in sorted(link.refused.items())
         ],
+        clock_mhz=link.card.clock_mhz,
+        clock_mhz_max=link.card.clock_mhz_max,
+        complaints=link.card.complaints,
     )
     if row is not None:
         info.num_free_pages = row.num_free_pages

@@ -33,6 +33,7 @@ from controller.core.events import (
     ActionSucceeded,
     AdmissionClosed,
     AnswerRequest,
+    ClockSeen,
     CloseWorker,
     Command,
     Event,
@@ -281,6 +282,11 @@ class Runtime:
         assert event.worker_id not in self._workers, f"worker {event.worker_id} is here already"
         self._workers[event.worker_id] = _Worker(link)
         self.apply(event)
+
+    def clock_seen(self, worker_id: WorkerId, clock_mhz: int) -> None:
+        """A worker has looked at its GPU's clock."""
+        if worker_id in self._workers:
+            self.apply(ClockSeen(worker_id=worker_id, clock_mhz=clock_mhz))
 
     def drain_worker(self, worker_id: WorkerId) -> None:
         """Send a worker nothing new; its link is closed when all it has is answered."""

@@ -54,6 +54,9 @@ _TIME_MAX_NS = 1 << 61
 # How long a worker may take to leave when told to; then its stream is cut.
 LEAVE_LIMIT_S = 2.0
 
+# There are a handful of things that can be wrong with a card.
+_COMPLAINTS_MAX = 100
+
 # After this many heartbeats without a sign of life a worker that registers under the same name is
 # believed to be its successor. A busy machine skips a few; one that starts again takes longer.
 _SUSPICIOUS_TICKS = 10
@@ -101,6 +104,8 @@ class WorkerLink:
     joined: bool = False
     #: Heartbeat intervals since the last sign of life.
     silent_ticks: int = 0
+    #: As the worker saw its GPU last; empty where there is none.
+    card: pb.Card = field(default_factory=pb.Card)
     #: Why it cannot serve a model.
     refused: dict[ModelId, str] = field(default_factory=dict)
     #: Offered to it, and not answered yet.
@@ -347,6 +352,23 @@ class WorkerLink:
         self.clock.heard(sent_ns=beat.sent_ns, received_ns=received_ns, peer_min_delta_ns=peer_min)
         if not self.joined and not self.draining and self.clock.offset_ns is not None:
             self._join()
+        if beat.HasField("card"):
+            self._take_card(beat.card)
+
+    def _take_card(self, card: pb.Card) -> None:
+        if len(card.complaints) > _COMPLAINTS_MAX:
+            raise ProtocolError(
+                f"{len(card.complaints)} complaints of a card, expected {_COMPLAINTS_MAX} at most"
+            )
+        known, self.card = self.card, card
+        for words in card.complaints:
+            if words not in known.complaints:
+                log.warning("worker %s: its GPU is unwell: %s", self.worker_id, words)
+        for words in known.complaints:
+            if words not in card.complaints:
+                log.info("worker %s: its GPU is better: no more: %s", self.worker_id, words)
+        if self.joined and card.clock_mhz:
+            self.runtime.clock_seen(self.worker_id, card.clock_mhz)
 
     def _join(self) -> None:
         self.joined = True
@@ -359,6 +381,8 @@ class WorkerLink:
                 num_pages=register.num_pages,
             ),
         )
+        if self.card.clock_mhz:
+            self.runtime.clock_seen(self.worker_id, self.card.clock_mhz)
         self.catalogue.worker_joined(self.worker_id)
         log.info(
             "worker %s joined: device %s, %d pages, round trip %d us",
@@ -406,6 +430,7 @@ class WorkerLink:
             num_pages=ready.num_pages,
             load_ns=ready.load_ns,
             exec_ns={batch.batch_size: batch.exec_ns for batch in ready.batches},
+            clock_mhz=ready.clock_mhz,
         )
         if self.draining:
             return

@@ -7,7 +7,6 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +17,18 @@ import worker.process
 from clockwright.cli import gpu_workers
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
-from worker.card import Card, CardFacts, complaints, near_cores, open_card, stay_near, watch
+from worker.card import (
+    Card,
+    CardFacts,
+    CardMonitor,
+    ClockLevel,
+    complaints,
+    near_cores,
+    open_card,
+    stay_near,
+)
 from worker.config import WorkerConfig
+from worker.device import CardHealth
 from worker.process import check_host_memory
 
 
@@ -105,36 +114,81 @@ def test_throttling_memory_errors_and_a_narrow_link_are_complaints() -> None:
     ]
 
 
+class Scripted(Card):
+    """A card that looks like this, then that; the last for ever."""
+
+    def __init__(self, *looks: CardFacts) -> None:
+        self.looks = list(looks)
+
+    def look(self) -> CardFacts:
+        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+
+
 def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sick, well = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x20), facts_of()
+    monitor = CardMonitor(Scripted(well, sick, sick, well, well))
+    with caplog.at_level(logging.WARNING, logger="worker.card"):
+        told = [monitor.look().complaints for _ in range(4)]
+    words = "its clock is held down: too hot (software)"
+    assert told == [(words,), (words,), (), ()]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"GPU 0000:3b:00.0 (NVIDIA A GPU): {words}",
+        f"GPU 0000:3b:00.0 (NVIDIA A GPU): no more: {words}",
+    ]
 
-    class Scripted(Card):
-        def __init__(self, looks: Sequence[CardFacts]) -> None:
-            self.looks = list(looks)
-            self.exhausted = asyncio.Event()
-            self.loop = asyncio.get_running_loop()
 
-        def look(self) -> CardFacts:
-            if len(self.looks) == 1:
-                self.loop.call_soon_threadsafe(self.exhausted.set)
-                return self.looks[0]
-            return self.looks.pop(0)
+def test_a_watch_tells_every_look() -> None:
+    slow = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetClockInfo=960)
+    monitor = CardMonitor(Scripted(facts_of(), facts_of(), slow, slow), interval_s=0.0)
+    told: list[CardHealth] = []
 
     async def scenario() -> None:
-        card = Scripted([well, sick, sick, well, well])
-        task = asyncio.create_task(watch(card, interval_s=0.0))
-        await card.exhausted.wait()
+        enough = asyncio.Event()
+
+        def tell(health: CardHealth) -> None:
+            told.append(health)
+            if len(told) == 3:
+                enough.set()
+
+        task = asyncio.create_task(monitor.watch(tell))
+        await enough.wait()
         task.cancel()
         await asyncio.wait([task])
 
-    with caplog.at_level(logging.WARNING, logger="worker.card"):
-        asyncio.run(scenario())
-    assert [record.getMessage() for record in caplog.records] == [
-        "GPU 0000:3b:00.0 (NVIDIA A GPU): its clock is held down: too hot (software)",
-        "GPU 0000:3b:00.0 (NVIDIA A GPU): no more: its clock is held down: too hot (software)",
-    ]
+    asyncio.run(scenario())
+    held = CardHealth(966, 1980, ("its clock is held down: power cap",))
+    assert told[:3] == [CardHealth(1980, 1980, ()), held, held]
+
+
+def test_clocks_that_wander_a_little_are_of_one_level() -> None:
+    level = ClockLevel(1980)
+    assert {level.see(mhz) for mhz in (1980, 1965, 1935, 1980, 1950)} == {1980}
+    # At the border of two levels it stays where it was, whichever side it came from.
+    assert [level.see(mhz) for mhz in (1926, 1900, 1926, 1935)] == [1980, 1881, 1881, 1881]
+    assert [level.see(mhz) for mhz in (1980, 960, 975, 1980)] == [1980, 966, 966, 1980]
+    assert level.see(9999) == 1980
+
+
+def test_levels_are_the_same_on_every_card_of_a_kind_whatever_it_went_through() -> None:
+    calm, wild = ClockLevel(1410), ClockLevel(1410)
+    for mhz in (210, 1300, 765, 1410):
+        wild.see(mhz)
+    assert calm.see(1095) == wild.see(1095)
+
+
+def test_an_idle_cards_clock_is_not_taken_for_the_one_that_kernels_run_at() -> None:
+    resting = facts_of(nvmlDeviceGetClockInfo=345)  # with nothing to do
+    busy = facts_of(nvmlDeviceGetClockInfo=345, nvmlDeviceGetCurrentClocksThrottleReasons=0x80)
+    monitor = CardMonitor(Scripted(resting, resting, busy, resting))
+    assert [monitor.look().clock_mhz for _ in range(3)] == [1980, 346, 346]
+
+
+def test_a_card_that_does_not_tell_its_clock_has_none() -> None:
+    refused = NotSupportedError("not supported")
+    monitor = CardMonitor(Scripted(facts_of(nvmlDeviceGetMaxClockInfo=refused)))
+    assert monitor.look() == CardHealth(0, 0, ())
 
 
 def test_without_nvml_there_are_no_facts_and_the_log_says_why(

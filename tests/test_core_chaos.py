@@ -29,6 +29,7 @@ from controller.core.events import (
     ActionSucceeded,
     AdmissionClosed,
     AnswerRequest,
+    ClockSeen,
     CloseWorker,
     Command,
     Event,
@@ -127,8 +128,9 @@ class Chaos:
                 self.add_model,
                 self.remove_model,
                 self.make_ready,
+                self.look_at_clock,
             ],
-            [400, 420, 80, 15, 3, 4, 18, 5, 20],
+            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10],
         )
         kind()
 
@@ -181,6 +183,12 @@ class Chaos:
             worker_id = self.random.choice(list(self.devices))
             del self.devices[worker_id]
             self.tell(WorkerLost(worker_id=worker_id))
+
+    def look_at_clock(self) -> None:
+        if self.devices:
+            worker_id = self.random.choice(list(self.devices))
+            clock_mhz = self.random.choice([1000, 1400, 1400, 1400])
+            self.tell(ClockSeen(worker_id=worker_id, clock_mhz=clock_mhz))
 
     def drain(self) -> None:
         if self.devices:

@@ -1,18 +1,22 @@
 """What the driver knows of a GPU: clocks, bus, throttling, memory errors (NVML, by nvidia-ml-py).
 
 Nothing here needs torch, and nothing fails when NVML is missing or a card does not say: a fact is then None.
-A worker looks every ten seconds and tells its operator what changed.
+A worker looks every second, and tells its log and its controller what it sees.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from worker.device import CardHealth
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +30,16 @@ THROTTLE_REASONS = {
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-_WATCH_INTERVAL_S = 10.0
+# Its clocks are low because it has nothing to do: that says nothing of the next EXEC.
+_IDLE = 0x1
+# A boosting card's clock wanders by one or two percent all the time, and durations with it; what moves it
+# by more holds it down. Two levels of the clock are this factor apart.
+_LEVEL_STEP = 0.95
+# A clock at the border of two levels belongs to the one it came from, up to this part of a level beyond.
+_LEVEL_INERTIA = 0.2
+# Until the next look nobody knows whether the clock is still the same: what was measured since the last
+# one may have to be forgotten. A look takes milliseconds of one core.
+_WATCH_INTERVAL_S = 1.0
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
@@ -48,6 +61,8 @@ class CardFacts:
     sm_clock_mhz: int | None
     sm_clock_mhz_max: int | None
     temperature_c: int | None
+    #: It has nothing to do, and its clocks may be low for that reason alone.
+    idle: bool
     #: Why clocks are lower than they could be, in words.
     throttled: tuple[str, ...] = ()
     #: Memory errors since the driver was loaded that could not be corrected.
@@ -101,6 +116,7 @@ class Card:
             temperature_c=self._ask(
                 lambda: int(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
             ),
+            idle=bool(reasons & _IDLE),
             throttled=tuple(word for bit, word in THROTTLE_REASONS.items() if reasons & bit),
             uncorrected_errors=self._ask(
                 lambda: int(
@@ -147,20 +163,70 @@ def complaints(facts: CardFacts) -> list[str]:
     return found
 
 
-async def watch(card: Card, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
-    """Tell the log whenever there is something new to complain about, or no more; until cancelled."""
-    known: list[str] = []
-    while True:
-        facts = await asyncio.to_thread(card.look)
-        found = complaints(facts)
+class ClockLevel:
+    """Which of a few levels a clock is at, so that what is measured at one is not mixed with another.
+
+    Levels are counted down from the highest clock: all cards of a kind have the same.
+    """
+
+    def __init__(self, max_mhz: int) -> None:
+        self._max_mhz = max_mhz
+        self._index = 0
+
+    def see(self, mhz: int) -> int:
+        """Take a reading in; returns the clock of the level."""
+        position = math.log(min(mhz / self._max_mhz, 1.0), _LEVEL_STEP)
+        if abs(position - self._index) > 0.5 + _LEVEL_INERTIA:
+            self._index = round(position)
+        return self.mhz
+
+    @property
+    def mhz(self) -> int:
+        """The level's clock."""
+        return round(self._max_mhz * _LEVEL_STEP**self._index)
+
+
+class CardMonitor:
+    """Looks at a card now and then; any thread may."""
+
+    def __init__(self, card: Card, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
+        """Look once."""
+        self._card = card
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._level: ClockLevel | None = None
+        self._complaints: tuple[str, ...] = ()
+        self.facts = card.look()
+        self._judge(self.facts)
+
+    def look(self) -> CardHealth:
+        """Look now; the log hears of every new complaint, and when there is none any more."""
+        with self._lock:
+            self.facts = self._card.look()
+            return self._judge(self.facts)
+
+    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+        """Look from time to time, and tell every look; until cancelled."""
+        while True:
+            tell(await asyncio.to_thread(self.look))
+            await asyncio.sleep(self._interval_s)
+
+    def _judge(self, facts: CardFacts) -> CardHealth:
+        found = tuple(complaints(facts))
         for words in found:
-            if words not in known:
+            if words not in self._complaints:
                 logger.error("GPU %s (%s): %s", facts.bus_id, facts.name, words)
-        for words in known:
+        for words in self._complaints:
             if words not in found:
                 logger.warning("GPU %s (%s): no more: %s", facts.bus_id, facts.name, words)
-        known = found
-        await asyncio.sleep(interval_s)
+        self._complaints = found
+        if self._level is None and facts.sm_clock_mhz_max:
+            self._level = ClockLevel(facts.sm_clock_mhz_max)
+        if self._level is None:
+            return CardHealth(0, 0, found)
+        if facts.sm_clock_mhz and not facts.idle:
+            self._level.see(facts.sm_clock_mhz)
+        return CardHealth(self._level.mhz, facts.sm_clock_mhz_max or 0, found)
 
 
 def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:

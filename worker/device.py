@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clockwright.bulk import Buffer
@@ -66,6 +67,25 @@ class Device(Protocol[M]):
 
     async def close(self) -> None:
         """Let go of everything outside this process; nothing runs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardHealth:
+    """What the controller is told of a look at a card."""
+
+    #: The level of the clock that kernels run at; 0 where the card does not say.
+    clock_mhz: int
+    clock_mhz_max: int
+    #: What makes it slower than it could be, or wrong, in words.
+    complaints: tuple[str, ...]
+
+
+@runtime_checkable
+class WatchedDevice(Protocol):
+    """A device whose hardware can say how it is."""
+
+    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+        """Tell every look at the hardware; returns where there is nothing to look at, else never."""
 
 
 class Launched(Protocol):

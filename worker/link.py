@@ -30,7 +30,7 @@ from clockwright.errors import ConfigError, ProtocolError
 from clockwright.units import PAGE_BYTES, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.device import Device, M
+from worker.device import CardHealth, Device, M, WatchedDevice
 from worker.file_store import FileStore
 from worker.offers import Offers
 from worker.runtime import Outcome, Runtime
@@ -79,6 +79,7 @@ class Link(Generic[M]):
         self._outcomes: deque[Outcome] = deque()
         self._runtime: Runtime[M] = Runtime(device, self._on_outcome, self._on_lost)
         self._lost_told = False
+        self._health: CardHealth | None = None
 
     def leave(self) -> None:
         """Ask the controller for permission to go, then go."""
@@ -91,12 +92,17 @@ class Link(Generic[M]):
             ConfigError: the controller rejected this worker.
         """
         self._runtime.start()
+        watching: asyncio.Task[None] | None = None
+        if isinstance(self._device, WatchedDevice):
+            watching = asyncio.create_task(self._device.watch(self._on_health))
         backoff_s = _BACKOFF_S
         try:
             while not self._leaving.is_set():
                 session = self._session = _Session(
                     self._config, self._device, self._files, self._runtime, self._leaving
                 )
+                if self._health is not None:
+                    session.tell_health(self._health)
                 try:
                     end = await session.run()
                 finally:
@@ -118,7 +124,15 @@ class Link(Generic[M]):
                     await asyncio.wait_for(self._leaving.wait(), backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
         finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait([watching])
             await asyncio.to_thread(self._runtime.stop)
+
+    def _on_health(self, health: CardHealth) -> None:
+        self._health = health
+        if self._session is not None:
+            self._session.tell_health(health)
 
     def _on_outcome(self, outcome: Outcome) -> None:
         # From any thread. One wake-up of the loop serves all outcomes that gather meanwhile.
@@ -162,6 +176,8 @@ class _Session(Generic[M]):
         self._outgoing: deque[bytes] = deque()
         # It is stamped when it is written: time in our queue is not the way's delay.
         self._heartbeat_due = False
+        #: Not told yet.
+        self._health: CardHealth | None = None
         self._something = asyncio.Event()
         self._deltas: deque[int] = deque(maxlen=_CLOCK_SAMPLES)
         self._heard_ns = 0
@@ -225,6 +241,13 @@ class _Session(Generic[M]):
 
     # --- out ------------------------------------------------------------------------------------
 
+    def tell_health(self, health: CardHealth) -> None:
+        """Tell what a look at the card showed: at once, because until then nobody knows its clock."""
+        self._health = health
+        if self.welcomed:  # nothing goes before the registration
+            self._heartbeat_due = True
+            self._something.set()
+
     def send_bytes(self, message: bytes) -> None:
         """Queue a serialised message."""
         self._outgoing.append(message)
@@ -251,6 +274,11 @@ class _Session(Generic[M]):
 
     def _heartbeat(self) -> bytes:
         heartbeat = pb.Heartbeat(min_delta_ns=min(self._deltas) if self._deltas else None)
+        if (health := self._health) is not None:
+            self._health = None
+            heartbeat.card.clock_mhz = health.clock_mhz
+            heartbeat.card.clock_mhz_max = health.clock_mhz_max
+            heartbeat.card.complaints.extend(health.complaints)
         heartbeat.sent_ns = time.monotonic_ns()
         return pb.FromWorker(heartbeat=heartbeat).SerializeToString()
 

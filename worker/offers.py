@@ -264,4 +264,5 @@ def _encode_ready(model: ServedModel) -> pb.ModelReady:
             for size, exec_ns in sorted(model.exec_ns.items())
         ],
         from_cache=model.from_cache,
+        clock_mhz=model.clock_mhz,
     )

@@ -17,7 +17,7 @@ from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from clockwright.units import PAGE_BYTES
 from modelzoo.profile import load_profile
-from worker.card import Card, open_card, stay_near
+from worker.card import CardMonitor, open_card, stay_near
 from worker.config import WorkerConfig
 from worker.device import Device
 from worker.file_store import FileStore
@@ -146,15 +146,16 @@ def _torch_device(
         from worker.torch_device import TorchDevice
 
         accelerator: Accelerator
-        card: Card | None = None
+        monitor: CardMonitor | None = None
         if kind == "cuda":
             from worker.cuda import CudaAccelerator
 
             accelerator = CudaAccelerator(int(argument))
             card = open_card(accelerator.uuid)
             if card is not None:
+                monitor = CardMonitor(card)
                 # Before the host's memory is taken, which then lies near too.
-                stay_near(card.look())
+                stay_near(monitor.facts)
         else:
             accelerator = HostAccelerator()
     except ImportError as error:
@@ -169,7 +170,7 @@ def _torch_device(
         cache_dir=config.cache_dir,
         compile_limit_s=config.compile_limit_s,
         on_lost=on_lost,
-        card=card,
+        monitor=monitor,
     )
 
 

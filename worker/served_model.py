@@ -49,6 +49,8 @@ class ServedModel(Model):
     #: Seeds of the estimator.
     load_ns: int
     exec_ns: Mapping[int, int]
+    #: The clock that `exec_ns` was measured at; 0 where that is not known.
+    clock_mhz: int = 0
     from_cache: bool = False
     #: By batch size.
     layouts: dict[int, IoLayout] = field(init=False)

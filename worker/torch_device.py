@@ -32,13 +32,13 @@ from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
 from worker.accelerator import Accelerator, Event, Stream
-from worker.card import Card, watch
+from worker.card import CardMonitor
 from worker.compile import COMPILE_FORMAT
 from worker.compile_cache import CompileCache
 from worker.compiled_models import CompiledModels
 from worker.compiler import Compiler
 from worker.core import Lane, Step
-from worker.device import DeviceLostError, Fetch, Launched
+from worker.device import CardHealth, DeviceLostError, Fetch, Launched
 from worker.file_store import FileStore
 from worker.host_io import read_outputs, write_inputs
 from worker.io_pool import IoPool
@@ -71,6 +71,8 @@ class _Kernel:
     constants: dict[str, Tensor]
     #: Measured: a whole EXEC, but for the copies from and to its IO slot.
     exec_ns: int = 1
+    #: The card's clock at that time; 0 where it does not say.
+    clock_mhz: int = 0
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -105,7 +107,7 @@ class _Launch:
 
 
 class TorchDevice:
-    """See the module. Satisfies `worker.device.Device` and `QueueingDevice`."""
+    """See the module. Satisfies `worker.device.Device`, `QueueingDevice` and `WatchedDevice`."""
 
     def __init__(
         self,
@@ -119,7 +121,7 @@ class TorchDevice:
         cache_dir: Path,
         compile_limit_s: float,
         on_lost: Callable[[str], object],
-        card: Card | None = None,
+        monitor: CardMonitor | None = None,
     ) -> None:
         """Take all the memory that will ever be needed for serving.
 
@@ -134,7 +136,7 @@ class TorchDevice:
             compile_limit_s: a model that takes longer is refused.
             on_lost: told once, from any thread, why nothing can run any more: a GPU's fault is its
                 process's end.
-            card: looked at from time to time while models are served.
+            monitor: of the card, where there is one that says how it is.
 
         Raises:
             ConfigError: there is not enough memory.
@@ -198,8 +200,7 @@ class TorchDevice:
             weakref.WeakValueDictionary()
         )
         self._on_lost = on_lost
-        self._card = card
-        self._watching: asyncio.Task[None] | None = None
+        self._monitor = monitor
         self._lost: str | None = None
         self._page_copy_ns = self._measure_page_copy()
 
@@ -208,6 +209,11 @@ class TorchDevice:
         """How often device memory has been taken so far: it stands still while serving."""
         return self._accelerator.num_allocations()
 
+    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+        """See `WatchedDevice`."""
+        if self._monitor is not None:
+            await self._monitor.watch(tell)
+
     # --- models ---------------------------------------------------------------------------------
 
     async def prepare(
@@ -215,8 +221,6 @@ class TorchDevice:
     ) -> TorchModel:
         """See `Device`."""
         offer.check_onnx()
-        if self._card is not None and self._watching is None:
-            self._watching = asyncio.create_task(watch(self._card))
         folder, compiled, from_cache = await self._models.get(offer, fetch, progress)
         inputs = tuple(tensor.spec for tensor in compiled.inputs)
         outputs = tuple(tensor.spec for tensor in compiled.outputs)
@@ -239,6 +243,8 @@ class TorchDevice:
             weights_bytes=compiled.weights_bytes,
             load_ns=max(self._page_copy_ns * compiled.weights_bytes // PAGE_BYTES, 1),
             exec_ns=exec_ns,
+            # Of kernels that were measured at several, the highest: no seed is then too small.
+            clock_mhz=max(kernel.clock_mhz for kernel in kernels.values()),
             from_cache=from_cache,
             weights=weights,
             kernels=kernels,
@@ -280,6 +286,8 @@ class TorchDevice:
             raise problem
         for kernel in made:
             kernel.exec_ns = self._profile(kernel, compiled.num_pages)
+            # At once: an idle card's clock falls.
+            kernel.clock_mhz = self._monitor.look().clock_mhz if self._monitor else 0
         return min(made, key=lambda kernel: kernel.exec_ns)
 
     def _host_weights(self, folder: Path, compiled: CompiledModel) -> _HostWeights:
@@ -478,9 +486,6 @@ class TorchDevice:
 
     async def close(self) -> None:
         """See `Device`."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
         self._setup.shutdown(wait=True, cancel_futures=True)
         await self._compiler.close()
         self._accelerator.close()

@@ -54,7 +54,7 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
     for worker in workers:
         table.add_row(
             worker.worker_id,
-            worker.device,
+            _device(worker),
             worker.state,
             f"{worker.num_free_pages}/{worker.num_pages}",
             str(worker.actions_in_flight),
@@ -62,6 +62,9 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
             _names([*worker.resident, *(f"({name})" for name in worker.loading)]),
         )
     console.print(table if workers else "workers: none")
+    for worker in workers:
+        for words in worker.complaints:
+            console.print(f"worker {worker.worker_id}: its GPU is unwell: {words}", soft_wrap=True)
 
 
 def print_models(models: Sequence[pb.ModelInfo]) -> None:
@@ -102,6 +105,12 @@ def _console() -> Console:
     console = Console(highlight=False, markup=False)
     # Not a terminal: nobody folds the lines, and a search should find a name in one piece.
     return console if console.is_terminal else Console(highlight=False, markup=False, width=240)
+
+
+def _device(worker: pb.WorkerInfo) -> str:
+    if not worker.clock_mhz:
+        return worker.device
+    return f"{worker.device} at {worker.clock_mhz} of {worker.clock_mhz_max} MHz"
 
 
 def _refusals(refusals: Iterable[pb.RefusalCount]) -> str:

@@ -55,7 +55,7 @@ class ListWorkersRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused")
+    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused", "clock_mhz", "clock_mhz_max", "complaints")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     GPU_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,9 @@ class WorkerInfo(_message.Message):
     CLOCK_OFFSET_US_FIELD_NUMBER: _ClassVar[int]
     ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
     MODELS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_MAX_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     device: str
     gpu_kind: str
@@ -90,7 +93,10 @@ class WorkerInfo(_message.Message):
     clock_offset_us: float
     round_trip_us: float
     models_refused: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ...) -> None: ...
+    clock_mhz: int
+    clock_mhz_max: int
+    complaints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ..., clock_mhz: _Optional[int] = ..., clock_mhz_max: _Optional[int] = ..., complaints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
     __slots__ = ("workers",)

@@ -119,12 +119,24 @@ class Rejected(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("sent_ns", "min_delta_ns")
+    __slots__ = ("sent_ns", "min_delta_ns", "card")
     SENT_NS_FIELD_NUMBER: _ClassVar[int]
     MIN_DELTA_NS_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
     sent_ns: int
     min_delta_ns: int
-    def __init__(self, sent_ns: _Optional[int] = ..., min_delta_ns: _Optional[int] = ...) -> None: ...
+    card: Card
+    def __init__(self, sent_ns: _Optional[int] = ..., min_delta_ns: _Optional[int] = ..., card: _Optional[_Union[Card, _Mapping]] = ...) -> None: ...
+
+class Card(_message.Message):
+    __slots__ = ("clock_mhz", "clock_mhz_max", "complaints")
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_MAX_FIELD_NUMBER: _ClassVar[int]
+    COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
+    clock_mhz: int
+    clock_mhz_max: int
+    complaints: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, clock_mhz: _Optional[int] = ..., clock_mhz_max: _Optional[int] = ..., complaints: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ModelFile(_message.Message):
     __slots__ = ("name", "num_bytes", "sha256")
@@ -215,7 +227,7 @@ class BatchProfile(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelReady(_message.Message):
-    __slots__ = ("model_id", "architecture_id", "num_pages", "weights_bytes", "inputs", "outputs", "load_ns", "batches", "from_cache")
+    __slots__ = ("model_id", "architecture_id", "num_pages", "weights_bytes", "inputs", "outputs", "load_ns", "batches", "from_cache", "clock_mhz")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +237,7 @@ class ModelReady(_message.Message):
     LOAD_NS_FIELD_NUMBER: _ClassVar[int]
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     FROM_CACHE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     architecture_id: str
     num_pages: int
@@ -234,7 +247,8 @@ class ModelReady(_message.Message):
     load_ns: int
     batches: _containers.RepeatedCompositeFieldContainer[BatchProfile]
     from_cache: bool
-    def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ...) -> None: ...
+    clock_mhz: int
+    def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
 
 class ModelRefused(_message.Message):
     __slots__ = ("model_id", "reason")

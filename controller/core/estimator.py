@@ -1,7 +1,13 @@
 """How long a load or a batch will take: an upper percentile of the last ten measurements.
 
-One `Estimates` per (GPU kind, architecture, batch sizes): instances that share an architecture share
-what is learned about it. Clockwork keeps them per model, so each of 4,000 instances learns alone.
+One `Estimates` per (GPU kind, clock, architecture, batch sizes): instances that share an architecture
+share what is learned about it. Clockwork keeps them per model, so each of 4,000 instances learns alone.
+
+A GPU that gets too hot, or draws too much power, lowers its clock, and everything takes longer until it
+rises again. Workers look at their clock and say at which of a few levels it is; each level has estimates
+of its own, so that the first batch after the clock has recovered is planned with what was known before.
+Between two looks nobody knows when the clock changed. What was measured since the look before a
+change is therefore forgotten again (`exec_samples`, `restore_exec`).
 """
 
 from __future__ import annotations
@@ -35,6 +41,16 @@ class DurationWindow:
     def add(self, duration_ns: int) -> None:
         """Take a measurement in; the oldest leaves."""
         self._samples.append(duration_ns)
+        self._update()
+
+    @property
+    def samples(self) -> list[int]:
+        """The measurements, oldest first."""
+        return list(self._samples)
+
+    def restore(self, samples: list[int]) -> None:
+        """Take back everything since these were the `samples`."""
+        self._samples = deque(samples, maxlen=WINDOW_SIZE)
         self._update()
 
     @property
@@ -99,6 +115,35 @@ class Estimates:
         ]
         #: Least time per row at any size.
         self.ns_per_row = min(self._per_row)
+
+    def at_clock(self, clock_mhz: int, other_mhz: int) -> Estimates:
+        """What to expect at another clock before anything was measured there.
+
+        Args:
+            clock_mhz: that these are of; 0 if not known.
+            other_mhz: that is asked about; 0 if not known.
+
+        Returns:
+            EXEC slower in proportion at a lower clock, and no faster at a higher one: how much of
+            a kernel waits for memory nobody has measured, and a batch that ends early does no harm.
+            LOAD does not depend on it.
+        """
+        slower = max(clock_mhz / other_mhz, 1.0) if other_mhz else 1.0
+        exec_ns = {
+            size: int(duration_ns * slower)
+            for size, duration_ns in zip(self.sizes, self.exec_ns, strict=True)
+        }
+        return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
+
+    def exec_samples(self, size: int) -> list[int]:
+        """Measurements of a compiled size, for `restore_exec`."""
+        return self._exec[self.fit[size]].samples
+
+    def restore_exec(self, size: int, samples: list[int]) -> None:
+        """Forget what was measured of a size since `exec_samples`."""
+        index = self.fit[size]
+        self._exec[index].restore(samples)
+        self._refresh(index)
 
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""

@@ -26,6 +26,14 @@ class WorkerJoined:
 
 
 @dataclass(slots=True, kw_only=True)
+class ClockSeen:
+    """A worker has looked at its GPU's clock, whether it has changed or not."""
+
+    worker_id: WorkerId
+    clock_mhz: int
+
+
+@dataclass(slots=True, kw_only=True)
 class WorkerDraining:
     """Send the worker nothing new; `CloseWorker` follows when all it has is answered."""
 
@@ -57,6 +65,8 @@ class ModelReady:
     #: Seeds of the estimator, replaced by measurements as they come.
     load_ns: int
     exec_ns: Mapping[int, int]
+    #: The clock that `exec_ns` was measured at; 0 where that is not known.
+    clock_mhz: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,6 +148,7 @@ class TimerFired:
 
 Event = (
     WorkerJoined
+    | ClockSeen
     | WorkerDraining
     | WorkerLost
     | ModelAdded

@@ -15,7 +15,7 @@ Deviations from Clockwork's source, all shared by every policy:
   go and starts afresh when it registers again.
 * Refused requests are answered at once, with the reason, not at the deadline.
 * How long actions are on their way is measured, and planned for (delivery.py).
-* Estimates are kept per GPU kind, architecture and batch sizes (estimator.py).
+* Estimates are kept per GPU kind, clock, architecture and batch sizes (estimator.py).
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from controller.core.events import (
     ActionSucceeded,
     AdmissionClosed,
     AnswerRequest,
+    ClockSeen,
     CloseWorker,
     Command,
     Event,
@@ -91,7 +92,7 @@ class Scheduler:
         self._models: dict[ModelId, Model] = {}
         self._workers: dict[WorkerId, WorkerState] = {}
         self._requests: dict[RequestId, Request] = {}
-        self._estimates: dict[tuple[GpuKind, ArchitectureId, tuple[int, ...]], Estimates] = {}
+        self._estimates: dict[tuple[GpuKind, int, ArchitectureId, tuple[int, ...]], Estimates] = {}
         self._closed = False
         self._now_ns = 0
         self._out: list[Command] = []
@@ -112,6 +113,7 @@ class Scheduler:
             RequestCancelled: self._request_cancelled,
             TimerFired: self._timer_fired,
             WorkerJoined: self._worker_joined,
+            ClockSeen: self._clock_seen,
             WorkerDraining: self._worker_draining,
             WorkerLost: self._worker_lost,
             ModelAdded: self._model_added,
@@ -473,7 +475,9 @@ class Scheduler:
             action_id, begin_ns=batch.begin_ns, duration_ns=duration_ns, now_ns=now_ns
         )
         end_ns = batch.begin_ns + duration_ns
-        self._track(worker, SentAction(action, copy, batch.begin_ns, end_ns, requests))
+        self._track(
+            worker, SentAction(action, copy, batch.begin_ns, end_ns, worker.clock_mhz, requests)
+        )
         self._out.append(
             SendAction(
                 worker_id=worker.worker_id,
@@ -613,7 +617,7 @@ class Scheduler:
         worker.load_lane.push(
             action_id, begin_ns=begin_ns, duration_ns=estimates.load_ns, now_ns=now_ns
         )
-        self._track(worker, SentAction(action, copy, begin_ns, copy.ready_ns))
+        self._track(worker, SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz))
         self._out.append(
             SendAction(worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns)
         )
@@ -684,7 +688,7 @@ class Scheduler:
         if isinstance(sent.action, Infer):
             worker.exec_lane.complete(event.action_id, end_ns=end_ns)
             size = sent.action.batch_size
-            copy.estimates.measured_exec(size, event.duration_ns)
+            self._measured_exec(worker, sent, size, event.duration_ns)
             copy.num_pins -= 1
             self._answer(event, sent, size)
             self._policy.infer_ended(sent, event, self._now_ns)
@@ -698,6 +702,16 @@ class Scheduler:
             self._wake_load(worker)
             self._policy.queue_changed(model)
         self._settle(worker, model)
+
+    def _measured_exec(
+        self, worker: WorkerState, sent: SentAction, size: int, duration_ns: int
+    ) -> None:
+        if sent.clock_mhz != worker.clock_mhz:
+            return  # it changed meanwhile, before the EXEC or after it
+        estimates = sent.copy.estimates
+        if worker.clock_mhz and (estimates, size) not in worker.unconfirmed:
+            worker.unconfirmed[estimates, size] = estimates.exec_samples(size)
+        estimates.measured_exec(size, duration_ns)
 
     def _learn_delay(self, worker: WorkerState, sent: SentAction, received_ns: int | None) -> None:
         if received_ns is not None:
@@ -869,6 +883,40 @@ class Scheduler:
             load_lookahead_ns=self.config.lookahead_ns,
         )
 
+    def _clock_seen(self, event: ClockSeen) -> None:
+        worker = self._workers.get(event.worker_id)
+        if worker is None:
+            return
+        left_mhz, worker.clock_mhz = worker.clock_mhz, event.clock_mhz
+        unconfirmed, worker.unconfirmed = worker.unconfirmed, {}
+        if left_mhz == event.clock_mhz:
+            return
+        for (estimates, size), samples in unconfirmed.items():
+            estimates.restore_exec(size, samples)
+        self._load_room_ns = 0
+        waiting = []
+        for model in self._models.values():
+            readiness = model.ready.get(worker)
+            if readiness is None:
+                continue
+            known = readiness.estimates
+            key = (worker.gpu_kind, worker.clock_mhz, readiness.architecture_id, known.sizes)
+            if key not in self._estimates:
+                self._estimates[key] = known.at_clock(left_mhz, worker.clock_mhz)
+            readiness.estimates = self._estimates[key]
+            model.ready_on(worker, readiness)
+            copy = worker.copies.get(model)
+            if copy is not None:
+                copy.estimates = readiness.estimates
+            if model.queue:
+                waiting.append(model)
+        for model in waiting:
+            self._policy.queue_changed(model)
+            self._policy.demand_changed(model)
+        for model in waiting:
+            self._offer(model)
+            self._seek_load(model)
+
     def _worker_draining(self, event: WorkerDraining) -> None:
         worker = self._workers.get(event.worker_id)
         if worker is None or worker.draining:
@@ -944,10 +992,12 @@ class Scheduler:
         if model is None:
             self._out.append(ForgetModel(worker_id=event.worker_id, model_id=event.model_id))
             return
-        key = (worker.gpu_kind, event.architecture_id, tuple(sorted(event.exec_ns)))
+        sizes = tuple(sorted(event.exec_ns))
+        key = (worker.gpu_kind, worker.clock_mhz, event.architecture_id, sizes)
         estimates = self._estimates.get(key)
         if estimates is None:
-            estimates = Estimates(load_ns=event.load_ns, exec_ns=event.exec_ns)
+            seed = Estimates(load_ns=event.load_ns, exec_ns=event.exec_ns)
+            estimates = seed.at_clock(event.clock_mhz, worker.clock_mhz)
             self._estimates[key] = estimates
         self._load_room_ns = 0
         if not worker.draining:

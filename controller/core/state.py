@@ -128,6 +128,8 @@ class SentAction:
     copy: Copy
     expected_begin_ns: int
     expected_end_ns: int
+    #: Of the GPU when it was sent; 0 where that is not known.
+    clock_mhz: int
     #: Of an Infer, in payload order.
     requests: list[Request] = field(default_factory=list)
 
@@ -143,6 +145,10 @@ class WorkerState:
     #: Order of joining: breaks ties reproducibly.
     sequence: int
     delivery: DeliveryDelay
+    #: As it was seen last; 0 where that is not known.
+    clock_mhz: int = 0
+    #: What was known, by estimates and batch size, at the first measurement since then.
+    unconfirmed: dict[tuple[Estimates, int], list[int]] = field(default_factory=dict)
     #: A lane gets its next action when what it has to do is predicted to last no longer than this.
     exec_lookahead_ns: int = 0
     load_lookahead_ns: int = 0
