@@ -172,6 +172,8 @@ class Estimates:
 
     def _refresh(self, index: int) -> None:
         estimate_ns = self._exec[index].estimate_ns
+        if estimate_ns == self.exec_ns[index]:
+            return
         self.exec_ns[index] = estimate_ns
         self._per_row[index] = estimate_ns / self.sizes[index]
         self.ns_per_row = min(self._per_row)

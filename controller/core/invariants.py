@@ -13,6 +13,7 @@ def check(scheduler: Scheduler) -> None:
     """Raise AssertionError when the scheduler's books contradict each other."""
     workers = list(scheduler._workers.values())
     models = list(scheduler._models.values())
+    assert scheduler._num_idle == sum(not worker.in_flight for worker in workers)
     for worker in workers:
         _check_pages(worker)
         _check_exec_lane(worker, predicts=scheduler._policy.predicts)

@@ -100,6 +100,8 @@ class Scheduler:
         self._action_ids = count(1)
         # No load lane has room before this time, unless a result says otherwise.
         self._load_room_ns = 0
+        # Workers without an action in flight.
+        self._num_idle = 0
         # (time, serial, request): when a waiting request becomes hopeless, or a sent one late. In force
         # while the request is open and its `watch_ns` is that time.
         self._expiries: list[tuple[int, int, Request]] = []
@@ -264,7 +266,8 @@ class Scheduler:
             deadline_ns,
             deadline_ns - margin_ns,
             cold,
-            self._demand(model, event.rows),
+            # Appendix B's demand of one request: its execution time, alone.
+            model.fastest.exec_ns[0] * event.rows if model.fastest else 0,
         )
         verdict = self._judge(request, arriving=True)
         if verdict.refusal is not None:
@@ -356,11 +359,6 @@ class Scheduler:
             # Nobody waits for its copies any more: they may make room for what is wanted.
             for worker in model.copies:
                 self._wake_load_at(worker, self._now_ns + 1)
-
-    @staticmethod
-    def _demand(model: Model, rows: int) -> int:
-        """Appendix B's demand of one request: its execution time, alone."""
-        return model.fastest.exec_ns[0] * rows if model.fastest else 0
 
     def _refuse(self, request: Request, verdict: Verdict) -> None:
         """Respond to an open request that is in no queue."""
@@ -529,6 +527,8 @@ class Scheduler:
         Where pages are free and the load lane is idle, another copy takes nothing from anybody. Once
         requests are refused, that lane is enough.
         """
+        if not refused and not self._num_idle:
+            return
         now_ns = self._now_ns
         for worker, readiness in model.ready.items():
             if (
@@ -644,6 +644,7 @@ class Scheduler:
         self._policy.demand_changed(model)
 
     def _track(self, worker: WorkerState, sent: SentAction) -> None:
+        self._num_idle -= not worker.in_flight
         worker.in_flight[sent.action.action_id] = sent
         if not worker.watched:
             worker.watched = True
@@ -681,6 +682,7 @@ class Scheduler:
         sent = worker.in_flight.pop(event.action_id, None) if worker else None
         if worker is None or sent is None:
             return
+        self._num_idle += not worker.in_flight
         self._learn_delay(worker, sent, event.received_ns)
         copy, model = sent.copy, sent.copy.model
         # A clock offset that is a little off must not put an end into the future.
@@ -762,6 +764,7 @@ class Scheduler:
             )
             return
         sent = worker.in_flight.pop(event.action_id)
+        self._num_idle += not worker.in_flight
         self._learn_delay(worker, sent, event.received_ns)
         copy, model = sent.copy, sent.copy.model
         if isinstance(sent.action, Infer):
@@ -870,6 +873,7 @@ class Scheduler:
 
     def _worker_joined(self, event: WorkerJoined) -> None:
         assert event.worker_id not in self._workers, f"worker {event.worker_id} joined twice"
+        self._num_idle += 1
         self._workers[event.worker_id] = WorkerState(
             event.worker_id,
             event.gpu_kind,
@@ -953,6 +957,7 @@ class Scheduler:
     def _remove_worker(self, worker: WorkerState) -> None:
         del self._workers[worker.worker_id]
         in_flight, worker.in_flight = worker.in_flight, {}
+        self._num_idle -= not in_flight
         touched = dict.fromkeys(worker.copies)
         for copy in list(worker.copies.values()):
             self._drop_copy(copy)
