@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from experiments.figures import ablation, azure_replay, edf_mh, fig5, fig6, fig7_left, fig9, scale
 from experiments.figures.edf_mh import COMPARED, Row
 from experiments.figures.scenario_runs import Outcome, bound_of, measure
@@ -29,6 +29,7 @@ from experiments.figures.scenarios import (
 )
 from experiments.figures.study import POLICIES
 from experiments.results_file import write_results
+from experiments.simulator import Case
 
 OVERLOAD = Scenario(
     "small",
@@ -78,6 +79,20 @@ def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(scenario: Scena
         assert 0 < outcome.answered <= bound
     assert outcomes["edf_mh"].bound_share > 0.85
     assert outcomes["edf_mh"].bound_share > outcomes["clockwork"].bound_share + 0.05
+
+
+def test_a_device_that_takes_a_moment_to_begin_costs_no_more_than_that_moment() -> None:
+    def slow_to_begin(seed: int) -> Case:
+        case = closed(seed, slo_ms=10, duration_ns=2 * NS_PER_S)
+        return replace(case, cluster=replace(case.cluster, start_delay_ns=60 * NS_PER_US))
+
+    prompt = replace(CLOSED, case=lambda seed: closed(seed, slo_ms=10, duration_ns=2 * NS_PER_S))
+    shares = [
+        measure(scenario, POLICIES["edf_mh"], 1).goodput_rps
+        for scenario in (prompt, replace(CLOSED, case=slow_to_begin))
+    ]
+    # 60 us of the 4 ms that a batch takes, and of the 10 that it has.
+    assert shares[1] > 0.95 * shares[0]
 
 
 def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
