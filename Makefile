@@ -38,7 +38,12 @@ bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_selection
 
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
-experiments: $(FIGURES)
+experiments: $(FIGURES) poisoned
+
+# A live application whose best model is replaced by a bad version and then repaired.
+.PHONY: poisoned
+poisoned: $(STAMP)
+	@$(BIN)/python -m experiments.poisoned
 
 $(FIGURES): $(STAMP)
 	$(BIN)/python -m experiments.figures.$@

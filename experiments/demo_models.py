@@ -17,10 +17,10 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from experiments.digits import Array, Digits, load
+from experiments.selection.digit_models import OPSETS, export
 from modelzoo.build import write_model
 
 _LAST_TRAINING_FORM = 8
-_OPSETS = {"": 17, "ai.onnx.ml": 3}
 _SEED = 20
 
 # Of the random convolution: enough for the linear layer behind it to read digits.
@@ -133,13 +133,7 @@ def _forest(training: Digits) -> onnx.ModelProto:
 
 
 def _convert(classifier: Any, training: Digits) -> onnx.ModelProto:  # noqa: ANN401  scikit-learn is untyped
-    from skl2onnx import to_onnx
-
-    classifier.fit(training.images, training.labels)
-    model: onnx.ModelProto = to_onnx(
-        classifier, training.images[:1], target_opset=_OPSETS, options={"zipmap": False}
-    )
-    return model
+    return export(classifier.fit(training.images, training.labels), training.images)
 
 
 def _convolution(training: Digits) -> onnx.ModelProto:
@@ -200,7 +194,7 @@ def _convolution_graph(
         [helper.make_tensor_value_info(*output) for output in outputs],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    opset = helper.make_opsetid("", _OPSETS[""])
+    opset = helper.make_opsetid("", OPSETS[""])
     return helper.make_model(graph, opset_imports=[opset], ir_version=8)
 
 

@@ -46,7 +46,7 @@ from experiments.figures.report import picture, write_csv
 from experiments.local_server import LocalServer
 from experiments.results_file import RESULTS, write_results
 from experiments.selection import virtual_time
-from experiments.selection.digit_models import Classifier, predict, train
+from experiments.selection.digit_models import Classifier, export, predict, train
 from experiments.selection.virtual_time import Costs
 
 ARMS = ("mitigated", "blocking")
@@ -123,19 +123,11 @@ class Point:
 
 def write_forests(directory: Path, num_models: int, training: Digits) -> list[str]:
     """Write small forests in Triton's layout; returns their names."""
-    from skl2onnx import to_onnx
-
     forests = small_forests(num_models, training)
     for name, forest in forests.items():
-        model = to_onnx(
-            forest,
-            training.images[:1],
-            target_opset={"": 17, "ai.onnx.ml": 3},
-            options={"zipmap": False},
-        )
         path = directory / name / "1" / "model.onnx"
         path.parent.mkdir(parents=True)
-        path.write_bytes(model.SerializeToString())
+        path.write_bytes(export(forest, training.images).SerializeToString())
         (directory / name / "config.toml").write_text("batch_sizes = [1, 4, 16]\n")
     return list(forests)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from onnx import TensorProto, helper
 
 from clockwright.units import ModelId
 from experiments.digits import Array, load
+from experiments.selection.digit_models import OPSETS, export
 from worker.container_device import ContainerDevice
 from worker.cpu_device import CpuDevice
 from worker.device import Device
@@ -33,7 +33,6 @@ KINDS = ("no_op", "linear_svm", "logistic_regression", "kernel_svm", "random_for
 FORMS = ("native", "onnx")
 
 _LAST_TRAINING_FORM = 8
-_OPSETS = {"": 17, "ai.onnx.ml": 3}
 _SEED = 20
 
 _LIMITS = Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=8 << 20)
@@ -80,20 +79,11 @@ def write_folders(directory: Path, kinds: Sequence[str] = KINDS) -> None:
 def _train(kind: str, target: Path) -> onnx.ModelProto:
     """Train a model, pickle it, and export it."""
     import joblib
-    from skl2onnx import to_onnx
 
     training = load().of_forms(0, _LAST_TRAINING_FORM)
     estimator = _estimator(kind).fit(training.images, training.labels)
     joblib.dump(estimator, target)
-    # A linear SVM has no probabilities that could come in another form.
-    options = {} if kind == "linear_svm" else {"zipmap": False}
-    with warnings.catch_warnings():
-        # skl2onnx still asks an SVC for what scikit-learn is about to remove.
-        warnings.simplefilter("ignore", FutureWarning)
-        model: onnx.ModelProto = to_onnx(
-            estimator, training.images[:1], target_opset=_OPSETS, options=options
-        )
-    return model
+    return export(estimator, training.images)
 
 
 def _estimator(kind: str) -> Any:  # noqa: ANN401  scikit-learn is untyped
@@ -127,7 +117,7 @@ def _no_op_graph() -> onnx.ModelProto:
         [helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"])],
         [helper.make_tensor("first", TensorProto.INT64, [], [0])],
     )
-    opset = helper.make_opsetid("", _OPSETS[""])
+    opset = helper.make_opsetid("", OPSETS[""])
     return helper.make_model(graph, opset_imports=[opset], ir_version=8)
 
 

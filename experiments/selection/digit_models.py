@@ -6,15 +6,20 @@ rankings can be compared with the paper's, numbers cannot.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 
 from experiments.digits import Array, Digits
 
 # What a pixel can be at most; images are inverted against it.
 INK_MAX = 16.0
+
+#: Of every graph made here.
+OPSETS = {"": 17, "ai.onnx.ml": 3}
 
 Classifier = Any
 
@@ -45,6 +50,27 @@ def train(models: dict[str, Classifier], digits: Digits) -> None:
 def predict(models: dict[str, Classifier], images: Array) -> Array:
     """What each says, int64, shape (model, image)."""
     return np.stack([model.predict(images).astype(np.int64) for model in models.values()])
+
+
+def export(classifier: Classifier, images: Array) -> onnx.ModelProto:
+    """Give a fitted classifier as a graph from `X` to `label` and, where it has them, `probabilities`.
+
+    Args:
+        classifier: of scikit-learn.
+        images: some that it was fitted to, for their form.
+    """
+    from skl2onnx import to_onnx
+    from sklearn.svm import LinearSVC
+
+    # A linear SVM has no probabilities that could come in another form.
+    options = {} if isinstance(classifier, LinearSVC) else {"zipmap": False}
+    with warnings.catch_warnings():
+        # skl2onnx still asks an SVC for what scikit-learn is about to remove.
+        warnings.simplefilter("ignore", FutureWarning)
+        model: onnx.ModelProto = to_onnx(
+            classifier, images[:1], target_opset=OPSETS, options=options
+        )
+    return model
 
 
 # Faults that a pipeline before a model may have in production.
