@@ -4,8 +4,11 @@
 * `contexts_mib_100k`: what 100,000 users' states of four models take in the controller's memory.
 * `cache_feedback_speedup`: observations per second with the prediction cache over without it. An
   observation is a feedback for an input, as Clipper's own are (section 4.2): its predictions have to be
-  had again. Four digit classifiers behind a live server, inputs asked a moment ago. `feedback_by_id_per_s`
-  is this server's own way, by query id, which needs no prediction at all.
+  had again. Four digit classifiers behind a live server, inputs asked a moment ago. Both take turns, a
+  second each, and the figure is the median of the ratios of neighbours: client and server share this machine with
+  whatever else it does, which changes by the second. `cache_feedback_cpu_ratio` is the same in processor time,
+  of client and server together. `feedback_by_id_...` is this server's own way, by query id,
+  which needs no prediction at all.
 * `fig8_...`, `mitigated_late_answers`: from the last runs of Figures 8 and 9; `--collect` copies them anew.
 """
 
@@ -16,9 +19,10 @@ import asyncio
 import gc
 import json
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -108,79 +112,135 @@ def _resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-async def _all(work: Sequence[Callable[[], Awaitable[None]]]) -> float:
-    """Do all, some at once; returns how many per second."""
-    waiting = iter(work)
+async def _all(work: Callable[[int], Awaitable[None]], count: int) -> float:
+    """Do `work` for 0 to `count` - 1, some at once; returns how many per second."""
+    waiting = iter(range(count))
 
     async def one_after_another() -> None:
-        for item in waiting:
-            await item()
+        for index in waiting:
+            await work(index)
 
     began = time.perf_counter()
     await asyncio.gather(*(one_after_another() for _ in range(_CONCURRENCY)))
-    return len(work) / (time.perf_counter() - began)
+    return count / (time.perf_counter() - began)
 
 
-async def feedback_rates(address: str, images: Array, labels: Array) -> dict[str, float]:
-    """Observations per second: cached, not cached, and by query id."""
-    rates: dict[str, float] = {}
+async def feedback_round(
+    address: str, pids: Sequence[int], images: Array, labels: Array, order: Sequence[str]
+) -> dict[str, float]:
+    """One turn of each application, and one of feedback by id.
+
+    Args:
+        address: of a server with applications `cached` and `uncached`.
+        pids: of its processes.
+        images: to ask.
+        labels: of the images.
+        order: of the applications.
+
+    Returns:
+        Observations per second, and processor time that all processes spent on one, in microseconds: of
+        `cached`, `uncached` and `by_id`.
+    """
+    row: dict[str, float] = {}
+    count = len(images)
+    ids: list[str] = []
     async with AsyncClient(address) as client:
-        for application in ("cached", "uncached"):
-            ids: list[str] = []
 
-            async def ask(index: int, application: str = application) -> str:
-                result = await client.infer(
-                    application, {"X": images[index : index + 1]}, slo_ms=_SLO_MS
-                )
-                return result.query_id
+        async def ask(application: str, index: int) -> str:
+            inputs = {"X": images[index : index + 1]}
+            return (await client.infer(application, inputs, slo_ms=_SLO_MS)).query_id
 
-            async def asked(
-                index: int,
-                ids: list[str] = ids,
-                ask: Callable[[int], Awaitable[str]] = ask,
-            ) -> None:
-                ids.append(await ask(index))
+        async def teach(query_id: str, index: int) -> None:
+            await client.feedback(Feedback(query_id, label=int(labels[index])))
 
-            async def observe(index: int, ask: Callable[[int], Awaitable[str]] = ask) -> None:
-                query_id = await ask(index)
-                await client.feedback(Feedback(query_id, label=int(labels[index])))
+        async def timed(name: str, work: Callable[[int], Awaitable[None]]) -> None:
+            before_s = cpu_s(pids)
+            row[name] = await _all(work, count)
+            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / count * 1e6
 
-            indices = range(len(images))
-            await _all([lambda i=i, f=asked: f(i) for i in indices])  # type: ignore[misc]
-            rates[application] = await _all(
-                [lambda i=i, f=observe: f(i) for i in indices]  # type: ignore[misc]
-            )
+        for application in order:
 
-        async def by_id(query_id: str) -> None:
-            await client.feedback(Feedback(query_id, label=0))
+            async def asked(index: int, application: str = application) -> None:
+                ids.append(await ask(application, index))
 
-        rates["by_id"] = await _all([lambda q=q: by_id(q) for q in ids])  # type: ignore[misc]
-    return rates
+            async def observe(index: int, application: str = application) -> None:
+                await teach(await ask(application, index), index)
+
+            # What is observed was asked a moment ago.
+            await _all(asked, count)
+            await timed(application, observe)
+        by_id = iter(ids)
+
+        async def teach_only(index: int) -> None:
+            await teach(next(by_id), index)
+
+        await timed("by_id", teach_only)
+    return row
 
 
-def measure_feedback(*, num_inputs: int, repeats: int) -> list[dict[str, float]]:
-    """Serve four digit classifiers and measure; one row per repeat."""
+def cpu_s(pids: Sequence[int]) -> float:
+    """Processor time that these processes and this one have spent."""
+    total = time.process_time()
+    for pid in pids:
+        # Behind the command's name, which may hold anything: the 14th and 15th field of all.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all that it has started, directly or not."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += process_tree(int(child))
+    return found
+
+
+def measure_feedback(*, num_inputs: int, rounds: int) -> list[dict[str, float]]:
+    """Serve four digit classifiers and measure; one row per round, whose first is not counted."""
     with tempfile.TemporaryDirectory() as directory:
         models = write_digit_models(Path(directory) / "models")
         asked = models[0]
         assert asked.labels is not None
         arguments = ["--models", f"{directory}/models", "--cache-dir", f"{directory}/cache"]
         with LocalServer(arguments) as server, Operator(server.address) as operator:
-            rows = []
-            for repeat in range(repeats):
-                for name, no_cache in (("cached", False), ("uncached", True)):
-                    application = pb.Application(
-                        name=name, models=[model.name for model in models], no_cache=no_cache
-                    )
-                    operator.put_application(application, replace=repeat > 0)
-                rows.append(
-                    uvloop.run(
-                        feedback_rates(
-                            server.address, asked.questions[:num_inputs], asked.labels[:num_inputs]
-                        )
-                    )
+            names = ("cached", "uncached")
+            for name in names:
+                application = pb.Application(
+                    name=name,
+                    models=[model.name for model in models],
+                    no_cache=name == "uncached",
                 )
-    return rows
+                operator.put_application(application)
+            pids = process_tree(server.process.pid)
+            # A machine that slows down or speeds up in between favours neither.
+            orders = [names if number % 2 else names[::-1] for number in range(rounds + 1)]
+            images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
+            rows = [
+                uvloop.run(feedback_round(server.address, pids, images, labels, order))
+                for order in orders
+            ]
+    return rows[1:]
+
+
+def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the rounds; a speed-up is that of one round, whose turns follow on each other."""
+    speedups = sorted(row["cached"] / row["uncached"] for row in rows)
+    figures = {
+        "cache_feedback_speedup": statistics.median(speedups),
+        "cache_feedback_speedup_min": speedups[0],
+        "cache_feedback_speedup_max": speedups[-1],
+        "cache_feedback_cpu_ratio": statistics.median(
+            row["uncached_cpu_us"] / row["cached_cpu_us"] for row in rows
+        ),
+    }
+    for name in ("cached", "uncached", "by_id"):
+        figures[f"feedback_{name}_per_s"] = statistics.median(row[name] for row in rows)
+        figures[f"feedback_{name}_cpu_us"] = statistics.median(
+            row[f"{name}_cpu_us"] for row in rows
+        )
+    return figures
 
 
 def produce(
@@ -189,6 +249,7 @@ def produce(
     repeats: int = 5,
     num_contexts: int = NUM_CONTEXTS,
     num_inputs: int = 300,
+    rounds: int = 30,
     directory: Path = RESULTS,
 ) -> dict[str, float]:
     """Measure, and write `selection.json`."""
@@ -199,13 +260,8 @@ def produce(
     for name, cost in costs.items():
         figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
     figures["contexts_mib_100k"] = contexts_mib(num_contexts)
-    rows = measure_feedback(num_inputs=num_inputs, repeats=repeats)
-    speedups = sorted(row["cached"] / row["uncached"] for row in rows)
-    figures["cache_feedback_speedup"] = speedups[len(speedups) // 2]
-    figures["cache_feedback_speedup_min"] = speedups[0]
-    for name in ("cached", "uncached", "by_id"):
-        values = sorted(row[name] for row in rows)
-        figures[f"feedback_{name}_per_s"] = values[len(values) // 2]
+    rows = measure_feedback(num_inputs=num_inputs, rounds=rounds)
+    figures |= feedback_figures(rows)
     write_results(
         "selection",
         figures,

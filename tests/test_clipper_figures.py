@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -103,8 +107,7 @@ def test_figure_9_counts_what_came_late_and_what_was_missing() -> None:
 def test_the_costs_of_selection_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = [{"cached": 30.0, "uncached": 10.0, "by_id": 50.0}]
-    monkeypatch.setattr(bench_selection, "measure_feedback", lambda **_: rows)
+    monkeypatch.setattr(bench_selection, "measure_feedback", lambda **_: [feedback_row(10, 30)])
     (tmp_path / "clipper_fig9.json").write_text(
         json.dumps({"commit": "abc", "figures": {"mitigated_late_answers": 0}})
     )
@@ -114,6 +117,47 @@ def test_the_costs_of_selection_are_measured(
     assert "fig8_cumulative_error" not in figures
     costs = [figures[f"select_combine_us_{n.replace('-', '_')}"] for n in BUILT_IN]
     assert figures["select_combine_us_4models"] == max(costs) > 0
+
+
+def feedback_row(uncached: float, cached: float) -> dict[str, float]:
+    rates = {"cached": cached, "uncached": uncached, "by_id": 50.0}
+    return rates | {f"{name}_cpu_us": 1e6 / rate for name, rate in rates.items()}
+
+
+def test_a_speedup_is_that_of_neighbours_and_the_median_of_rounds() -> None:
+    # The machine slows down tenfold, and stumbles once over each.
+    rows = [
+        feedback_row(100, 200),
+        feedback_row(90, 180),
+        feedback_row(10, 20),
+        feedback_row(1, 20),
+        feedback_row(10, 2),
+    ]
+    figures = bench_selection.feedback_figures(rows)
+    assert figures["cache_feedback_speedup"] == 2.0
+    assert (figures["cache_feedback_speedup_min"], figures["cache_feedback_speedup_max"]) == (
+        0.2,
+        20.0,
+    )
+    assert figures["cache_feedback_cpu_ratio"] == pytest.approx(2.0)
+    assert figures["feedback_cached_per_s"] == 20
+
+
+def test_processor_time_is_counted_of_all_that_a_process_has_started() -> None:
+    script = (
+        "import subprocess, sys; p = subprocess.Popen(['cat']); print(p.pid, flush=True); p.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        tree = bench_selection.process_tree(parent.pid)
+        assert tree == [parent.pid, child]
+        parent.stdin.close()
+    # This process, which has imported half of the world, twice: as the kernel counts it and as it does.
+    assert bench_selection.cpu_s([os.getpid()]) == pytest.approx(2 * time.process_time(), abs=1)
 
 
 def test_a_stream_is_the_same_again_with_the_same_seed() -> None:
