@@ -10,22 +10,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import grpc
 import numpy as np
-from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.bulk import Buffer, join_bulk, split_bulk
-from clockwright.errors import (
-    BadRequestError,
-    ClockwrightError,
-    ConfigError,
-    ModelError,
-    Refusal,
-    RefusedError,
-    UnknownModelError,
-)
+from clockwright.errors import BadRequestError, ConfigError
+from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
@@ -206,7 +198,7 @@ class Client:
                 method if method.startswith("/") else _PREFIX + method
             )(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            _raise(error, self._address)
+            raise error_of(error, self._address) from None
         return response
 
     def __enter__(self) -> Self:
@@ -281,7 +273,7 @@ class AsyncClient:
                 method if method.startswith("/") else _PREFIX + method
             )(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            _raise(error, self._address)
+            raise error_of(error, self._address) from None
         return response
 
     async def __aenter__(self) -> Self:
@@ -402,44 +394,3 @@ def _outcomes(data: bytes) -> list[FeedbackOutcome]:
         FeedbackOutcome(row.query_id, row.status, dict(row.losses), dict(row.weights))
         for row in control_pb2.FeedbackResponse.FromString(data).outcomes
     ]
-
-
-def _raise(error: Any, address: str) -> NoReturn:  # noqa: ANN401  grpc's two kinds share no typed base
-    """Turn gRPC's error into ours."""
-    code, text = error.code(), error.details() or ""
-    refused = _refused(error)
-    if refused is not None:
-        raise refused from None
-    match code:
-        case grpc.StatusCode.UNAVAILABLE:
-            raise ConfigError(f"no server answers at {address}: {text}") from None
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            raise BadRequestError(text) from None
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # gRPC itself: the message is longer than the server takes.
-            raise BadRequestError(f"the request is too big: {text}") from None
-        case grpc.StatusCode.NOT_FOUND:
-            raise UnknownModelError(text) from None
-        case grpc.StatusCode.FAILED_PRECONDITION:
-            raise ModelError(text) from None
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise RefusedError(Refusal.LATE, f"no answer from {address} in time") from None
-    raise ClockwrightError(f"{address}: {code.name}: {text}") from None
-
-
-def _refused(error: Any) -> RefusedError | None:  # noqa: ANN401
-    """Read the refusal in an error's trailing metadata, if there is one."""
-    for key, value in error.trailing_metadata() or ():
-        if key == "grpc-status-details-bin":
-            status = status_pb2.Status.FromString(value)
-            info = error_details_pb2.ErrorInfo()
-            for detail in status.details:
-                if detail.Unpack(info) and info.reason in Refusal.__members__:
-                    figures = {
-                        name: int(figure)
-                        for name, figure in info.metadata.items()
-                        if figure.lstrip("-").isdigit()
-                    }
-                    message = status.message.removeprefix(f"{info.reason}: ")
-                    return RefusedError(Refusal(info.reason), message, figures=figures)
-    return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import grpc
 
-from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, ModelError
+from clockwright.errors import ConfigError
+from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 
@@ -129,7 +130,9 @@ class Operator:
         try:
             return method(request, timeout=limit_s)
         except grpc.RpcError as error:
-            _raise(error, self._address)
+            if limit_s is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise ConfigError(f"{self._address} did not answer within {limit_s:g} s") from None
+            raise error_of(error, self._address) from None
 
     def __enter__(self) -> Self:
         return self
@@ -153,23 +156,3 @@ def _upload(
             yield pb.AddModelRequest(model_id=name, replace=replace, path=relative)
             while chunk := file.read(_CHUNK_BYTES):
                 yield pb.AddModelRequest(content=chunk)
-
-
-def _raise(error: Any, address: str) -> NoReturn:  # noqa: ANN401
-    code, text = error.code(), error.details() or ""
-    match code:
-        case grpc.StatusCode.UNAVAILABLE:
-            raise ConfigError(
-                f"nothing answers at {address}; is `clockwright up` running there? ({text})"
-            ) from None
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise ConfigError(f"{address} did not answer within {_LOOK_LIMIT_S:g} s") from None
-        case grpc.StatusCode.UNIMPLEMENTED:
-            raise ConfigError(f"the server at {address} is not Clockwright: {text}") from None
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            raise BadRequestError(text) from None
-        case grpc.StatusCode.NOT_FOUND | grpc.StatusCode.FAILED_PRECONDITION:
-            raise ModelError(text) from None
-        case grpc.StatusCode.ALREADY_EXISTS:
-            raise ModelError(f"{text}; --replace takes its place") from None
-    raise ClockwrightError(f"{address}: {code.name}: {text}") from None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
 
@@ -14,11 +16,14 @@ from clockwright import (
     AsyncClient,
     BadRequestError,
     Client,
+    ClockwrightError,
     ConfigError,
+    ModelError,
     Refusal,
     RefusedError,
     UnknownModelError,
 )
+from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
 from tests.front_end import MESSAGE_BYTES_MAX, FrontEndInThread, serving, serving_in_thread, until
 
@@ -127,6 +132,44 @@ def test_an_unreachable_server_is_a_config_error_and_not_ready(nobody: str) -> N
         assert not client.is_ready()
         with pytest.raises(ConfigError, match="no server answers at 127"):
             client.infer("double", {"x": np.ones((1, 3), np.float32)})
+
+
+class Failed(grpc.RpcError):
+    """What a call raises."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self._code = code
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return "what the server said"
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "message"),
+    [
+        ("UNAVAILABLE", ConfigError, "no server answers at HOST:1; is `clockwright up` running"),
+        ("UNIMPLEMENTED", ConfigError, "the server at HOST:1 is not Clockwright: what"),
+        ("INVALID_ARGUMENT", BadRequestError, "^what the server said$"),
+        ("RESOURCE_EXHAUSTED", BadRequestError, "the request is too big: what the server said"),
+        ("NOT_FOUND", UnknownModelError, "^what the server said$"),
+        ("FAILED_PRECONDITION", ModelError, "^what the server said$"),
+        ("ALREADY_EXISTS", ModelError, "what the server said; --replace takes its place"),
+        ("DEADLINE_EXCEEDED", RefusedError, "LATE: no answer from HOST:1 in time"),
+        ("INTERNAL", ClockwrightError, "HOST:1: INTERNAL: what the server said"),
+    ],
+)
+def test_every_status_is_an_exception_with_one_sentence(
+    code: str, kind: type[ClockwrightError], message: str
+) -> None:
+    error = error_of(Failed(grpc.StatusCode[code]), "HOST:1")
+    assert type(error) is kind
+    assert re.search(message, str(error))
 
 
 def test_a_server_without_workers_refuses_and_is_not_unreachable(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""A call's gRPC status as an exception: what `Client`, `AsyncClient` and `Operator` raise.
+
+The other way round it is `controller/statuses.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from clockwright.errors import (
+    BadRequestError,
+    ClockwrightError,
+    ConfigError,
+    ModelError,
+    Refusal,
+    RefusedError,
+    UnknownModelError,
+)
+
+
+def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grpc's two kinds share no typed base
+    """Say what became of a call.
+
+    Args:
+        error: `grpc.RpcError` of a call, or of a call of grpc.aio.
+        address: that was called.
+    """
+    refused = _refused(error)
+    if refused is not None:
+        return refused
+    code, text = error.code(), error.details() or ""
+    match code:
+        case grpc.StatusCode.UNAVAILABLE:
+            return ConfigError(
+                f"no server answers at {address}; is `clockwright up` running there? ({text})"
+            )
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ConfigError(f"the server at {address} is not Clockwright: {text}")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return BadRequestError(text)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            # gRPC itself: the message is longer than the server takes.
+            return BadRequestError(f"the request is too big: {text}")
+        case grpc.StatusCode.NOT_FOUND:
+            return UnknownModelError(text)
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return ModelError(text)
+        case grpc.StatusCode.ALREADY_EXISTS:
+            return ModelError(f"{text}; --replace takes its place")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return RefusedError(Refusal.LATE, f"no answer from {address} in time")
+    return ClockwrightError(f"{address}: {code.name}: {text}")
+
+
+def _refused(error: Any) -> RefusedError | None:  # noqa: ANN401
+    """Read the refusal in an error's trailing metadata, if there is one."""
+    for key, value in error.trailing_metadata() or ():
+        if key == "grpc-status-details-bin":
+            status = status_pb2.Status.FromString(value)
+            info = error_details_pb2.ErrorInfo()
+            for detail in status.details:
+                if detail.Unpack(info) and info.reason in Refusal.__members__:
+                    figures = {
+                        name: int(figure)
+                        for name, figure in info.metadata.items()
+                        if figure.lstrip("-").isdigit()
+                    }
+                    message = status.message.removeprefix(f"{info.reason}: ")
+                    return RefusedError(Refusal(info.reason), message, figures=figures)
+    return None
