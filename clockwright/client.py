@@ -138,6 +138,7 @@ class Client:
         slo_ms: float | None = None,
         explain: bool = False,
         context: str = "",
+        tenant: str = "",
     ) -> InferResult:
         """Run a model on one request of one or more rows.
 
@@ -147,6 +148,7 @@ class Client:
             slo_ms: answer within this many milliseconds, or refuse; None: the model's default.
             explain: also say where the time went.
             context: of an application: the user, session or tenant whose choice of models is learned.
+            tenant: whose share of the GPUs it is to come from when they are short.
 
         Raises:
             RefusedError: there is no answer in time; carries the reason.
@@ -157,7 +159,9 @@ class Client:
             if model not in self._input_names:
                 self._input_names[model] = _only_input(self.metadata(model))
             inputs = {self._input_names[model]: inputs}
-        request = _encode_request(model, inputs, slo_ms=slo_ms, explain=explain, context=context)
+        request = _encode_request(
+            model, inputs, slo_ms=slo_ms, explain=explain, context=context, tenant=tenant
+        )
         return _decode_response(self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms)))
 
     def is_ready(self) -> bool:
@@ -233,13 +237,16 @@ class AsyncClient:
         slo_ms: float | None = None,
         explain: bool = False,
         context: str = "",
+        tenant: str = "",
     ) -> InferResult:
         """Run a model on one request; see `Client.infer`."""
         if isinstance(inputs, np.ndarray):
             if model not in self._input_names:
                 self._input_names[model] = _only_input(await self.metadata(model))
             inputs = {self._input_names[model]: inputs}
-        request = _encode_request(model, inputs, slo_ms=slo_ms, explain=explain, context=context)
+        request = _encode_request(
+            model, inputs, slo_ms=slo_ms, explain=explain, context=context, tenant=tenant
+        )
         return _decode_response(
             await self._call("ModelInfer", request, timeout_s=_timeout_s(slo_ms))
         )
@@ -303,6 +310,7 @@ def _encode_request(
     slo_ms: float | None,
     explain: bool,
     context: str,
+    tenant: str,
 ) -> bytes:
     parameters: dict[str, pb.InferParameter] = {}
     if slo_ms is not None:
@@ -311,6 +319,8 @@ def _encode_request(
         parameters["explain"] = pb.InferParameter(bool_param=True)
     if context:
         parameters["context"] = pb.InferParameter(string_param=context)
+    if tenant:
+        parameters["tenant"] = pb.InferParameter(string_param=tenant)
     tensors: list[pb.ModelInferRequest.InferInputTensor] = []
     buffers: list[Buffer] = []
     for name, array in inputs.items():

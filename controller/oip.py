@@ -28,6 +28,9 @@ STREAM_RESPONSE_FIELD = 2
 # Keeps every time well inside the wire's int64; whoever means "no limit" is told so.
 SLO_NS_MAX = 24 * 3600 * NS_PER_S
 
+# As long as any name that people give; the scheduler keeps some of them.
+TENANT_CHARS_MAX = 256
+
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
 # (measured: 20 s arrive as 20.0999 s). The client still leaves when its own clock says so.
 RPC_DEADLINE_ROUNDING_S = 0.001
@@ -213,15 +216,21 @@ def request_context(message: pb.ModelInferRequest) -> str:
     Raises:
         BadRequestError: it is no string.
     """
-    if "context" not in message.parameters:
-        return ""
-    parameter = message.parameters["context"]
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind != "string_param":
+    return _string(message, "context")
+
+
+def request_tenant(message: pb.ModelInferRequest) -> str:
+    """Whose share of the GPUs the request is to come from: parameter `tenant`, empty when there is none.
+
+    Raises:
+        BadRequestError: it is no string, or too long.
+    """
+    tenant = _string(message, "tenant")
+    if len(tenant) > TENANT_CHARS_MAX:
         raise BadRequestError(
-            f"parameter context: found {kind or 'no value'}, expected string_param"
+            f"parameter tenant: found {len(tenant)} characters, expected at most {TENANT_CHARS_MAX}"
         )
-    return parameter.string_param
+    return tenant
 
 
 def encode_response(
@@ -409,6 +418,18 @@ def _requested_outputs(
             raise BadRequestError(f"output {quote(asked.name)}: found twice, expected once")
         indices.append(known[asked.name])
     return indices
+
+
+def _string(message: pb.ModelInferRequest, name: str) -> str:
+    if name not in message.parameters:
+        return ""
+    parameter = message.parameters[name]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "string_param":
+        raise BadRequestError(
+            f"parameter {name}: found {kind or 'no value'}, expected string_param"
+        )
+    return parameter.string_param
 
 
 def _number(parameter: pb.InferParameter) -> float:

@@ -69,6 +69,8 @@ class Submission:
     arrival_ns: int
     #: Tensor bytes per input, in the model's order. Kept, not copied, until the request is done.
     inputs: Sequence[Buffer]
+    #: Whose it is; empty: nobody's in particular.
+    tenant: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -221,6 +223,7 @@ class Runtime:
                 rows=submission.rows,
                 arrival_ns=submission.arrival_ns,
                 slo_ns=submission.slo_ns,
+                tenant=submission.tenant,
             )
         )
         return future

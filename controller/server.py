@@ -30,6 +30,7 @@ from controller.oip import (
     quote,
     request_context,
     request_slo_ns,
+    request_tenant,
     wants_explanation,
     wrap_for_stream,
 )
@@ -191,6 +192,7 @@ class InferenceService:
                 slo_ns=slo_ns,
                 arrival_ns=arrival_ns,
                 inputs=decoded.inputs,
+                tenant=request_tenant(message),
             )
         )
         response = encode_response(
@@ -240,6 +242,7 @@ class InferenceService:
             arrival_ns=arrival_ns,
             slo_ns=slo_ns,
             context=check_context(request_context(message)),
+            tenant=request_tenant(message),
         )
         response = encode_response(
             model_name=application.name,

@@ -27,6 +27,7 @@ from clockwright.errors import (
 )
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller import runtime as clock
+from controller.runtime import Answer, Submission
 from controller.selection.application import Application
 from controller.selection.applications import Answered, FeedbackResult
 from controller.selection.combination import Rule
@@ -51,7 +52,14 @@ class Desk:
         fields: dict[str, Any] = {"name": "app", "cache": False, **settings}
         await self.applications.put(Application(models=models, **fields), replace=replace)
 
-    async def ask(self, number: float = 1, *, slo_ns: int = SLO_NS, context: str = "") -> Answered:
+    async def ask(
+        self,
+        number: float = 1,
+        *,
+        slo_ns: int = SLO_NS,
+        context: str = "",
+        tenant: str = "",
+    ) -> Answered:
         running = self.applications.find("app")
         assert running is not None
         return await self.applications.answer(
@@ -60,6 +68,7 @@ class Desk:
             arrival_ns=clock.now_ns(),
             slo_ns=slo_ns,
             context=context,
+            tenant=tenant,
         )
 
     async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
@@ -107,6 +116,27 @@ def run_on_real_time(test: Callable[[], Awaitable[None]]) -> None:
 
 
 # --- answers --------------------------------------------------------------------------------------
+
+
+def test_the_members_requests_are_the_tenants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants: list[str] = []
+
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            submit = app.front_end.runtime.submit
+
+            def spied(submission: Submission) -> asyncio.Future[Answer]:
+                tenants.append(submission.tenant)
+                return submit(submission)
+
+            monkeypatch.setattr(app.front_end.runtime, "submit", spied)
+            await app.put("right", "wrong")
+            await app.ask(tenant="ann")
+
+    run(main)
+    assert tenants == ["ann", "ann"]
 
 
 def test_an_ensemble_answers_with_its_confidence_and_who_answered(tmp_path: Path) -> None:

@@ -98,6 +98,11 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
         ),
         (("worker", "--device", "modelled:nothing"), "nothing"),
         (("worker", "--pages", "0"), "found 0, expected 1 or more"),
+        (("up", "--tenant-weight", "gold"), "'gold', expected NAME=WEIGHT, such as gold=4"),
+        (
+            ("up", "--tenant-weight", "gold=0"),
+            "found 0.0 for 'gold', expected more than 0, at most 100",
+        ),
         (("models", "add", "/no/such/folder"), "/no/such/folder is not a folder"),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),

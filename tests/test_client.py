@@ -25,6 +25,8 @@ from clockwright import (
 )
 from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
+from controller.core import Scheduler
+from controller.core.events import Command, Event, RequestArrived
 from tests.front_end import MESSAGE_BYTES_MAX, FrontEndInThread, serving, serving_in_thread, until
 
 SLO_MS = 30_000.0
@@ -55,6 +57,24 @@ def test_arrays_go_in_and_come_out(client: Client) -> None:
     result = client.infer("double", {"x": rows}, slo_ms=SLO_MS)
     np.testing.assert_array_equal(result.outputs["y"], rows * 2)
     assert (result.model_name, result.model_version, result.explanation) == ("double", "1", {})
+
+
+def test_whose_request_it_is_reaches_the_scheduler(
+    client: Client, server: FrontEndInThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants: list[str] = []
+    handle = Scheduler.handle
+
+    def spied(self: Scheduler, event: Event, *, now_ns: int) -> list[Command]:
+        if isinstance(event, RequestArrived):
+            tenants.append(event.tenant)
+        return handle(self, event, now_ns=now_ns)
+
+    monkeypatch.setattr(Scheduler, "handle", spied)
+    rows = np.ones((1, 3), np.float32)
+    client.infer("double", rows, slo_ms=SLO_MS, tenant="ann")
+    client.infer("double", rows, slo_ms=SLO_MS)
+    assert tenants == ["ann", ""]
 
 
 def test_the_only_input_needs_no_name(client: Client) -> None:

@@ -37,7 +37,7 @@ from controller.core.events import (
 )
 from controller.core.moore_hodgson import Job, first_kept
 from controller.core.pace import SHORTEST_LOOKAHEAD_NS, Margin, adapted_lookahead_ns
-from controller.core.shares import RecentDrops, ServedShare
+from controller.core.shares import MAX_TENANTS, RecentDrops, ServedShare, TenantShares
 
 MS = NS_PER_MS
 EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS}
@@ -193,6 +193,18 @@ def test_a_served_share_begins_at_the_mean_and_fades() -> None:
     assert share.beside(0.6) > 0.6
 
 
+def test_of_many_tenants_the_latest_are_remembered() -> None:
+    shares = TenantShares()
+    for number in range(MAX_TENANTS):
+        shares.count(str(number), 0, dropped=100)
+    shares.count("0", 0, dropped=100)
+    shares.count("one more", 0, dropped=100)
+    assert len(shares) == MAX_TENANTS
+    assert shares.beside("1", 0.5) == 0.5  # forgotten
+    assert shares.beside("0", 0.5) < 0.2
+    assert shares.beside("one more", 0.5) < 0.2
+
+
 # --- the policy -----------------------------------------------------------------------------------
 
 
@@ -267,7 +279,7 @@ class Bench:
                 self.sent[command.action.action_id] = command
         return sent
 
-    def arrived(self, model: int, slo_ms: float) -> RequestArrived:
+    def arrived(self, model: int, slo_ms: float, tenant: str = "") -> RequestArrived:
         self.num_requests += 1
         return RequestArrived(
             request_id=RequestId(self.num_requests),
@@ -275,10 +287,11 @@ class Bench:
             rows=1,
             arrival_ns=self.now_ns,
             slo_ns=int(slo_ms * MS),
+            tenant=tenant,
         )
 
-    def ask(self, model: int, slo_ms: float, count: int = 1) -> list[SendAction]:
-        requests = tuple(self.arrived(model, slo_ms) for _ in range(count))
+    def ask(self, model: int, slo_ms: float, count: int = 1, tenant: str = "") -> list[SendAction]:
+        requests = tuple(self.arrived(model, slo_ms, tenant) for _ in range(count))
         return self.tell(RequestsArrived(requests=requests))
 
     def finish(self, kind: type, *, worker: int = 0) -> list[SendAction]:
@@ -377,6 +390,43 @@ def test_a_model_below_its_floor_is_not_struck_out() -> None:
         bench.ask(1, 3 + 8, count=4)
         overload(bench)
         assert batches(bench.finish(Infer))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "served", "dropped", "expected"),
+    [
+        ({}, 0, 0, ("m1", 4)),
+        ({"ann": 8.0}, 0, 0, ("m0", 1)),  # one of hers counts as eight
+        ({}, 10, 990, ("m0", 1)),  # she was served far less than others
+        ({"bob": 8.0}, 10, 990, ("m1", 4)),  # but his four count as 32
+    ],
+)
+def test_a_tenants_weight_and_served_share_decide_under_overload(
+    weights: dict[str, float], served: int, dropped: int, expected: tuple[str, int]
+) -> None:
+    bench = Bench(edf_mh=EdfMhConfig(tenant_weights=weights))
+    bench.resident(0, exec_ns={1: 6 * MS})
+    bench.resident(1)
+    policy = bench.scheduler._policy
+    policy._tenants.count("ann", 0, served=served, dropped=dropped)  # type: ignore[attr-defined]
+    policy._served.count(0, served=80, dropped=20)  # type: ignore[attr-defined]
+    bench.ask(1, 100)
+    bench.ask(0, 3 + 7, tenant="ann")
+    bench.ask(1, 3 + 8, count=4, tenant="bob")
+    overload(bench)
+    assert batches(bench.finish(Infer))[0] == expected
+
+
+def test_a_tenants_share_is_learned_from_what_becomes_of_its_requests() -> None:
+    bench = Bench()
+    bench.resident(0)
+    for _ in range(3):
+        bench.ask(0, 100, count=8, tenant="ann")
+    bench.ask(0, 3.5, count=24, tenant="bob")
+    while bench.sent:
+        bench.finish(Infer)
+    tenants = bench.scheduler._policy._tenants  # type: ignore[attr-defined]
+    assert tenants.beside("bob", 0.5) < 0.5 < tenants.beside("ann", 0.5)
 
 
 def test_under_overload_the_load_that_saves_most_requests_per_time_is_next() -> None:

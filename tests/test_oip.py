@@ -24,6 +24,7 @@ from controller.oip import (
     encode_stream_error,
     parse_request,
     request_slo_ns,
+    request_tenant,
     wants_explanation,
     wrap_for_stream,
 )
@@ -394,6 +395,15 @@ def test_parameters_that_cannot_be_honoured_are_bad_requests(
 ) -> None:
     with pytest.raises(BadRequestError, match=text):
         wants_explanation(message(parameters=parameters))
+
+
+def test_a_tenant_is_a_string_of_no_great_length() -> None:
+    assert request_tenant(message()) == ""
+    assert request_tenant(message(parameters={"tenant": Parameter(string_param="ann")})) == "ann"
+    with pytest.raises(BadRequestError, match="tenant: found int64_param, expected string_param"):
+        request_tenant(message(parameters={"tenant": Parameter(int64_param=7)}))
+    with pytest.raises(BadRequestError, match="tenant: found 257 characters, expected at most 256"):
+        request_tenant(message(parameters={"tenant": Parameter(string_param="a" * 257)}))
 
 
 def test_explain_is_asked_for_by_a_bool_and_other_parameters_pass() -> None:

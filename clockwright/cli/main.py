@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -63,6 +64,13 @@ Batching = Annotated[str, typer.Option(help="Of policy clipper: aimd, quantile o
 BatchDelay = Annotated[
     float, typer.Option(help="Of policy clipper: how long a batch that is not full waits.")
 ]
+TenantWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tenant-weight",
+        help="Of policy edf_mh: NAME=WEIGHT, once per tenant; the others weigh 1.",
+    ),
+]
 Telemetry = Annotated[
     Path | None, typer.Option(help="Folder for requests.csv and actions.csv; made if need be.")
 ]
@@ -114,6 +122,7 @@ def up(
     policy: Policy = None,
     batching: Batching = "aimd",
     batch_delay_ms: BatchDelay = 0,
+    tenant_weights: TenantWeights = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve models on this machine: a controller, and workers beside it."""
@@ -123,7 +132,9 @@ def up(
     if workers < 0:
         raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
     _log(verbose)
-    scheduler = _scheduler_config(lookahead_ms, window_ms, policy, batching, batch_delay_ms)
+    scheduler = _scheduler_config(
+        lookahead_ms, window_ms, policy, batching, batch_delay_ms, tenant_weights or []
+    )
     config = _controller_config(
         "127.0.0.1", port, models, telemetry, selection_store, slo_ms, scheduler
     )
@@ -158,6 +169,7 @@ def controller(
     policy: Policy = None,
     batching: Batching = "aimd",
     batch_delay_ms: BatchDelay = 0,
+    tenant_weights: TenantWeights = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve models with workers that are started elsewhere."""
@@ -165,7 +177,9 @@ def controller(
     from clockwright.cli.up import up as run_up
 
     _log(verbose)
-    scheduler = _scheduler_config(lookahead_ms, window_ms, policy, batching, batch_delay_ms)
+    scheduler = _scheduler_config(
+        lookahead_ms, window_ms, policy, batching, batch_delay_ms, tenant_weights or []
+    )
     config = _controller_config(host, port, models, telemetry, selection_store, slo_ms, scheduler)
     raise typer.Exit(run_up(config, LocalWorkers(0, [], say=print)))
 
@@ -416,6 +430,7 @@ def infer(
     slo_ms: Annotated[float | None, typer.Option(help="By default the model's.")] = None,
     explain: Annotated[bool, typer.Option(help="Say where the time went.")] = False,
     context: Annotated[str, typer.Option(help="Of an application: user, session or tenant.")] = "",
+    tenant: Annotated[str, typer.Option(help="Whose share of the GPUs it is to come from.")] = "",
     server: Server = _SERVER,
     json: Json = False,
 ) -> None:
@@ -433,7 +448,9 @@ def infer(
             if random
             else read_inputs(inputs or [])
         )
-        result = client.infer(model, arrays, slo_ms=slo_ms, explain=explain, context=context)
+        result = client.infer(
+            model, arrays, slo_ms=slo_ms, explain=explain, context=context, tenant=tenant
+        )
     print_result(result, json=json)
 
 
@@ -551,17 +568,31 @@ def _controller_config(
 
 
 def _scheduler_config(
-    lookahead_ms: float, window_ms: float, policy: str | None, batching: str, batch_delay_ms: float
+    lookahead_ms: float,
+    window_ms: float,
+    policy: str | None,
+    batching: str,
+    batch_delay_ms: float,
+    tenant_weights: list[str],
 ) -> SchedulerConfig:
-    from controller.core import SchedulerConfig
+    from controller.core import EdfMhConfig, SchedulerConfig
 
     config = SchedulerConfig(
         lookahead_ns=_ns(lookahead_ms, "--lookahead-ms"),
         window_ns=_ns(window_ms, "--window-ms"),
         batching=batching,
         batch_delay_ns=_ns(batch_delay_ms, "--batch-delay-ms") if batch_delay_ms else 0,
+        edf_mh=EdfMhConfig(tenant_weights=dict(map(_tenant_weight, tenant_weights))),
     )
     return config if policy is None else replace(config, policy=policy)
+
+
+def _tenant_weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    with suppress(ValueError):
+        if name:
+            return name, float(weight)
+    raise ConfigError(f"--tenant-weight is {text!r}, expected NAME=WEIGHT, such as gold=4")
 
 
 def _ns(milliseconds: float, flag: str) -> int:

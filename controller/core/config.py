@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clockwright.errors import ConfigError
@@ -33,6 +34,10 @@ class EdfMhConfig:
     #: A model whose served share is less than this part of the mean is not struck out, so that none is
     #: served less while there is time for all to have that much. 0: no floor.
     served_floor: float = 0.5
+    #: A request of this tenant counts as so many, 1 where a tenant is not named. For requests that carry a
+    #: tenant, `fairness` looks at the tenant's served share, not at the model's. Decides between batches:
+    #: within a model's queue the deadline does.
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
     #: Batch clients' work runs on a limited number of GPUs at once. Else on every lane that is idle.
     limit_batch: bool = True
 
@@ -42,6 +47,12 @@ class EdfMhConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 100")
         if not 0 <= self.served_floor <= 1:
             raise ConfigError(f"served_floor is {self.served_floor}, expected 0 to 1")
+        for tenant, weight in self.tenant_weights.items():
+            # The comparison is false for NaN too.
+            if not isinstance(weight, (int, float)) or not 0 < weight <= 100:
+                raise ConfigError(
+                    f"tenant_weights: found {weight!r} for {tenant!r}, expected more than 0, at most 100"
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

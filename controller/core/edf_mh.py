@@ -12,7 +12,8 @@ share of requests dropped of late: what will yet arrive competes for the same ti
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
 requests were refused although it has one.
 
-**Fairness.** A model's batches weigh more the smaller its served share is beside that of all models.
+**Fairness.** A model's batches weigh more the smaller its served share is beside that of all models; those
+of requests that carry a tenant, the smaller the tenant's is, and the more by its configured weight.
 
 **Batch clients.** Requests with an SLO of `batch_slo_ns` or more run when nothing else is waiting, and on a
 limited number of GPUs at a time, because a long batch that has begun is in the way of whatever comes. The
@@ -33,7 +34,7 @@ from controller.core.events import ActionSucceeded
 from controller.core.moore_hodgson import Job, first_kept
 from controller.core.pace import Margin, adapted_lookahead_ns
 from controller.core.policy import Batch
-from controller.core.shares import RecentDrops, ServedShare
+from controller.core.shares import RecentDrops, ServedShare, TenantShares
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState
 
 # Most urgent batches, or loads, among which the rule chooses. In overload there are seldom more that
@@ -77,6 +78,7 @@ class EdfMhPolicy(ClockworkPolicy):
         self._exec_drops = RecentDrops()
         self._load_drops = RecentDrops()
         self._served = ServedShare()
+        self._tenants = TenantShares()
         self._batch_slo_ns = config.batch_slo_ns
         self._batch = BatchLimit() if self._config.limit_batch else None
 
@@ -129,6 +131,8 @@ class EdfMhPolicy(ClockworkPolicy):
         if refusal not in _FOR_WANT_OF_TIME or request.slo_ns >= self._batch_slo_ns:
             return
         model = request.model
+        if request.tenant:
+            self._tenants.count(request.tenant, now_ns, dropped=1)
         if self._batch is not None:
             self._batch.missed += 1
         for copy in model.copies.values():
@@ -190,25 +194,44 @@ class EdfMhPolicy(ClockworkPolicy):
         self._load_drops.count(now_ns, served=served)
         if self._batch is not None:
             self._batch.served += served
+        for request in _requests(chosen):
+            if request.tenant:
+                self._tenants.count(request.tenant, now_ns, served=1)
 
     def _first_kept(self, found: list[Batch], free_ns: int, pressure: float) -> int:
         if len(found) == 1:
             return 0
         mean = self._served.beside(1.0)
         floor = mean * self._config.served_floor
-        fairness = self._config.fairness
         jobs = []
         for batch in found:
             model, estimates = batch.copy.model, batch.copy.estimates
             exec_ns = estimates.exec_ns[batch.size_index]
             share = model.served.beside(mean)
-            weight = min(float((mean / share) ** fairness), _MAX_WEIGHT)
+            weight = self._weight(share, mean)
             if share < floor:
                 weight = _NEVER_STRUCK
+            worth = weight * batch.count
+            if self._tenants:
+                worth = self._worth(batch, weight, mean)
             # Lanes that hold a copy share the work.
             lane_ns = exec_ns / len(model.copies)
-            jobs.append(Job(batch.required_start_ns, lane_ns, weight * batch.count / exec_ns))
+            jobs.append(Job(batch.required_start_ns, lane_ns, worth / exec_ns))
         return first_kept(jobs, free_ns, pressure)
+
+    def _weight(self, share: float, mean: float) -> float:
+        return min(float((mean / share) ** self._config.fairness), _MAX_WEIGHT)
+
+    def _worth(self, batch: Batch, weight: float, mean: float) -> float:
+        """Sum over a batch's requests, of which those without a tenant have the model's weight."""
+        weights, tenants = self._config.tenant_weights, self._tenants
+        return sum(
+            weights.get(request.tenant, 1.0)
+            * self._weight(tenants.beside(request.tenant, mean), mean)
+            if request.tenant and weight < _NEVER_STRUCK
+            else weight
+            for request in _requests(batch)
+        )
 
     def _pressure(self, drops: RecentDrops, now_ns: int) -> float:
         """How much of the waiting work counts; 0: none, the most urgent is next."""
@@ -365,6 +388,10 @@ def _largest_run(copy: Copy, begin_ns: int) -> Batch | None:
             )
         index -= 1
     return None
+
+
+def _requests(batch: Batch) -> list[Request]:
+    return batch.copy.model.queue[batch.first : batch.first + batch.count]
 
 
 def _due(request: Request) -> int:

@@ -85,6 +85,8 @@ class RequestArrived:
     rows: int
     arrival_ns: int
     slo_ns: int
+    #: Whose it is, for fairness between those who share models; empty: nobody's in particular.
+    tenant: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

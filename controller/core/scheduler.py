@@ -268,6 +268,7 @@ class Scheduler:
             cold,
             # Appendix B's demand of one request: its execution time, alone.
             model.fastest.exec_ns[0] * event.rows if model.fastest else 0,
+            event.tenant,
         )
         verdict = self._judge(request, arriving=True)
         if verdict.refusal is not None:

@@ -1,4 +1,4 @@
-"""Which share of the requests is served: of all in the last moments, and of each model in the last seconds."""
+"""Which share of the requests is served: of all in the last moments; in the last seconds, of each model and tenant."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ _HALF_LIFE_NS = 2 * NS_PER_S
 # Requests that every model is taken to have had served at the mean share. Fewer: one unlucky request of a
 # model that is seldom asked for makes it weigh more (with 1, a zoo of 1,500 models lost 4 points).
 _PRIOR = 16.0
+
+#: Tenants are named by clients: however many names there are, so many are kept, the latest.
+MAX_TENANTS = 1024
 
 
 class RecentDrops:
@@ -70,3 +73,31 @@ class ServedShare:
         So that one unlucky request of a model that is seldom asked for says little.
         """
         return (self._served + _PRIOR * mean) / (self._served + self._dropped + _PRIOR)
+
+
+class TenantShares:
+    """Share of the requests served by tenant, of those seen last."""
+
+    __slots__ = ("_shares",)
+
+    def __init__(self) -> None:
+        #: The tenant that was counted longest ago, first.
+        self._shares: dict[str, ServedShare] = {}
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def count(self, tenant: str, now_ns: int, *, served: int = 0, dropped: int = 0) -> None:
+        """Requests of a tenant went to a worker, or were refused."""
+        share = self._shares.pop(tenant, None)
+        if share is None:
+            share = ServedShare()
+            if len(self._shares) == MAX_TENANTS:
+                del self._shares[next(iter(self._shares))]
+        self._shares[tenant] = share
+        share.count(now_ns, served=served, dropped=dropped)
+
+    def beside(self, tenant: str, mean: float) -> float:
+        """As `ServedShare.beside`, of one tenant."""
+        share = self._shares.get(tenant)
+        return mean if share is None else share.beside(mean)

@@ -41,6 +41,8 @@ class Request:
     cold: bool
     #: What it adds to its model's demand.
     demand_ns: int
+    #: Whose it is; empty: nobody's in particular.
+    tenant: str = ""
     phase: Phase = Phase.WAITING
     #: A worker vanished with it; it waits for another.
     lost_worker: bool = False

@@ -356,6 +356,7 @@ class Applications:
         arrival_ns: int,
         slo_ns: int,
         context: str,
+        tenant: str = "",
     ) -> Answered:
         """Answer a query of one row, which fits the application's shape, inside its SLO.
 
@@ -369,7 +370,7 @@ class Applications:
         query = Query(self._candidates(running, models, arrival_ns, slo_ns), context, self._rng)
         choice = running.policy.select(state, query)
         ids = {model.name: model.model_id for model in models if model is not None}
-        asked = self._ask(running, choice, ids, inputs, arrival_ns, slo_ns)
+        asked = self._ask(running, choice, ids, inputs, arrival_ns, slo_ns, tenant)
         reserve_ns = min(_REPLY_RESERVE_NS, slo_ns // 10)
         await asked.wait(arrival_ns + slo_ns - reserve_ns)
         predictions = self._read(running, choice, asked)
@@ -439,10 +440,13 @@ class Applications:
         inputs: Sequence[Buffer],
         arrival_ns: int,
         slo_ns: int,
+        tenant: str,
     ) -> Ensemble:
         """Ask the members that fit into the SLO together; the least important are left out first."""
         cache = self._cache if running.application.cache else None
-        asked = Ensemble(self._runtime, cache, inputs, arrival_ns=arrival_ns, slo_ns=slo_ns)
+        asked = Ensemble(
+            self._runtime, cache, inputs, arrival_ns=arrival_ns, slo_ns=slo_ns, tenant=tenant
+        )
         forecasts = []
         if len(choice.members) > 1:
             forecasts = self._runtime.forecast(

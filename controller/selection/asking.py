@@ -59,6 +59,7 @@ class Ensemble:
         *,
         arrival_ns: int,
         slo_ns: int,
+        tenant: str = "",
     ) -> None:
         """Ask nobody yet.
 
@@ -68,6 +69,7 @@ class Ensemble:
             inputs: tensor bytes per input; kept until all have answered or been left behind.
             arrival_ns: of the question, on the controller's clock.
             slo_ns: of every request.
+            tenant: whose they are.
         """
         #: By member.
         self.answers: dict[str, Outputs] = {}
@@ -79,6 +81,7 @@ class Ensemble:
         self._key_inputs = tuple(map(bytes, inputs)) if self._cache is not None else ()
         self._arrival_ns = arrival_ns
         self._slo_ns = slo_ns
+        self._tenant = tenant
         self._under_way: dict[str, tuple[Flight, ModelId]] = {}
         self._over: asyncio.Future[None] | None = None
 
@@ -146,6 +149,7 @@ class Ensemble:
                 slo_ns=self._slo_ns,
                 arrival_ns=self._arrival_ns,
                 inputs=self._inputs,
+                tenant=self._tenant,
             )
         )
         flight = Flight(future)

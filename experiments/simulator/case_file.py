@@ -251,6 +251,7 @@ def _workload(
 _NESTED: dict[str, Callable[[object, str], object]] = {
     "noise": lambda value, where: _build(Noise, _as_table(value, where), where),
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
+    "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
 }
