@@ -439,10 +439,15 @@ class Scheduler:
             if batch is None:
                 break
             self._send_infer(worker, batch)
+        self._look_again(worker, available_ns - lookahead_ns)
+
+    def _look_again(self, worker: WorkerState, room_ns: int) -> None:
+        """When a batch held back may go, else when the lane has room."""
+        # Not in the function that sets `retry_ns` to None: a compiler may hold it for None to the end.
         if worker.retry_ns is not None:
             self._wake_exec(worker, worker.retry_ns)
-        elif worker.strategies and not lane.late(now_ns):
-            self._wake_exec(worker, available_ns - lookahead_ns)
+        elif worker.strategies and not worker.exec_lane.late(self._now_ns):
+            self._wake_exec(worker, room_ns)
 
     def _send_infer(self, worker: WorkerState, batch: Batch) -> None:
         copy, model, now_ns = batch.copy, batch.copy.model, self._now_ns
