@@ -26,7 +26,12 @@ _PREFIX = "/inference.GRPCInferenceService/"
 _FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 
 # The server bounds what it takes; the client takes what it gets.
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # What the environment has for browsers (http_proxy) is no way to a server with milliseconds.
+    ("grpc.enable_http_proxy", 0),
+)
 
 # An answer or a refusal comes about when the SLO ends; this much later the server is taken for dead.
 _GRACE_S = 10.0

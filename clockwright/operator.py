@@ -14,7 +14,7 @@ from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 
-_OPTIONS = (("grpc.max_receive_message_length", -1),)
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 
 # Looking takes milliseconds; a server that is silent for longer is not well.
 _LOOK_LIMIT_S = 10.0

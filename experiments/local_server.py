@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Self
 
 _READY = "ready: "
 _LISTENING = "listening on "
+_FOR_PEOPLE = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 # Thrice what draining, workers included, may take by their own limits.
 _STOP_LIMIT_S = 60.0
@@ -27,7 +29,7 @@ class LocalServer:
         arguments: Sequence[str],
         *,
         show: Callable[[str], None] | None = None,
-        start_limit_s: float = 150.0,
+        start_limit_s: float = 300.0,
     ) -> None:
         """Start the process; entering the block waits until it is ready.
 
@@ -48,6 +50,8 @@ class LocalServer:
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
+            # Its lines are read here: colours and redrawn lines are for people.
+            env={name: value for name, value in os.environ.items() if name not in _FOR_PEOPLE},
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

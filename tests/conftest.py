@@ -17,6 +17,14 @@ from controller.core.invariants import check
 
 # Tests import onnxruntime too; see `worker`.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+# What CI systems set for others: clients of other makes would ask a proxy for 127.0.0.1, and what a
+# command prints would be coloured, or cut to a width.
+for _name in (
+    *("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY", "HTTPS_PROXY"),
+    *("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "COLUMNS", "TERMINAL_WIDTH"),
+    *("TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+):
+    os.environ.pop(_name, None)
 # One thread of BLAS and of torch each, here and in all processes that tests start: threads that wait
 # for each other on busy cores made a second of training half a minute. Read when numpy is imported.
 assert "numpy" not in sys.modules

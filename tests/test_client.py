@@ -192,6 +192,14 @@ def test_every_status_is_an_exception_with_one_sentence(
     assert re.search(message, str(error))
 
 
+def test_a_proxy_that_is_meant_for_browsers_is_not_asked(
+    server: FrontEndInThread, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", f"http://{nobody}")
+    with Client(server.address) as client:
+        assert client.is_ready()
+
+
 def test_a_server_without_workers_refuses_and_is_not_unreachable(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path) as server, Client(server.address) as client:
         server.do(lambda front_end: front_end.worker.leave())

@@ -34,7 +34,9 @@ from tests.processes import PATIENCE_S, until, worker, write_models
 from tests.scripted_worker import ScriptedWorker
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-SLO_MS = 30_000
+# A pause of the machine counts as a long execution, and the next ones are predicted to take as long:
+# all that wait have the time for it.
+SLO_MS = 600_000
 IMAGE = np.ones((1, 1, 8, 8), np.float32)
 
 

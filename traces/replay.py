@@ -54,7 +54,11 @@ REQUEST_COLUMNS = (
 OK = "OK"
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+)
 
 # A response comes about when the SLO ends; this much later the server is taken for dead.
 _GRACE_S = 10.0

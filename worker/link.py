@@ -45,6 +45,7 @@ MAX_MESSAGE_BYTES = 512 * 1024 * 1024
 _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.enable_http_proxy", 0),
     # No keepalive: our heartbeats show more, that the other side's event loop turns.
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),

@@ -71,9 +71,8 @@ async def _announce(console: Console, address: str, workers: LocalWorkers) -> bo
     """
     console.print(f"listening on {address}")
     num_workers = workers.num_alive
-    channel: Any = grpc.aio.insecure_channel(
-        address, options=[("grpc.max_receive_message_length", -1)]
-    )
+    options = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
+    channel: Any = grpc.aio.insecure_channel(address, options=options)
     async with channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
