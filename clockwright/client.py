@@ -93,12 +93,15 @@ class FeedbackOutcome:
 
     query_id: str
     #: APPLIED; UNINFORMATIVE: it says nothing about any model; DUPLICATE: there was one before;
-    #: UNKNOWN: no such answer, or too long ago. Only the first has changed anything.
+    #: UNKNOWN: no such answer, or too long ago; FAILED: it may be given again. Only the first has changed
+    #: anything.
     status: str
     #: Of each model of which something follows, 0 to 1.
     losses: dict[str, float]
     #: Of the application's models afterwards, for this context.
     weights: dict[str, float]
+    #: Why it has failed.
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +409,6 @@ def _feedback_request(items: Sequence[Feedback]) -> bytes:
 
 def _outcomes(data: bytes) -> list[FeedbackOutcome]:
     return [
-        FeedbackOutcome(row.query_id, row.status, dict(row.losses), dict(row.weights))
+        FeedbackOutcome(row.query_id, row.status, dict(row.losses), dict(row.weights), row.message)
         for row in control_pb2.FeedbackResponse.FromString(data).outcomes
     ]

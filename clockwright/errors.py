@@ -7,6 +7,7 @@ ClockwrightError
    +- UnknownModelError  there is no model, or no version, of that name
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
++- StoreError        what applications learn cannot be read or written now; the message says why
 +- ProtocolError     a peer sent something illegal; its stream is closed, nothing else
 +- RefusedError      (client) the request was refused; carries the `Refusal`
 """
@@ -43,6 +44,10 @@ class UnknownModelError(ModelError):
 
 class BadRequestError(ClockwrightError):
     """A request does not fit its model."""
+
+
+class StoreError(ClockwrightError):
+    """The store of applications and their states does not do what it was asked for; later it may."""
 
 
 class ProtocolError(ClockwrightError):

@@ -132,6 +132,10 @@ class Catalogue:
         """The model of an id: served, or new and on trial."""
         return self._by_id.get(model_id)
 
+    def holds(self, name: str) -> bool:
+        """Whether a model has a public name, or is about to have it."""
+        return name in self._by_name or name in self._busy
+
     @property
     def models(self) -> list[Model]:
         """Served models, whatever their state, by name."""

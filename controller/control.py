@@ -234,6 +234,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
                     status=result.status.value,
                     losses=result.losses,
                     weights=result.weights,
+                    message=result.message,
                 )
                 for result in results
             ]

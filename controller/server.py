@@ -36,7 +36,9 @@ from controller.oip import (
 )
 from controller.refusals import late_text
 from controller.runtime import Runtime, Submission, now_ns
-from controller.selection.applications import Applications, Running, check_context
+from controller.selection.answering import check_context
+from controller.selection.applications import Applications
+from controller.selection.running import Running
 from controller.statuses import fail, status_of
 
 SERVICE = "inference.GRPCInferenceService"

@@ -20,6 +20,7 @@ from clockwright.errors import (
     ProtocolError,
     Refusal,
     RefusedError,
+    StoreError,
     UnknownModelError,
 )
 
@@ -62,6 +63,9 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
             return grpc.StatusCode.INVALID_ARGUMENT, _clip(f"not the request of {method}: {error}")
         case ModelError():
             return grpc.StatusCode.FAILED_PRECONDITION, _clip(str(error))
+        case StoreError():
+            # Not UNAVAILABLE, by which clients understand that there is no server.
+            return grpc.StatusCode.ABORTED, _clip(str(error))
     log.error("%s: unexpected %s: %s", method, type(error).__name__, error)
     log.debug("%s", method, exc_info=error)
     return grpc.StatusCode.INTERNAL, f"internal error in {method}: {type(error).__name__}"

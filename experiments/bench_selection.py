@@ -101,7 +101,7 @@ def contexts_mib(num_contexts: int = NUM_CONTEXTS) -> float:
         losses = {model: float(rng.random() < 0.2) for model in MODELS}
         observation = Observation(choice, {}, losses, None, None)
         contexts.set("app", f"user {number}", policy.observe(policy.init(MODELS), observation))
-    contexts.written(contexts.take_changes())
+    contexts.written(contexts.changes(num_contexts))
     gc.collect()
     assert len(contexts) == num_contexts
     return (_resident_bytes() - before) / 2**20

@@ -6,8 +6,7 @@ On virtual time but for those that a client of gRPC asks, so that a machine's pa
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,70 +27,11 @@ from clockwright.errors import (
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller import runtime as clock
 from controller.runtime import Answer, Submission
-from controller.selection.application import Application
-from controller.selection.applications import Answered, FeedbackResult
+from controller.selection.answering import Answered
 from controller.selection.combination import Rule
-from controller.selection.config import SelectionConfig
 from controller.selection.journal import Feedback, FeedbackStatus
-from controller.selection.store import Store
-from experiments.selection import virtual_time
-from tests.front_end import FrontEnd, controlling, serving, until
-
-SLO_NS = 30 * NS_PER_S
-
-
-class Desk:
-    """An application, asked from inside the controller's loop."""
-
-    def __init__(self, front_end: FrontEnd) -> None:
-        self.front_end = front_end
-        self.applications = front_end.applications
-        self.worker = front_end.worker
-
-    async def put(self, *models: str, replace: bool = False, **settings: Any) -> None:  # noqa: ANN401
-        fields: dict[str, Any] = {"name": "app", "cache": False, **settings}
-        await self.applications.put(Application(models=models, **fields), replace=replace)
-
-    async def ask(
-        self,
-        number: float = 1,
-        *,
-        slo_ns: int = SLO_NS,
-        context: str = "",
-        tenant: str = "",
-    ) -> Answered:
-        running = self.applications.find("app")
-        assert running is not None
-        return await self.applications.answer(
-            running,
-            [np.array([number, 0, 0], np.float32).tobytes()],
-            arrival_ns=clock.now_ns(),
-            slo_ns=slo_ns,
-            context=context,
-            tenant=tenant,
-        )
-
-    async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
-        query_id = str(answered.parameters["query_id"])
-        (result,) = await self.applications.feedback([Feedback(query_id, **verdict)])
-        return result
-
-    async def weights(self, context: str = "") -> dict[str, float]:
-        running = self.applications.find("app")
-        assert running is not None
-        weights, _ = await self.applications.weights(running, context)
-        return weights
-
-
-def label(answered: Answered) -> int:
-    return int(struct.unpack("<q", answered.outputs[0])[0])
-
-
-@asynccontextmanager
-async def desk(directory: Path, **selection: Any) -> AsyncIterator[Desk]:  # noqa: ANN401
-    async with controlling(directory, SelectionConfig(**selection)) as front_end:
-        await until(lambda: front_end.catalogue.ready)
-        yield Desk(front_end)
+from tests.desk import Desk, desk, label, run, run_on_real_time
+from tests.front_end import serving, until
 
 
 @asynccontextmanager
@@ -105,14 +45,6 @@ async def desk_with_client(
     ):
         await until(lambda: front_end.catalogue.ready)
         yield Desk(front_end), client
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    virtual_time.run(test)
-
-
-def run_on_real_time(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -434,83 +366,6 @@ def test_each_user_has_weights_of_his_own_and_a_new_one_everybodys(tmp_path: Pat
     run(main)
 
 
-def test_a_user_is_forgotten_on_request(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=tmp_path / "store.sqlite") as app:
-            await app.put("right", "wrong", options={"eta": 1.0, "crowd": False})
-            for _ in range(5):
-                await app.teach(await app.ask(1, context="ann"), label=2)
-            open_query = await app.ask(1, context="ann")
-            for _ in range(20):
-                await app.teach(await app.ask(1, context="bob"), label=1)
-            assert (await app.weights("ann"))["wrong"] > 0.9
-            assert await app.applications.erase("app", "ann")
-            assert await app.weights("ann") == await app.weights()
-            assert (await app.teach(open_query, label=2)).status is FeedbackStatus.UNKNOWN
-            assert not await app.applications.erase("app", "ann")
-            with pytest.raises(BadRequestError, match="context: found none"):
-                await app.applications.erase("app", "")
-
-    run(main)
-
-
-def test_what_was_learned_survives_a_restart(tmp_path: Path) -> None:
-    store = tmp_path / "store.sqlite"
-
-    async def first() -> tuple[dict[str, float], dict[str, float], Answered]:
-        async with desk(tmp_path, store=store) as app:
-            await app.put("right", "wrong", slo_ns=SLO_NS, options={"eta": 0.5, "crowd": False})
-            for _ in range(5):
-                await app.teach(await app.ask(1, context="ann"), label=1)
-            return await app.weights(), await app.weights("ann"), await app.ask(1)
-
-    async def second(everybody: dict[str, float], ann: dict[str, float], before: Answered) -> None:
-        async with desk(tmp_path, store=store) as app:
-            running = app.applications.find("app")
-            assert running is not None
-            assert running.application.slo_ns == SLO_NS
-            assert await app.weights() == everybody
-            assert await app.weights("ann") == ann
-            after = await app.ask(1)
-            assert label(after) == 1
-            # An answer of the last run is never taken for one of this.
-            assert (await app.teach(before, label=2)).status is FeedbackStatus.UNKNOWN
-
-    async def main() -> None:
-        await second(*await first())
-
-    run(main)
-
-
-def test_states_that_left_memory_come_back_from_the_store(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with desk(tmp_path, store=tmp_path / "store.sqlite", contexts_max=2) as app:
-            await app.put("right", "wrong", options={"eta": 1.0, "crowd": False})
-            users = [f"user {n}" for n in range(10)]
-            for user in users:
-                await app.teach(await app.ask(1, context=user), label=2)
-            await app.applications._flush()
-            assert app.applications.num_contexts("app") <= 2
-            shares = {(await app.weights(user))["wrong"] for user in users[1:]}
-            assert min(shares) > 0.7
-
-    run(main)
-
-
-def test_a_store_of_another_layout_is_refused(tmp_path: Path) -> None:
-    import sqlite3
-
-    path = tmp_path / "store.sqlite"
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(ConfigError, match="found layout 99, expected 1"):
-        Store(path)
-    path.write_bytes(b"this is no database" * 100)
-    with pytest.raises(ConfigError, match="not a database"):
-        Store(path)
-
-
 # --- the prediction cache -------------------------------------------------------------------------
 
 
@@ -621,6 +476,26 @@ def test_a_changed_application_keeps_what_it_has_learned(tmp_path: Path) -> None
     run(main)
 
 
+def test_a_state_is_taken_to_a_new_revision_once_and_never_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong")
+            await app.teach(await app.ask(1, context="ann"), label=1)
+            earlier = app.applications.find("app")
+            assert earlier is not None
+            await app.put("right", "worse", replace=True)
+            later = await app.weights("ann")
+            # A query that was under way when the application was changed.
+            weights, _ = await app.applications.weights(earlier, "ann")
+            assert set(weights) == {"right", "wrong"}
+            assert await app.weights("ann") == later
+            held = app.applications._states._contexts.find("app", "ann")
+            assert held is not None
+            assert held.running is app.applications.find("app")
+
+    run(main)
+
+
 @pytest.mark.parametrize(
     ("models", "settings", "error", "message"),
     [
@@ -705,7 +580,7 @@ def test_a_shadow_is_compared_but_never_answers(tmp_path: Path) -> None:
             assert answered.parameters["models"] == "right"
             await until(lambda: len(app.worker.held) == 1)
             app.worker.release()
-            await until(lambda: not app.applications._shadowing)
+            await until(lambda: not app.applications._answering._shadowing)
             result = await app.teach(answered, label=1)
             assert result.losses == {"right": 0.0, "wrong": 1.0}
 

@@ -267,22 +267,51 @@ def test_a_change_is_found_until_it_is_written() -> None:
     contexts.set("app", "a", 1)
     contexts.set("app", "b", 2)
     assert contexts.find("app", "a") == 1
-    changes = contexts.take_changes()
+    changes = contexts.changes(9)
     assert changes == {("app", "a"): 1, ("app", "b"): 2}
     assert contexts.find("app", "b") == 2
     contexts.set("app", "a", 10)
     contexts.written(changes)
     assert contexts.find("app", "b") is None
-    assert contexts.take_changes() == {("app", "a"): 10}
+    assert contexts.changes(9) == {("app", "a"): 10}
 
 
 def test_a_failed_write_is_handed_out_again_with_what_came_since() -> None:
     contexts = Contexts(capacity=5)
     contexts.set("app", "a", 1)
     contexts.set("app", "b", 2)
-    contexts.take_changes()
+    contexts.changes(9)
     contexts.set("app", "b", 3)
-    assert contexts.take_changes() == {("app", "a"): 1, ("app", "b"): 3}
+    assert contexts.changes(9) == {("app", "a"): 1, ("app", "b"): 3}
+
+
+def test_changes_that_are_never_written_do_not_fill_the_memory() -> None:
+    contexts = Contexts(capacity=5, changes_max=2)
+    for name in "aba":
+        contexts.set("app", name, name)
+    assert contexts.num_lost == 0
+    contexts.set("app", "c", "c")
+    assert contexts.num_lost == 1
+    assert contexts.changes(9) == {("app", "b"): "b", ("app", "c"): "c"}
+    assert contexts.changes(1) == {("app", "b"): "b"}
+    # It is lost to the store, not yet to those who ask.
+    assert contexts.find("app", "a") == "a"
+
+
+def test_contexts_in_memory_are_counted_by_application() -> None:
+    contexts = Contexts(capacity=4)
+    for application, name in (("app", ""), ("app", "a"), ("app", "b"), ("b", "a"), ("app", "b")):
+        contexts.set(application, name, 1)
+    assert (contexts.num_of("app"), contexts.num_of("b"), contexts.num_of("c")) == (2, 1, 0)
+    contexts.loaded("b", "b", 1)  # the global one leaves
+    assert (contexts.num_of("app"), contexts.num_of("b")) == (2, 2)
+    contexts.loaded("b", "c", 1)
+    assert (contexts.num_of("app"), contexts.num_of("b")) == (1, 3)
+    contexts.erase("b", "a")
+    contexts.erase("b", "nobody")
+    assert contexts.num_of("b") == 2
+    contexts.erase("b")
+    assert (contexts.num_of("app"), contexts.num_of("b")) == (1, 0)
 
 
 def test_what_was_loaded_does_not_replace_what_is_newer() -> None:
@@ -295,14 +324,14 @@ def test_what_was_loaded_does_not_replace_what_is_newer() -> None:
 def test_an_erased_context_is_nowhere() -> None:
     contexts = Contexts(capacity=5)
     contexts.set("app", "a", 1)
-    contexts.take_changes()
+    contexts.changes(9)
     contexts.set("app", "a", 2)
     contexts.set("app", "b", 3)
     contexts.erase("app", "a")
     assert contexts.find("app", "a") is None
-    assert contexts.take_changes() == {("app", "b"): 3}
+    assert contexts.changes(9) == {("app", "b"): 3}
     contexts.erase("app")
-    assert contexts.take_changes() == {}
+    assert contexts.changes(9) == {}
 
 
 # --- applications ---------------------------------------------------------------------------------

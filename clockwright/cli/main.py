@@ -413,7 +413,8 @@ def give_feedback(
         print_json(asdict(outcome))
     else:
         losses = ", ".join(f"{m} {loss:g}" for m, loss in sorted(outcome.losses.items()))
-        print(outcome.status + (f": loss of {losses}" if losses else ""))
+        more = f"loss of {losses}" if losses else outcome.message
+        print(outcome.status + (f": {more}" if more else ""))
 
 
 @app.command()

@@ -331,7 +331,7 @@ class FeedbackRequest(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[FeedbackItem, _Mapping]]] = ...) -> None: ...
 
 class FeedbackOutcome(_message.Message):
-    __slots__ = ("query_id", "status", "losses", "weights")
+    __slots__ = ("query_id", "status", "losses", "weights", "message")
     class LossesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -350,11 +350,13 @@ class FeedbackOutcome(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LOSSES_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
     query_id: str
     status: str
     losses: _containers.ScalarMap[str, float]
     weights: _containers.ScalarMap[str, float]
-    def __init__(self, query_id: _Optional[str] = ..., status: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ..., weights: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    message: str
+    def __init__(self, query_id: _Optional[str] = ..., status: _Optional[str] = ..., losses: _Optional[_Mapping[str, float]] = ..., weights: _Optional[_Mapping[str, float]] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FeedbackResponse(_message.Message):
     __slots__ = ("outcomes",)

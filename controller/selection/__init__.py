@@ -10,7 +10,8 @@ the prediction `cache` has the answer; `combine` makes one answer of those that 
 confidence; what was chosen, with what probability, and what each said goes into the `journal` under the
 query id. Feedback by that id becomes an `Observation`, and `observe` makes the next state of it.
 
-Everything in this package but `applications` (asyncio), `store` (SQLite) and `plugins` (entry points) is
+Shells are `applications` (which there are, and feedback), `answering` and `asking` (queries), `states` (between
+memory and store), `store` with `sqlite_store`, and `plugins` (entry points). All else is
 pure: no I/O, no clock, no random number that is not drawn from a generator handed in.
 
 The paper leaves open, and here is decided: a missing member has no say, does not count as wrong,

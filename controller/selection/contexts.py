@@ -2,12 +2,14 @@
 
 The context "" is the application's global state. It learns from everybody's feedback, and whoever has no
 state of his own yet is served from it; the first feedback of a new context begins with a copy of it.
-No I/O here: what is to be written is collected until somebody takes it away.
+No I/O here: what is to be written is kept until somebody says that it is.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 GLOBAL = ""
@@ -16,16 +18,23 @@ Address = tuple[str, str]
 
 
 class Contexts:
-    """An LRU of states; every change is kept until it is known to be in the store."""
+    """An LRU of states, and those that are still to be written."""
 
-    def __init__(self, *, capacity: int) -> None:
-        """Start empty, for `capacity` states beside those that are still to be written."""
+    def __init__(self, *, capacity: int, changes_max: int = 100_000) -> None:
+        """Start empty.
+
+        Args:
+            capacity: states kept, beside those that are still to be written.
+            changes_max: of these, so many; the longest waiting are lost first.
+        """
         self._capacity = capacity
+        self._changes_max = changes_max
         self._states: OrderedDict[Address, Any] = OrderedDict()
-        #: Changed, and not handed to a writer yet.
+        self._sizes: Counter[str] = Counter()
+        #: Changed and not known to be written, the longest waiting first.
         self._dirty: dict[Address, Any] = {}
-        #: Handed to a writer, and not known to be written.
-        self._writing: dict[Address, Any] = {}
+        #: Changes that were given up: nothing was written for so long that there was no room.
+        self.num_lost = 0
 
     def __len__(self) -> int:
         return len(self._states)
@@ -37,10 +46,9 @@ class Contexts:
         if state is not None:
             self._states.move_to_end(address)
             return state
-        for waiting in (self._dirty, self._writing):
-            if address in waiting:
-                self._keep(address, waiting[address])
-                return waiting[address]
+        if address in self._dirty:
+            self._keep(address, self._dirty[address])
+            return self._dirty[address]
         return None
 
     def loaded(self, application: str, context: str, state: Any) -> None:  # noqa: ANN401
@@ -52,36 +60,50 @@ class Contexts:
         """Take in a new state, to be written."""
         address = (application, context)
         self._keep(address, state)
+        # In its old place, if it has one: who changes all the time is written all the same.
         self._dirty[address] = state
+        if len(self._dirty) > self._changes_max:
+            del self._dirty[next(iter(self._dirty))]
+            self.num_lost += 1
 
     def erase(self, application: str, context: str | None = None) -> None:
-        """Forget a context, or all of an application."""
-        for states in (self._states, self._dirty, self._writing):
-            if context is not None:
-                states.pop((application, context), None)
-                continue
-            for address in [address for address in states if address[0] == application]:
-                del states[address]
+        """Forget a context, or all of an application, which is linear in all."""
+        if context is not None:
+            self._drop((application, context))
+            self._dirty.pop((application, context), None)
+            return
+        for address in [address for address in self._states if address[0] == application]:
+            self._drop(address)
+        for address in [address for address in self._dirty if address[0] == application]:
+            del self._dirty[address]
 
-    def take_changes(self) -> dict[Address, Any]:
-        """What is to be written; call `written` when it is."""
-        self._writing, self._dirty = {**self._writing, **self._dirty}, {}
-        return dict(self._writing)
+    def changes(self, limit: int) -> dict[Address, Any]:
+        """What is to be written, at most so many; call `written` when it is."""
+        return dict(islice(self._dirty.items(), limit))
 
-    def written(self, changes: dict[Address, Any]) -> None:
+    def written(self, changes: Mapping[Address, Any]) -> None:
         """These are in the store, unless they have changed since."""
         for address, state in changes.items():
-            if self._writing.get(address) is state:
-                del self._writing[address]
+            if self._dirty.get(address) is state:
+                del self._dirty[address]
 
-    def of_application(self, application: str) -> dict[str, Any]:
-        """States in memory, by context; linear in all."""
-        return {
-            context: state for (name, context), state in self._states.items() if name == application
-        }
+    @property
+    def num_dirty(self) -> int:
+        """Changes that are to be written."""
+        return len(self._dirty)
+
+    def num_of(self, application: str) -> int:
+        """Contexts of an application in memory, the global one not counted."""
+        return self._sizes[application]
 
     def _keep(self, address: Address, state: Any) -> None:  # noqa: ANN401
+        if address not in self._states and address[1] != GLOBAL:
+            self._sizes[address[0]] += 1
         self._states[address] = state
         self._states.move_to_end(address)
         while len(self._states) > self._capacity:
-            self._states.popitem(last=False)
+            self._drop(next(iter(self._states)))
+
+    def _drop(self, address: Address) -> None:
+        if self._states.pop(address, None) is not None and address[1] != GLOBAL:
+            self._sizes[address[0]] -= 1

@@ -45,6 +45,8 @@ class FeedbackStatus(enum.Enum):
     DUPLICATE = "DUPLICATE"
     #: No such query, or too long ago; nothing has changed.
     UNKNOWN = "UNKNOWN"
+    #: It could not be learned from; nothing has changed, and it may be given again.
+    FAILED = "FAILED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +104,15 @@ class Journal:
         if record is not None and not record.closed:
             record.votes.setdefault(model, label)
 
+    def find(self, query_id: str, *, now_ns: int) -> Record | None:
+        """The query of an id, unless it is too old."""
+        record = self._records.get(query_id)
+        return None if record is None or record.at_ns + self._ttl_ns < now_ns else record
+
     def join(self, feedback: Feedback, *, now_ns: int) -> Joined:
         """Find the query of a feedback, close it, and say what follows for each model."""
-        record = self._records.get(feedback.query_id)
-        if record is None or record.at_ns + self._ttl_ns < now_ns:
+        record = self.find(feedback.query_id, now_ns=now_ns)
+        if record is None:
             return Joined(FeedbackStatus.UNKNOWN)
         if record.closed:
             return Joined(FeedbackStatus.DUPLICATE, record)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from clockwright.errors import BadRequestError, ConfigError
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.application import Application
-from controller.selection.applications import Applications, Running
+from controller.selection.applications import Applications
 from controller.selection.combination import Rule
 from controller.selection.journal import Feedback
+from controller.selection.running import Running
 
 
 def read_application(message: pb.Application) -> Application:

@@ -28,7 +28,10 @@ from controller.runtime import Runtime
 T = TypeVar("T")
 
 # Who reads the controller's clock on a query's way.
-_CLOCKS = ("controller.runtime", "controller.selection.applications", "controller.selection.asking")
+_CLOCKS = (
+    "controller.runtime",
+    *(f"controller.selection.{name}" for name in ("answering", "applications", "asking")),
+)
 
 _BEGIN_NS = 1000 * NS_PER_S
 
