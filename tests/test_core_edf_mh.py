@@ -613,6 +613,17 @@ def test_durations_are_those_of_the_gpu_that_runs_it() -> None:
     assert batches(fast.ask(0, 20, count=8)) == [("m0", 8)]
 
 
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_of_idle_gpus_the_fastest_is_asked_first(policy: str) -> None:
+    bench = Bench(gpus=3, models=1, policy=policy)
+    for worker, factor in enumerate((2, 1, 3)):
+        exec_ns = {size: factor * duration for size, duration in EXEC.items()}
+        bench.resident(0, worker=worker, exec_ns=exec_ns)
+    for worker in (1, 0, 2):
+        (sent,) = bench.ask(0, 100)
+        assert sent.worker_id == bench.workers[worker]
+
+
 def test_settings_out_of_range_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="served_floor is 2, expected 0 to 1"):
         EdfMhConfig(served_floor=2)
