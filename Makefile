@@ -1,6 +1,7 @@
 # Every target sets up .venv by itself.
 PYTHON ?= python3
 VENV := .venv
+EXTRAS := test
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -18,7 +19,7 @@ FIGURES += edf_mh ablation
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $(STAMP)
 
 demo: $(STAMP)
@@ -53,9 +54,13 @@ $(FIGURES): $(STAMP)
 native: $(STAMP)
 	$(BIN)/python -m experiments.native
 
-# Tests, probe and benchmarks on a GPU, in nine minutes; with none it says so and fails.
-.PHONY: gpu
-gpu: $(STAMP)
+# Tests, probe and benchmarks on a GPU, in nine minutes; with none it says so and fails. In an environment
+# of its own: the onnxruntime of .venv excludes that for GPUs.
+.PHONY: gpu on-gpu
+gpu:
+	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=gpu,tools on-gpu
+
+on-gpu: $(STAMP)
 	@$(BIN)/python -m experiments.gpu
 
 proto: $(STAMP)

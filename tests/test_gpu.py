@@ -18,6 +18,7 @@ from experiments.gpu.hardware import Bench, Room
 from modelzoo.build import build_model
 from worker.core import Step
 from worker.cuda import CudaAccelerator, installation
+from worker.engine_choice import Way
 from worker.precision import Precision
 from worker.torch_device import TorchModel
 
@@ -113,6 +114,26 @@ def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
     scale = float(np.abs(wanted).max())
     # cuDNN may choose another algorithm than the processor's: more than rounding in the last bits.
     tolerance = max(precision.tolerance, 2e-3) * scale
+    np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)
+@pytest.mark.parametrize("name", FEW)
+def test_the_other_engine_answers_as_on_the_processor(
+    bench: Bench, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if bench.device._place is None:
+        pytest.skip("onnxruntime is installed without CUDA")
+    monkeypatch.setattr(bench.device, "_ways", (Way.ONNXRUNTIME,))
+    model = asyncio.run(bench.model(name, (1, 4)))
+    assert {kernel.way for kernel in model.kernels.values()} == {Way.ONNXRUNTIME}
+    pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
+    bench.load(model, pages)
+    step = bench.infer(model, pages, 4)
+    if model.inputs[0].datatype != "FP32":
+        bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
+    wanted = reference(name, model, 4)
+    tolerance = 2e-3 * float(np.abs(wanted).max())
     np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance)
 
 

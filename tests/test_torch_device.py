@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import hashlib
+import json
+import logging
 import random
 from collections import deque
 from collections.abc import Callable
@@ -29,18 +31,24 @@ from tests.test_worker_runtime import (
     IO_POOL_BYTES,
     LIMITS,
     NARROW,
+    compiled_models,
     network,
     offer,
     prepared,
     running,
 )
+from tests.test_worker_runtime import unpaged as onnxruntime_unpaged
 from worker.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
+from worker.config import WorkerConfig
 from worker.core import Lane, Step
 from worker.cuda import Installation, check_installation
 from worker.device import DeviceLostError, Launched
+from worker.engine import PROCESSOR, Place
+from worker.engine_choice import Engine, Way, describe
 from worker.file_store import FileStore
 from worker.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
 from worker.precision import Precision
+from worker.process import check_packages, make_device
 from worker.torch_device import TorchDevice, TorchModel
 from worker.torch_program import Program
 from worker.torch_tensors import weight_views
@@ -55,6 +63,7 @@ def torch_device(
     limits: Limits = LIMITS,
     host_bytes: int = HOST_BYTES,
     precision: Precision = Precision.FLOAT32,
+    engine: Engine = Engine.AUTO,
     on_lost: Callable[[str], object] = lambda reason: None,
 ) -> TorchDevice:
     return TorchDevice(
@@ -66,6 +75,7 @@ def torch_device(
         files=FileStore(cache_dir),
         cache_dir=cache_dir,
         compile_limit_s=300,
+        engine=engine,
         on_lost=on_lost,
     )
 
@@ -110,10 +120,11 @@ def unpaged(cache_dir: Path, x: np.ndarray) -> dict[str, bytes]:
 
 def by_model(instances: Instances, models: list[TorchModel], x: np.ndarray) -> dict[str, bytes]:
     answers = unpaged(instances[0], x)
-    return {
-        model.model_id: answers[hashlib.sha256(model.weights.memory.numpy().data).hexdigest()]
-        for model in models
-    }
+    return {model.model_id: answers[weights_sha256(model)] for model in models}
+
+
+def weights_sha256(model: TorchModel) -> str:
+    return hashlib.sha256(model.weights.memory.numpy().data).hexdigest()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -271,6 +282,7 @@ def test_convolutions_run_joined_with_their_relus_or_apart_whichever_works_and_i
             slow_ns += NS_PER_S
         return run(program, *arguments)
 
+    forget_trials(cache_dir)
     monkeypatch.setattr(Program, "run", slow_or_broken)
     monkeypatch.setattr("worker.torch_device._PROFILE_RUNS", 3)
     device = torch_device(cache_dir, ApartAccelerator())
@@ -290,6 +302,142 @@ def convolutional(instances: Instances) -> tuple[Path, bytes]:
     content = build_model("tiny_conv").SerializeToString()
     prepared(torch_device(cache_dir), offer(FileStore(cache_dir), "m", content, (1,)))
     return cache_dir, content
+
+
+# --- engines ----------------------------------------------------------------------------------------
+
+
+def time_says(monkeypatch: pytest.MonkeyPatch, exec_ns: dict[Way, int]) -> None:
+    """Have EXECs run when they are measured, and take what the test wants."""
+    measure = TorchDevice._measure
+
+    def measured(device: TorchDevice, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
+        measure(device, kernel, num_pages)
+        return exec_ns[kernel.way]
+
+    monkeypatch.setattr(TorchDevice, "_measure", measured)
+
+
+def forget_trials(cache_dir: Path) -> None:
+    for record in (cache_dir / "profiles").iterdir():
+        record.unlink()
+
+
+class OnnxruntimeAccelerator(HostAccelerator):
+    """As on a GPU with onnxruntime-gpu: it computes where torch does."""
+
+    def onnxruntime_place(self) -> Place:
+        return PROCESSOR
+
+
+TORCH_FASTER = {Way.TORCH_JOINED: 1000, Way.ONNXRUNTIME: 2000}
+ONNXRUNTIME_FASTER = {Way.TORCH_JOINED: 2000, Way.ONNXRUNTIME: 1000}
+
+
+def trials(cache_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in (cache_dir / "profiles").iterdir()]
+
+
+def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances) -> None:
+    device = torch_device(instances[0], OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
+    models = served(device, instances)
+    assert {kernel.way for model in models for kernel in model.kernels.values()} == {
+        Way.ONNXRUNTIME
+    }
+    x = np.random.default_rng(0).random((2, NARROW), dtype=np.float32)
+    compiled = compiled_models(instances[0])
+    expected = {
+        model.model_id: onnxruntime_unpaged(*compiled[weights_sha256(model)], x) for model in models
+    }
+    assert len(set(expected.values())) == 4
+    rng = random.Random(0)
+    with running(device) as harness:
+        for model in models:
+            harness.runtime.add_model(model)
+        resident: list[str] = []
+        for _ in range(20):
+            name = rng.choice(models).model_id
+            if name not in resident:
+                if len(resident) == 2:
+                    harness.evict(resident.pop(rng.randrange(2)))
+                harness.load(name)
+                resident.append(name)
+            infer = harness.infer(name, x.tobytes(), rows=(2,), batch_size=2)
+            (found,) = harness.ok(infer)
+            assert found == expected[name]
+
+
+@pytest.mark.parametrize("exec_ns", [TORCH_FASTER, ONNXRUNTIME_FASTER])
+def test_the_engine_that_is_measured_to_be_faster_is_taken_and_both_are_recorded(
+    exec_ns: dict[Way, int],
+    instances: Instances,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache_dir = instances[0]
+    forget_trials(cache_dir)
+    time_says(monkeypatch, exec_ns)
+    device = torch_device(cache_dir, OnnxruntimeAccelerator())
+    assert device.gpu_kind == "cpu/float32/auto"
+    with caplog.at_level(logging.INFO, logger="worker.torch_device"):
+        (model,) = served(device, instances, 1)
+    chosen = min(exec_ns, key=lambda way: exec_ns[way])
+    assert [model.kernels[size].way for size in (1, 2)] == [chosen] * 2
+    assert model.exec_ns == {1: 1000, 2: 1000}
+    (record,) = trials(cache_dir)
+    by_name = {way.value: taken for way, taken in exec_ns.items()}
+    assert record["exec_ns"] == {"1": by_name, "2": by_name}
+    words = [record.getMessage() for record in caplog.records]
+    assert len(words) == 2
+    assert all(word.endswith(describe(exec_ns)) for word in words), words
+
+
+def test_a_restarted_worker_takes_the_recorded_engine_without_another_contest(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_dir = instances[0]
+    forget_trials(cache_dir)
+    time_says(monkeypatch, ONNXRUNTIME_FASTER)
+    served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
+    # Now torch would win, if it were asked.
+    time_says(monkeypatch, {Way.ONNXRUNTIME: 1000, Way.TORCH_JOINED: 1})
+    again = torch_device(cache_dir, OnnxruntimeAccelerator())
+    (model,) = served(again, instances, 1)
+    assert model.kernels[2].way is Way.ONNXRUNTIME
+
+    def refuse(*arguments: object, **settings: object) -> None:
+        raise ModelError("another version does not accept it")
+
+    monkeypatch.setattr("worker.torch_device.open_session", refuse)
+    (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
+    assert model.kernels[2].way is Way.TORCH_JOINED
+    (record,) = trials(cache_dir)
+    assert record["exec_ns"]["2"] == {"torch": 1, "onnxruntime": None}
+
+
+def test_an_engine_that_fails_when_it_is_measured_leaves_the_model_to_the_other(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = TorchDevice._measure
+
+    def fail(device: TorchDevice, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
+        if kernel.way is Way.ONNXRUNTIME:
+            raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+        return measure(device, kernel, num_pages)
+
+    cache_dir = instances[0]
+    forget_trials(cache_dir)
+    monkeypatch.setattr(TorchDevice, "_measure", fail)
+    (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
+    assert model.kernels[1].way is Way.TORCH_JOINED
+    alone = torch_device(cache_dir, OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
+    with pytest.raises(ModelError, match="a batch of 2 failed: CUBLAS_STATUS_NOT_SUPPORTED"):
+        served(alone, instances, 1)
+
+
+def test_an_engine_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="found no onnxruntime that computes on this device"):
+        torch_device(tmp_path, engine=Engine.ONNXRUNTIME)
 
 
 # --- order ------------------------------------------------------------------------------------------
@@ -491,6 +639,61 @@ def test_too_little_device_memory_is_said_at_the_start(tmp_path: Path) -> None:
     accelerator = FailingAccelerator(memory_bytes=LIMITS.num_pages * PAGE_BYTES)
     with pytest.raises(ConfigError, match=r"not enough memory for 4 pages, .* 0 are free"):
         torch_device(tmp_path, accelerator)
+
+
+def test_host_memory_that_cannot_be_locked_is_said_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: HostAccelerator, num_bytes: int) -> torch.Tensor:
+        raise MemoryError("the driver cannot lock it; raise the limit (ulimit -l)")
+
+    monkeypatch.setattr(FailingAccelerator, "host_memory", refuse)
+    with pytest.raises(ConfigError, match=r"not enough memory for .* \(ulimit -l\)"):
+        torch_device(tmp_path, FailingAccelerator())
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("CUDA error: all CUDA-capable devices are busy or unavailable\nmore", "busy or unavail"),
+        ("CUDA error: out of memory\nmore", "out of memory"),
+    ],
+)
+def test_a_card_that_cannot_be_opened_is_refused_with_the_drivers_words(
+    words: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(index: int) -> None:
+        raise RuntimeError(words)
+
+    monkeypatch.setattr("worker.cuda.CudaAccelerator", fail)
+    config = WorkerConfig(controller="there:1", device="cuda:0", cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match=f"device 'cuda:0': it cannot be used: .*{told}[a-z]*$"):
+        make_device(config, FileStore(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("plain", "gpu", "fits"),
+    [("1.31.1", None, True), (None, "1.31.1", True), (None, None, True), ("1.30.0", "1.31", False)],
+)
+def test_two_packages_of_onnxruntime_are_refused_on_a_gpu(
+    plain: str | None, gpu: str | None, fits: bool
+) -> None:
+    installed = {"onnxruntime": plain, "onnxruntime-gpu": gpu}
+    if fits:
+        check_packages(installed.get)
+        return
+    with pytest.raises(ConfigError, match=r"found onnxruntime 1\.30\.0 and onnxruntime-gpu 1\.31,"):
+        check_packages(installed.get)
+
+
+def test_a_device_that_is_lost_while_a_model_is_set_up_says_so_once(instances: Instances) -> None:
+    accelerator = FailingAccelerator()
+    gone: list[str] = []
+    device = torch_device(instances[0], accelerator, on_lost=gone.append)
+    accelerator.failing, accelerator.broken = True, "cuda:0: it fell off the bus"
+    with pytest.raises(ModelError, match="a batch of 2 failed: CUDA error: unspecified launch"):
+        served(device, instances, 1)
+    assert gone == ["CUDA error: unspecified launch failure (cuda:0: it fell off the bus)"]
 
 
 def test_an_error_in_one_action_fails_that_action_only(instances: Instances) -> None:

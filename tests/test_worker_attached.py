@@ -22,13 +22,20 @@ from onnx import TensorProto, helper
 from clockwright import wire
 from clockwright.actions import ActionError, Infer, LoadWeights, Result
 from clockwright.bulk import join_bulk, split_bulk
-from clockwright.errors import ConfigError
+from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.units import NS_PER_S, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
+from modelzoo.profile import load_profile
+from worker import process
 from worker.config import WorkerConfig
+from worker.core import Step
+from worker.device import DeviceLostError
 from worker.file_store import FileStore
 from worker.link import Link
+from worker.model_files import Limits
+from worker.modelled_device import ModelledDevice
 from worker.process import make_device, run_worker
+from worker.served_model import ServedModel
 
 aio: Any = grpc.aio
 LIMIT_S = 180.0
@@ -543,6 +550,59 @@ def test_a_worker_process_told_to_stop_asks_to_be_drained_and_exits_with_zero(
             assert pids == [process.pid]
 
     asyncio.run(scenario())
+
+
+def test_a_worker_whose_device_is_lost_says_why_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(ModelledDevice):
+        """Its second EXEC is its last."""
+
+        on_lost: Callable[[str], object]
+        num_execs = 0
+
+        def run_exec(self, step: Step[ServedModel]) -> None:
+            self.num_execs += 1
+            if self.num_execs == 2:
+                self.on_lost("it fell off the bus")
+                raise DeviceLostError("it fell off the bus")
+
+    def lost_device(
+        config: WorkerConfig, files: FileStore, on_lost: Callable[[str], object]
+    ) -> Lost:
+        device = Lost(
+            load_profile("0us"),
+            limits=Limits(arena_bytes=1 << 24, num_pages=2, io_bytes=1 << 20),
+            io_pool_bytes=1 << 22,
+            files=files,
+            compile_limit_s=LIMIT_S,
+        )
+        device.on_lost = on_lost
+        return device
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        assert (await stream.act(infer(2, "relu"), bytes(16)))[0].error is ActionError.NONE
+        result, _ = await stream.act(infer(3, "relu"), bytes(16))
+        assert (result.error, result.message) == (ActionError.DEVICE, "it fell off the bus")
+
+    async def scenario() -> None:
+        controller = Controller(script)
+        async with listening(controller) as address:
+            config = WorkerConfig(
+                controller=address,
+                device="cuda:0",
+                cache_dir=tmp_path / "cache",
+                drain_limit_s=0.1,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                await process._run(config)
+
+    monkeypatch.setattr(process, "make_device", lost_device)
+    with pytest.raises(DeviceGoneError, match="device 'cuda:0': it fell off the bus"):
+        asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from worker.engine import Place
 from worker.host_memory import present_memory
 from worker.torch_operators import Tensor
 
@@ -85,6 +86,12 @@ class Accelerator(Protocol):
 
         Returns:
             What a stream is to run.
+        """
+
+    def onnxruntime_place(self) -> Place | None:
+        """How onnxruntime computes here; None where it cannot.
+
+        What it does is handed to the stream that `capture` works on.
         """
 
     def num_allocations(self) -> int:
@@ -168,6 +175,10 @@ class HostAccelerator:
         with torch.inference_mode():
             rehearsal()
         return work
+
+    def onnxruntime_place(self) -> Place | None:
+        """See `Accelerator`. It could, but there `worker.cpu_device` is the faster way to do so."""
+        return None
 
     def num_allocations(self) -> int:
         """See `Accelerator`. The host's memory is not counted."""

@@ -1,7 +1,8 @@
 """Compiled models and their profiles on disk, so that a worker that restarts compiles nothing again.
 
     compiled/KEY/           graph.onnx, weights.bin, model.json
-    profiles/KEY.json       exec ns by batch size, of an architecture on this processor
+    profiles/KEY.json       exec ns by batch size, of an architecture on this processor; or on a GPU, by
+                            batch size and way of running it (worker.engine_choice)
 
 Entries appear whole or not at all (written aside, then renamed), so several workers may share one
 folder. What cannot be read, or is not what its hash says, is thrown away and made anew.
@@ -99,13 +100,49 @@ class CompileCache:
 
     def write_profile(self, architecture_id: str, exec_ns: Mapping[int, int]) -> None:
         """Remember measurements."""
+        self._write(self._profile_path(architecture_id), dict(exec_ns))
+
+    def read_trials(self, architecture_id: str, gpu_kind: str) -> dict[int, dict[str, int | None]]:
+        """What `write_trials` wrote; empty when nothing sound is known."""
+        path = self._profile_path(architecture_id, gpu_kind)
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))["exec_ns"]
+            return {
+                int(size): {
+                    str(way): None if taken is None else int(taken) for way, taken in ways.items()
+                }
+                for size, ways in table.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def write_trials(
+        self,
+        architecture_id: str,
+        gpu_kind: str,
+        exec_ns: Mapping[int, Mapping[str, int | None]],
+        *,
+        clock_mhz: int,
+    ) -> None:
+        """Remember how long each way to run an architecture took.
+
+        Args:
+            architecture_id: which.
+            gpu_kind: where.
+            exec_ns: by batch size and way; None is a way that does not work.
+            clock_mhz: at that time, for people; 0 if not known.
+        """
+        table = {"exec_ns": exec_ns, "gpu_kind": gpu_kind, "clock_mhz": clock_mhz}
+        self._write(self._profile_path(architecture_id, gpu_kind), table)
+
+    def _write(self, path: Path, table: object) -> None:
         handle, name = tempfile.mkstemp(dir=self._scratch)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(dict(exec_ns), file)
-        Path(name).replace(self._profile_path(architecture_id))
+            json.dump(table, file)
+        Path(name).replace(path)
 
-    def _profile_path(self, architecture_id: str) -> Path:
-        return self._profiles / f"{self._hash(['profile', architecture_id])}.json"
+    def _profile_path(self, *parts: str) -> Path:
+        return self._profiles / f"{self._hash(['profile', *parts])}.json"
 
     def _hash(self, parts: list[object]) -> str:
         return hashlib.sha256(json.dumps([self._target, *parts]).encode()).hexdigest()

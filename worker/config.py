@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import PAGE_BYTES
+from worker.engine_choice import Engine, parse_engine
 from worker.precision import Precision, parse_precision
 
 _MIB = 1024 * 1024
@@ -45,6 +46,8 @@ class WorkerConfig:
     io_bytes: int = 128 * _MIB
     #: What models compute in on a GPU: `float32`, `tf32` or `float16`. See `worker.precision`.
     precision: str = Precision.FLOAT32.value
+    #: What runs models on a GPU: `auto`, `torch` or `onnxruntime`. See `worker.engine_choice`.
+    engine: str = Engine.AUTO.value
     #: On a GPU: the host's memory for the weights of all models, locked at start. Too little: models
     #: are refused. Too much: the host has none left, or locking it takes long (seconds per 10 GiB).
     host_bytes: int = 4096 * _MIB
@@ -70,6 +73,7 @@ class WorkerConfig:
                 f"host memory: found {self.host_bytes} bytes, expected {_MIB} or more"
             )
         parse_precision(self.precision)
+        parse_engine(self.engine)
         if self.worker_id is not None and not self.worker_id:
             raise ConfigError("worker id: found '', expected a name")
         for name, value in (("compile", self.compile_limit_s), ("drain", self.drain_limit_s)):

@@ -15,10 +15,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import onnxruntime as ort
 import torch
 
 from clockwright.errors import ConfigError
 from worker.accelerator import Event, Stream
+from worker.engine import Place
 from worker.host_memory import present_memory
 from worker.torch_operators import Tensor
 
@@ -212,6 +214,29 @@ class CudaAccelerator:
                 graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
+
+    def onnxruntime_place(self) -> Place | None:
+        """See `Accelerator`.
+
+        Its own capture of graphs is left alone: a graph of its would have to be captured by the thread
+        that replays it. It is given the stream that is being captured instead, like torch's kernels, and
+        told not to wait for it.
+        """
+        provider = "CUDAExecutionProvider"
+        if provider not in ort.get_available_providers():
+            return None
+        options = {
+            "device_id": str(self.device.index),
+            "user_compute_stream": str(self._capture_stream.cuda_stream),
+            "do_copy_in_default_stream": "1",
+            # As torch does here (`cudnn.benchmark`): the search is over when the capture begins.
+            "cudnn_conv_algo_search": "EXHAUSTIVE",
+            "arena_extend_strategy": "kSameAsRequested",
+            # By default float32 is TF32.
+            "use_tf32": "0",
+        }
+        run_options = {"disable_synchronize_execution_providers": "1"}
+        return Place(provider, "cuda", self.device.index, options, run_options)
 
     def num_allocations(self) -> int:
         """See `Accelerator`."""

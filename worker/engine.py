@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,23 @@ from worker.model_files import BoundTensor, CompiledModel
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-_CPU = "CPUExecutionProvider"
 _shares_allocator = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where onnxruntime computes, and how it calls the memory there."""
+
+    provider: str
+    device: str
+    index: int = 0
+    #: Of the provider.
+    options: Mapping[str, str] = field(default_factory=dict)
+    #: Of each run.
+    run_options: Mapping[str, str] = field(default_factory=dict)
+
+
+PROCESSOR = Place("CPUExecutionProvider", "cpu")
 
 
 def aligned_bytes(num_bytes: int) -> Bytes:
@@ -35,6 +51,7 @@ def open_session(
     save_optimised: Path | None = None,
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     share_allocator: bool = True,
+    place: Place = PROCESSOR,
 ) -> ort.InferenceSession:
     """Make a session that computes on the calling thread and nowhere else.
 
@@ -43,10 +60,11 @@ def open_session(
         save_optimised: optimise and save the result here.
         level: how far to optimise then; all the way is for this processor alone.
         share_allocator: intermediates come from memory that all such sessions share. They run one at
-            a time, so it grows to the need of the largest instead of their sum.
+            a time, so it grows to the need of the largest instead of their sum. On the processor only.
+        place: where it computes. All of it: what a GPU left to the processor could not be captured.
 
     Raises:
-        ModelError: the runtime does not accept the graph; carries its words.
+        ModelError: the runtime does not accept the graph, or not there; carries its words.
     """
     options = ort.SessionOptions()
     # One thread: no pool to wait for, and the duration does not depend on who else computes.
@@ -59,13 +77,26 @@ def open_session(
     if save_optimised is not None:
         options.graph_optimization_level = level
         options.optimized_model_filepath = str(save_optimised)
-    if share_allocator:
+    if place is not PROCESSOR:
+        # Joins convolutions with their ReLUs, which needs no constant weights.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    elif share_allocator:
         _share_allocator()
         options.add_session_config_entry("session.use_env_allocators", "1")
     try:
-        return ort.InferenceSession(graph, options, providers=[_CPU])
+        session = ort.InferenceSession(
+            graph, options, providers=[(place.provider, dict(place.options))]
+        )
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"onnxruntime does not accept the model: {plain_words(error)}") from None
+    # A provider that cannot be loaded is a line in the log, and the processor takes its place.
+    if place.provider not in session.get_providers():
+        raise ModelError(
+            f"onnxruntime does not run the model on {place.provider}, but on "
+            f"{', '.join(session.get_providers())}"
+        )
+    return session
 
 
 class OrtKernel:
@@ -81,6 +112,7 @@ class OrtKernel:
         input_addresses: Sequence[int],
         output_addresses: Sequence[int],
         memory: object = None,
+        place: Place = PROCESSOR,
     ) -> None:
         """Bind.
 
@@ -92,15 +124,19 @@ class OrtKernel:
             input_addresses: of the batch of each input, in the model's order.
             output_addresses: of the batch of each output, in the model's order.
             memory: kept alive as long as the kernel, which knows it by its address only.
+            place: of the session; the addresses are there.
         """
         self._session = session
         self._memory = memory
+        self._run_options = ort.RunOptions()
+        for name, value in place.run_options.items():
+            self._run_options.add_run_config_entry(name, value)
         self._binding = session.io_binding()
         for weight in compiled.weights:
             self._binding.bind_input(
                 weight.name,
-                "cpu",
-                0,
+                place.device,
+                place.index,
                 weight.element_type,
                 list(weight.shape),
                 weights_address + weight.offset,
@@ -111,11 +147,18 @@ class OrtKernel:
         ):
             for tensor, address in zip(tensors, addresses, strict=True):
                 shape = [batch_size, *tensor.spec.row_shape]
-                bind(tensor.graph_name, "cpu", 0, tensor.element_type, shape, address)
+                bind(
+                    tensor.graph_name,
+                    place.device,
+                    place.index,
+                    tensor.element_type,
+                    shape,
+                    address,
+                )
 
     def launch(self) -> None:
-        """Run once; the outputs are in place when it returns. Releases the GIL meanwhile."""
-        self._session.run_with_iobinding(self._binding)
+        """Run once; the outputs are in place when it returns, on the processor. Releases the GIL meanwhile."""
+        self._session.run_with_iobinding(self._binding, self._run_options)
 
 
 def tensor_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> list[Bytes]:

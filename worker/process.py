@@ -8,6 +8,7 @@ import os
 import re
 import signal
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from modelzoo.profile import load_profile
 from worker.card import CardMonitor, open_card, stay_near
 from worker.config import WorkerConfig
 from worker.device import Device
+from worker.engine_choice import parse_engine
 from worker.file_store import FileStore
 from worker.host_memory import available_bytes
 from worker.link import Link
@@ -132,6 +134,8 @@ def _torch_device(
     config: WorkerConfig, limits: Limits, files: FileStore, on_lost: Callable[[str], object]
 ) -> Device[Any]:
     kind, _, argument = config.device.partition(":")
+    if kind == "cuda":
+        check_packages(_installed)
     on_host = _locked_bytes(config)
     if kind == "torch":
         on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
@@ -158,20 +162,24 @@ def _torch_device(
                 stay_near(monitor.facts)
         else:
             accelerator = HostAccelerator()
+        return TorchDevice(
+            accelerator,
+            limits=limits,
+            io_pool_bytes=config.io_bytes,
+            host_bytes=config.host_bytes,
+            precision=parse_precision(config.precision),
+            engine=parse_engine(config.engine),
+            files=files,
+            cache_dir=config.cache_dir,
+            compile_limit_s=config.compile_limit_s,
+            on_lost=on_lost,
+            monitor=monitor,
+        )
     except ImportError as error:
         raise ConfigError(f"device {config.device!r}: {error}; install clockwright[gpu]") from None
-    return TorchDevice(
-        accelerator,
-        limits=limits,
-        io_pool_bytes=config.io_bytes,
-        host_bytes=config.host_bytes,
-        precision=parse_precision(config.precision),
-        files=files,
-        cache_dir=config.cache_dir,
-        compile_limit_s=config.compile_limit_s,
-        on_lost=on_lost,
-        monitor=monitor,
-    )
+    except RuntimeError as error:  # torch's own: the card is taken, full or broken
+        words = str(error).strip().splitlines()[0]
+        raise ConfigError(f"device {config.device!r}: it cannot be used: {words}") from None
 
 
 def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Device[Any]:
@@ -206,6 +214,31 @@ def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
 def _locked_bytes(config: WorkerConfig) -> int:
     """What a worker with a GPU takes of the host's memory: weights, inputs and outputs on their way."""
     return config.host_bytes + 2 * config.io_bytes
+
+
+def check_packages(version_of: Callable[[str], str | None]) -> None:
+    """Refuse an environment in which onnxruntime has lost its CUDA provider.
+
+    Args:
+        version_of: a distribution; None where it is not installed.
+
+    Raises:
+        ConfigError: names what is installed, and what to do.
+    """
+    plain, gpu = version_of("onnxruntime"), version_of("onnxruntime-gpu")
+    if plain is not None and gpu is not None:
+        raise ConfigError(
+            f"found onnxruntime {plain} and onnxruntime-gpu {gpu}, which overwrite each other, expected "
+            "one of them; uninstall both, then install clockwright[gpu] in an environment without "
+            "clockwright[cpu]"
+        )
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def _check_memory(wanted: int, what: str, remedy: str) -> None:

@@ -1,4 +1,4 @@
-"""A GPU as a device, on torch; or the processor in its place, which runs the same code in tests.
+"""A GPU as a device, on torch and onnxruntime; or the processor in its place, which runs the same code in tests.
 
 Everything has its place from the start: pages, arena, IO slots, one static batch and the host's copies of
 all weights. EXEC gathers the model's pages into the arena and replays kernels that were captured once per
@@ -14,10 +14,11 @@ device, for the last gather from the pages that it writes to. That is the gather
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from worker.compiled_models import CompiledModels
 from worker.compiler import Compiler
 from worker.core import Lane, Step
 from worker.device import CardHealth, DeviceLostError, Fetch, Launched
+from worker.engine import OrtKernel, Place, open_session, plain_words
+from worker.engine_choice import Engine, Way, describe, fastest, ways_to_try
 from worker.file_store import FileStore
 from worker.host_io import read_outputs, write_inputs
 from worker.io_pool import IoPool
@@ -49,6 +52,8 @@ from worker.timing import tune_background_thread
 from worker.torch_operators import Tensor
 from worker.torch_program import Program
 from worker.torch_tensors import typed_view, weight_views
+
+logger = logging.getLogger(__name__)
 
 # Pages are copied and gathered as rows of the largest plain type.
 _WORD_BYTES = 8
@@ -65,10 +70,11 @@ _PROFILE_RUNS = 10
 class _Kernel:
     """An architecture at one batch size, bound to the arena and the static batch."""
 
+    way: Way
     run: Callable[[], None]
     layout: IoLayout
-    #: Keeps what the captured kernels read beside arena and batch.
-    constants: dict[str, Tensor]
+    #: Kept because the captured kernels use it, beside arena and batch.
+    memory: object
     #: Measured: a whole EXEC, but for the copies from and to its IO slot.
     exec_ns: int = 1
     #: The card's clock at that time; 0 where it does not say.
@@ -120,6 +126,7 @@ class TorchDevice:
         files: FileStore,
         cache_dir: Path,
         compile_limit_s: float,
+        engine: Engine = Engine.AUTO,
         on_lost: Callable[[str], object],
         monitor: CardMonitor | None = None,
     ) -> None:
@@ -134,15 +141,26 @@ class TorchDevice:
             files: where models' files lie.
             cache_dir: of compiled models.
             compile_limit_s: a model that takes longer is refused.
+            engine: what runs them.
             on_lost: told once, from any thread, why nothing can run any more: a GPU's fault is its
                 process's end.
             monitor: of the card, where there is one that says how it is.
 
         Raises:
-            ConfigError: there is not enough memory.
+            ConfigError: there is not enough memory, or the engine is not there.
             OSError: the cache folder cannot be made.
         """
+        self._place = accelerator.onnxruntime_place()
+        self._ways = ways_to_try(
+            engine,
+            precision,
+            on_host=accelerator.on_host,
+            has_onnxruntime=self._place is not None,
+        )
         self.gpu_kind = f"{accelerator.name}/{precision.value}"
+        if any(way.engine is not Engine.TORCH for way in self._ways):
+            # It may run other kernels than a worker that has torch alone.
+            self.gpu_kind += f"/{engine.value}"
         self.limits = limits
         self.io_pool_bytes = io_pool_bytes
         self.computing_lanes = (
@@ -256,39 +274,111 @@ class TorchDevice:
         if self._lost is not None:
             raise ModelError(f"the device is lost: {self._lost}")
         weights = self._host_weights(folder, compiled)
+        kind = f"{self.gpu_kind}/torch {torch.__version__}"
+        known = self._cache.read_trials(compiled.architecture_id, kind)
+        trials = dict(known)
         kernels = {}
         # The largest first: the memory of its intermediates then serves the others.
         for size in sorted(batch_sizes, reverse=True):
             key = (compiled.architecture_id, size)
             kernel = self._kernels.get(key)
             if kernel is None:
-                kernel = self._kernels[key] = self._fastest_kernel(folder, compiled, size)
+                kernel, trials[size] = self._fastest_kernel(
+                    folder, compiled, size, known.get(size, {})
+                )
+                self._kernels[key] = kernel
             kernels[size] = kernel
+        if trials != known:
+            clock_mhz = min(kernel.clock_mhz for kernel in kernels.values())
+            self._cache.write_trials(compiled.architecture_id, kind, trials, clock_mhz=clock_mhz)
         return weights, kernels, {size: kernels[size].exec_ns for size in sorted(kernels)}
 
-    def _fastest_kernel(self, folder: Path, compiled: CompiledModel, batch_size: int) -> _Kernel:
-        """Capture convolutions joined with their ReLUs, and apart, and keep what is faster.
+    def _fastest_kernel(
+        self,
+        folder: Path,
+        compiled: CompiledModel,
+        batch_size: int,
+        known: Mapping[str, int | None],
+    ) -> tuple[_Kernel, dict[str, int | None]]:
+        """Capture a graph in each way there is, and keep what is fastest.
 
-        cuDNN has a joint kernel for most shapes, but not for all, and it is not always the faster way.
-        On the processor joining only saves memory traffic, so there is nothing to find out.
+        Args:
+            folder: of the compiled model.
+            compiled: what is in it.
+            batch_size: of the kernel.
+            known: what this returned when the architecture was set up before.
+
+        Returns:
+            The kernel, and how long an EXEC takes in each way; None for one that does not work. The
+            way that was the fastest before is taken again without another contest.
         """
-        made: list[_Kernel] = []
-        problem: ModelError | None = None
-        for join in (True,) if self._accelerator.on_host else (True, False):
+        works = {way: exec_ns for way in self._ways if (exec_ns := known.get(way.value))}
+        if works and known.keys() >= {way.value for way in self._ways}:
             try:
-                made.append(self._kernel(folder, compiled, batch_size, join=join))
+                kernel, _ = self._try([fastest(works)], folder, compiled, batch_size)
+                return kernel, dict(known)
+            except ModelError as error:
+                if self._lost is not None:
+                    raise
+                logger.warning("architecture %s: %s", compiled.architecture_id[:12], error)
+        kernel, taken = self._try(self._ways, folder, compiled, batch_size)
+        if len(self._ways) > 1:
+            logger.info(
+                "architecture %s, batch %d: %s",
+                compiled.architecture_id[:12],
+                batch_size,
+                describe(taken),
+            )
+        return kernel, {way.value: taken[way] for way in taken}
+
+    def _try(
+        self, ways: Sequence[Way], folder: Path, compiled: CompiledModel, batch_size: int
+    ) -> tuple[_Kernel, dict[Way, int | None]]:
+        """Capture a graph in some ways; returns the fastest kernel, and what each way takes.
+
+        Raises:
+            ModelError: none works; carries the words of the last.
+        """
+        made: dict[Way, _Kernel] = {}
+        problem: ModelError | None = None
+        for way in ways:
+            try:
+                made[way] = self._kernel(folder, compiled, batch_size, way)
             except ModelError as error:
                 problem = error
                 if self._lost is not None:
-                    break
+                    raise
+        samples: dict[Way, list[int]] = {way: [] for way in made}
+        # In turns, so that a clock that moves is no advantage to any.
+        for way in list(made) * _PROFILE_RUNS:
+            if way not in made:
+                continue
+            try:
+                samples[way].append(self._measure(made[way], compiled.num_pages))
+            except Exception as error:  # onnxruntime's exceptions have no common base
+                self._judge(error)
+                problem = ModelError(f"a batch of {batch_size} failed: {plain_words(error)}")
+                if self._lost is not None:
+                    raise problem from None
+                del made[way]
         if not made:
             assert problem is not None
             raise problem
-        for kernel in made:
-            kernel.exec_ns = self._profile(kernel, compiled.num_pages)
-            # At once: an idle card's clock falls.
-            kernel.clock_mhz = self._monitor.look().clock_mhz if self._monitor else 0
-        return min(made, key=lambda kernel: kernel.exec_ns)
+        # At once: an idle card's clock falls.
+        clock_mhz = self._monitor.look().clock_mhz if self._monitor else 0
+        for way, kernel in made.items():
+            kernel.exec_ns = sorted(samples[way])[len(samples[way]) // 2]
+            kernel.clock_mhz = clock_mhz
+        exec_ns = {way: kernel.exec_ns for way, kernel in made.items()}
+        return made[fastest(exec_ns)], {way: exec_ns.get(way) for way in ways}
+
+    def _measure(self, kernel: _Kernel, num_pages: int) -> int:
+        """One EXEC in ns, between those of the models that are being served."""
+        with self._exec_lock:
+            pages = range(min(num_pages, self.limits.num_pages))
+            launch = self._enqueue(kernel, pages, None)
+        launch.end.synchronize()
+        return launch.end.ns_since(launch.begin)
 
     def _host_weights(self, folder: Path, compiled: CompiledModel) -> _HostWeights:
         known = self._blobs.get(compiled.weights_sha256)
@@ -312,16 +402,32 @@ class TorchDevice:
         self._blobs[compiled.weights_sha256] = weights
         return weights
 
-    def _kernel(
-        self, folder: Path, compiled: CompiledModel, batch_size: int, *, join: bool
-    ) -> _Kernel:
-        graph = (folder / GRAPH_FILE).read_bytes()
-        program = Program(graph, self._accelerator.device, join=join)
+    def _kernel(self, folder: Path, compiled: CompiledModel, batch_size: int, way: Way) -> _Kernel:
+        """Capture a graph.
+
+        Raises:
+            ModelError: the engine cannot run it; carries its words.
+        """
         layout = IoLayout.of(
             [tensor.spec for tensor in compiled.inputs],
             [tensor.spec for tensor in compiled.outputs],
             batch_size,
         )
+        graph = (folder / GRAPH_FILE).read_bytes()
+        if way is Way.ONNXRUNTIME:
+            assert self._place is not None
+            return self._onnxruntime_kernel(graph, compiled, batch_size, layout, self._place)
+        return self._torch_kernel(graph, compiled, batch_size, layout, way)
+
+    def _torch_kernel(
+        self,
+        graph: bytes,
+        compiled: CompiledModel,
+        batch_size: int,
+        layout: IoLayout,
+        way: Way,
+    ) -> _Kernel:
+        program = Program(graph, self._accelerator.device, join=way is Way.TORCH_JOINED)
         weights = weight_views(self._arena.view(-1).view(torch.uint8), compiled.weights)
         inputs, outputs = (
             [
@@ -352,17 +458,43 @@ class TorchDevice:
         except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
             self._judge(error)
             raise ModelError(f"a batch of {batch_size} failed: {_first_line(error)}") from None
-        return _Kernel(run, layout, constants)
+        return _Kernel(way, run, layout, constants)
 
-    def _profile(self, kernel: _Kernel, num_pages: int) -> int:
-        """Measure an EXEC in ns, between those of the models that are being served."""
-        durations = []
-        for _ in range(_PROFILE_RUNS):
-            with self._exec_lock:
-                launch = self._enqueue(kernel, range(min(num_pages, self.limits.num_pages)), None)
-            launch.end.synchronize()
-            durations.append(launch.end.ns_since(launch.begin))
-        return sorted(durations)[len(durations) // 2]
+    def _onnxruntime_kernel(
+        self,
+        graph: bytes,
+        compiled: CompiledModel,
+        batch_size: int,
+        layout: IoLayout,
+        place: Place,
+    ) -> _Kernel:
+        # One per batch size: intermediates that a captured graph uses must stay where they are.
+        session = open_session(graph, place=place)
+
+        def bound_to(batch: Tensor) -> OrtKernel:
+            begin = batch.data_ptr()
+            return OrtKernel(
+                session,
+                compiled,
+                batch_size,
+                weights_address=self._arena.data_ptr(),
+                input_addresses=[begin + offset for offset in layout.input_offsets],
+                output_addresses=[begin + offset for offset in layout.output_offsets],
+                memory=batch,
+                place=place,
+            )
+
+        try:
+            kernel = bound_to(self._batch)
+            # Rehearsed on zeros, which are legal indices anywhere.
+            aside = bound_to(self._accelerator.device_memory(layout.num_bytes))
+            run = self._accelerator.capture(
+                kernel.launch, rehearsal=aside.launch, tensor_cores=False
+            )
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            self._judge(error)
+            raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+        return _Kernel(Way.ONNXRUNTIME, run, layout, kernel)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -424,7 +556,7 @@ class TorchDevice:
         Args:
             kernel: what to run.
             pages: where its weights lie.
-            io_offset: of its IO slot; None leaves the static batch as it is.
+            io_offset: of its IO slot; with None the inputs are zeros, and the outputs go nowhere.
         """
         self._num_launched += 1
         launch = self._launches[self._num_launched % _LAUNCHES]
@@ -443,18 +575,19 @@ class TorchDevice:
         stream.record(launch.begin)
         stream.run(gather)
         stream.record(launch.gathered)
-        if io_offset is None:
-            stream.run(kernel.run)
-        else:
-            slot = self._io[io_offset : io_offset + layout.num_bytes]
-            batch, split = self._batch[: layout.num_bytes], layout.outputs_begin
+        batch, split = self._batch[: layout.num_bytes], layout.outputs_begin
+        slot = None if io_offset is None else self._io[io_offset : io_offset + layout.num_bytes]
 
-            def compute() -> None:
+        def compute() -> None:
+            if slot is None:
+                batch[:split].zero_()
+                kernel.run()
+            else:
                 batch[:split].copy_(slot[:split])
                 kernel.run()
                 slot[split:].copy_(batch[split:])
 
-            stream.run(compute)
+        stream.run(compute)
         stream.record(launch.end)
         return launch
 

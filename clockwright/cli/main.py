@@ -85,6 +85,9 @@ Pages = Annotated[int, typer.Option(help="Weights cache, in pages of 16 MiB.")]
 Precision = Annotated[
     str, typer.Option(help="What models compute in on a GPU: float32, tf32 or float16.")
 ]
+Engine = Annotated[
+    str, typer.Option(help="What runs models on a GPU: auto (the faster), torch or onnxruntime.")
+]
 HostMib = Annotated[
     int, typer.Option(help="On a GPU: the host's memory for the weights of all models.")
 ]
@@ -113,6 +116,7 @@ def up(
     telemetry: Telemetry = None,
     arena_mib: ArenaMib = 512,
     precision: Precision = "float32",
+    engine: Engine = "auto",
     host_mib: HostMib = 4096,
     cache_dir: CacheDir = None,
     selection_store: SelectionStore = None,
@@ -139,7 +143,7 @@ def up(
         "127.0.0.1", port, models, telemetry, selection_store, slo_ms, scheduler
     )
     arguments = [f"--device={device}", f"--pages={pages}", f"--arena-mib={arena_mib}"]
-    arguments += [f"--precision={precision}", f"--host-mib={host_mib}"]
+    arguments += [f"--precision={precision}", f"--engine={engine}", f"--host-mib={host_mib}"]
     if cache_dir is not None:
         arguments.append(f"--cache-dir={cache_dir}")
     if verbose:
@@ -194,6 +198,7 @@ def worker(
     ] = None,
     arena_mib: ArenaMib = 512,
     precision: Precision = "float32",
+    engine: Engine = "auto",
     host_mib: HostMib = 4096,
     cache_dir: CacheDir = None,
     verbose: Verbose = False,
@@ -222,6 +227,7 @@ def worker(
         num_pages=pages,
         arena_bytes=arena_mib * _MIB,
         precision=precision,
+        engine=engine,
         host_bytes=host_mib * _MIB,
         cache_dir=default_cache_dir() if cache_dir is None else cache_dir,
     )
@@ -231,7 +237,7 @@ def worker(
         num_gpus = visible_gpus()
         check_host_memory(config, num_gpus)
         arguments = [f"--pages={pages}", f"--arena-mib={arena_mib}", f"--precision={precision}"]
-        arguments += [f"--host-mib={host_mib}"]
+        arguments += [f"--engine={engine}", f"--host-mib={host_mib}"]
         arguments += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         arguments += ["--verbose"] if verbose else []
         raise typer.Exit(run_on_each_gpu(num_gpus, config.name, controller, arguments))
