@@ -14,11 +14,12 @@ import argparse
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
-from controller.core import SchedulerConfig
+from controller.core import EdfMhConfig, SchedulerConfig
 from experiments import bench_core
 from experiments.figures.fig7_left import SATISFIED, lowest_multiple
 from experiments.figures.report import write_csv
@@ -79,7 +80,7 @@ def run_all(setting: Setting, policies: dict[str, SchedulerConfig]) -> list[Row]
     runs = [(scenario, seed) for scenario in setting.scenarios for seed in setting.seeds]
     with ProcessPoolExecutor(setting.processes or os.cpu_count()) as pool:
         calls = {
-            (scenario.key, policy, seed): pool.submit(_measure, scenario.key, config, seed)
+            (scenario.key, policy, seed): pool.submit(_measure, scenario.key, asdict(config), seed)
             for scenario, seed in runs
             for policy, config in policies.items()
         }
@@ -113,8 +114,10 @@ def run_all(setting: Setting, policies: dict[str, SchedulerConfig]) -> list[Row]
         ]
 
 
-def _measure(key: str, scheduler: SchedulerConfig, seed: int) -> Outcome:
-    return measure(_named(key), scheduler, seed)
+def _measure(key: str, config: dict[str, Any], seed: int) -> Outcome:
+    # A frozen dataclass that was compiled cannot be sent to another process; its fields can.
+    edf_mh = EdfMhConfig(**config["edf_mh"])
+    return measure(_named(key), SchedulerConfig(**(config | {"edf_mh": edf_mh})), seed)
 
 
 def _bound(key: str, seed: int) -> int:
