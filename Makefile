@@ -11,8 +11,8 @@ FIGURES += clipper_fig3 clipper_fig4 clipper_fig5 clipper_fig6
 FIGURES += clipper_fig7 clipper_fig8 clipper_fig9 clipper_fig10
 # Live runs beside simulated ones: ten minutes on a machine with nothing else to do.
 FIGURES += truth
-# `edf_mh` beside `clockwork`, and with each of its pieces off.
-FIGURES += edf_mh ablation
+# `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
+FIGURES += edf_mh ablation live_ranking
 
 .PHONY: demo test check bench experiments $(FIGURES) proto clean
 
