@@ -152,7 +152,6 @@ def test_figure_5_offers_every_load_with_every_delay(tmp_path: Path) -> None:
         slo_ms=60_000,
         batch_sizes=SIZES,
         outstanding=8,
-        calibration_s=0.05,
         rounds=2,
         adapt_s=0.05,
         warmup_s=0.05,
