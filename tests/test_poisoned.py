@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from controller.selection.combination import Rule
 from controller.selection.policies import make_policy
-from controller.selection.query import Candidate, Observation, Prediction, Query
+from controller.selection.query import Candidate, Query
 from experiments import poisoned
 from experiments.poisoned import PHASES, Run, Setting
+from experiments.selection.stream import ask
 
 # Nobody misses this SLO, so numbers of queries alone say what happens.
 QUICK = Setting(
@@ -32,13 +32,10 @@ def learned_alone(run: Run) -> tuple[list[int], list[tuple[float, ...]]]:
     query = Query(tuple(Candidate(model) for model in run.models), "", Random(0))
     answers, weights = [], []
     for step in run.steps:
-        choice = policy.select(state, query)
         said = dict(zip(run.models, step.alone, strict=True))
-        predictions = {model: Prediction(label) for model, label in said.items()}
-        combined = policy.combine(state, query, choice, predictions, Rule.VOTE)
+        combined, observation = ask(policy, state, query, said, step.label)
         answers.append(combined.label)
-        losses = {model: float(label != step.label) for model, label in said.items()}
-        state = policy.observe(state, Observation(choice, said, losses, combined.label, None))
+        state = policy.observe(state, observation)
         weights.append(tuple(policy.weights(state)[model] for model in run.models))
     return answers, weights
 

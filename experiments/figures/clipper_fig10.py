@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from controller.selection.combination import Rule
 from controller.selection.policies import make_policy
-from controller.selection.query import Candidate, Observation, Prediction, Query
+from controller.selection.query import Candidate, Query
 from experiments.digits import NUM_FORMS, Array, Digits, load
 from experiments.figures.report import picture, write_csv
 from experiments.results_file import RESULTS, write_results
+from experiments.selection.stream import ask
 
 #: Fixed choices, then the default policy: what its candidates are beside the groups' models, and where a
 #: user's state begins.
@@ -163,13 +163,8 @@ def _run_seed(digits: Digits, setting: Setting, seed: int, results: Results) -> 
         ):
             state = states.get((method, form), beginning)
             query = queries[len(candidates)]
-            choice = policy.select(state, query)
-            votes_now = {name: column[name] for name in candidates}
-            predictions = {name: Prediction(label) for name, label in votes_now.items()}
-            losses = {name: float(label != truth) for name, label in votes_now.items()}
-            combined = policy.combine(state, query, choice, predictions, Rule.VOTE)
+            combined, observation = ask(policy, state, query, column, truth)
             wrong[method][form, number] = combined.label != truth
-            observation = Observation(choice, votes_now, losses, combined.label, None)
             states[method, form] = policy.observe(state, observation)
             if method == METHODS[3]:
                 globally = policy.observe(globally, observation)

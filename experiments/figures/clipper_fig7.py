@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from controller.selection.combination import Rule
 from controller.selection.policies import make_policy
-from controller.selection.query import Candidate, Observation, Prediction, Query
+from controller.selection.query import Candidate, Query
 from experiments.digits import NUM_FORMS, Array, Digits, load
 from experiments.figures.report import picture, write_csv
 from experiments.results_file import RESULTS, write_results
 from experiments.selection.digit_models import Classifier, predict, train
+from experiments.selection.stream import ask
 
 SETS = ("alike", "mixed")
 METHODS = ("best single", "majority", "exp4-full", "as the paper")
@@ -117,17 +117,13 @@ def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: Resu
         query = Query(tuple(Candidate(name) for name in names), "", Random(seed))
         num_wrong = 0
         for column, truth in zip(votes.T.tolist(), labels.tolist(), strict=True):
-            choice = policy.select(state, query)
             said = dict(zip(names, column, strict=True))
-            predictions = {name: Prediction(label) for name, label in said.items()}
-            combined = policy.combine(state, query, choice, predictions, Rule.VOTE)
+            combined, observation = ask(policy, state, query, said, truth)
             wrong = combined.label != truth
             num_wrong += wrong
             if method == "exp4-full":
                 agreeing = round(combined.agreement * len(names))
                 results.counts[min(5 - agreeing, 2)] += (1, wrong)
-            losses = {name: float(label != truth) for name, label in said.items()}
-            observation = Observation(choice, said, losses, combined.label, float(wrong))
             state = policy.observe(state, observation)
         errors[method] = num_wrong / len(labels)
     for method, error in errors.items():

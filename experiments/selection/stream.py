@@ -7,7 +7,7 @@ stream.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from controller.selection.combination import Rule
 from controller.selection.policy import Policy
-from controller.selection.query import Candidate, Observation, Prediction, Query
+from controller.selection.query import Candidate, Combined, Observation, Prediction, Query
 from experiments.digits import Array
 
 # A look costs a tenth of a query.
@@ -39,6 +39,49 @@ class Trail:
     wrong: Array
     #: Index of the model with the most weight, looked at every `WEIGHTS_EVERY` queries.
     heaviest: Array
+
+
+def ask(
+    policy: Policy[Any],
+    state: Any,  # noqa: ANN401
+    query: Query,
+    said: Mapping[str, int],
+    truth: int,
+    *,
+    reward_only: bool = False,
+) -> tuple[Combined, Observation]:
+    """Send one query past a policy; it learns nothing before it is told.
+
+    Args:
+        policy: under test.
+        state: of it.
+        query: whose candidates are the models.
+        said: the label of every model, chosen or not.
+        truth: the true label.
+        reward_only: feedback says whether the answer was right, not what would have been.
+
+    Returns:
+        The answer, and what feedback says of it.
+    """
+    choice = policy.select(state, query)
+    votes = {member: said[member] for member in choice.members}
+    predictions = {member: Prediction(label) for member, label in votes.items()}
+    combined = policy.combine(state, query, choice, predictions, Rule.VOTE)
+    loss = float(combined.label != truth)
+    losses = (
+        {member: loss for member, label in votes.items() if label == combined.label}
+        if reward_only
+        else {member: float(label != truth) for member, label in votes.items()}
+    )
+    observation = Observation(
+        choice=choice,
+        votes=votes,
+        losses=losses,
+        served=combined.label,
+        served_loss=loss,
+        served_propensity=combined.propensity,
+    )
+    return combined, observation
 
 
 def follow(
@@ -84,25 +127,9 @@ def follow(
             weights = policy.weights(state)
             leader = positions[max(weights, key=weights.__getitem__)]
         heaviest[number] = leader
-        choice = policy.select(state, query)
-        said = {member: column[positions[member]] for member in choice.members}
-        predictions = {member: Prediction(label) for member, label in said.items()}
-        combined = policy.combine(state, query, choice, predictions, Rule.VOTE)
-        loss = float(combined.label != truth)
-        wrong[number] = bool(loss)
-        losses = (
-            {member: loss for member, label in said.items() if label == combined.label}
-            if reward_only
-            else {member: float(label != truth) for member, label in said.items()}
-        )
-        observation = Observation(
-            choice=choice,
-            votes=said,
-            losses=losses,
-            served=combined.label,
-            served_loss=loss,
-            served_propensity=combined.propensity,
-        )
+        said = dict(zip(models, column, strict=True))
+        combined, observation = ask(policy, state, query, said, truth, reward_only=reward_only)
+        wrong[number] = combined.label != truth
         if delays is None:
             state = policy.observe(state, observation)
         elif rng.random() >= delays.lost:
