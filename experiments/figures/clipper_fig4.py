@@ -14,15 +14,15 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from clockwright.units import NS_PER_MS
 from controller.core import SchedulerConfig
 from experiments.figures.clipper_bench import Measured, Saturating, bench
 from experiments.figures.clipper_models import FORMS, KINDS, held_out, prepared, write_folders
-from experiments.figures.report import Comparison, compare, picture, show, write_csv
-from experiments.results_file import RESULTS, write_results
+from experiments.figures.report import Comparison, picture, write_points
+from experiments.results_file import RESULTS
 
 STRATEGIES = ("none", "aimd", "quantile")
 
@@ -151,19 +151,13 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
             f"{p.form:>6} {p.kind:<20} {p.strategy:<9} {p.throughput_rps:8.0f} r/s, mean batch "
             f"{p.mean_batch:6.1f}, batch p99 {p.batch_p99_ms:6.1f} ms, {p.late_pct:4.1f} % late"
         )
-    table = compare(figures, COMPARISONS)
-    show(table)
-    write_csv(
-        directory / "clipper_fig4.csv",
-        [column.name for column in fields(Point)],
-        [tuple(asdict(point).values()) for point in points],
-    )
     draw(points, setting, directory / "clipper_fig4.png")
-    write_results(
+    write_points(
         "clipper_fig4",
         figures,
-        command="python -m experiments.figures.clipper_fig4",
-        extra={"comparison": table, "setting": asdict(setting)},
+        COMPARISONS,
+        points,
+        setting,
         directory=directory,
     )
     return points

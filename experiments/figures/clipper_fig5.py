@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from clockwright.units import NS_PER_MS
 from controller.core import SchedulerConfig
 from experiments.figures.clipper_bench import Measured, Offered, Saturating, bench, together
 from experiments.figures.clipper_models import held_out, prepared, write_folders
-from experiments.figures.report import Comparison, compare, picture, show, write_csv
-from experiments.results_file import RESULTS, write_results
+from experiments.figures.report import Comparison, picture, write_points
+from experiments.results_file import RESULTS
 
 #: Section 4.3.2: "a 2ms batch delay provides a 3.3x improvement in throughput" for the Scikit-Learn SVM;
 #: "Delayed batching provides no increase in throughput for the Spark SVM because Spark is already
@@ -175,21 +175,16 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
             f"{p.form:>6} {p.kind:<14} offered {p.offered_rps:8.0f} r/s, delay {p.delay_ms:4g} ms: "
             f"{p.throughput_rps:8.0f} r/s, mean batch {p.mean_batch:6.1f}, p99 {p.p99_ms:7.1f} ms"
         )
-    table = compare(figures, COMPARISONS)
-    show(table)
-    write_csv(
-        directory / "clipper_fig5.csv",
-        [column.name for column in fields(Point)],
-        [tuple(asdict(point).values()) for point in points],
-    )
     draw(points, setting, directory / "clipper_fig5.png")
-    write_results(
+    write_points(
         "clipper_fig5",
         figures,
-        command=f"python -m experiments.figures.clipper_fig5 --seed {setting.seed}",
-        seeds=[setting.seed],
-        extra={"comparison": table, "setting": asdict(setting)},
+        COMPARISONS,
+        points,
+        setting,
         directory=directory,
+        options=f"--seed {setting.seed}",
+        seeds=[setting.seed],
     )
     return points
 

@@ -17,7 +17,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.figures.clipper_bench import Saturating, bench
 from experiments.figures.clipper_models import held_out, prepared, write_folders
-from experiments.figures.report import Comparison, compare, picture, show, write_csv
-from experiments.results_file import RESULTS, write_results
+from experiments.figures.report import Comparison, picture, write_points
+from experiments.results_file import RESULTS
 from experiments.simulator import Case, Cluster, Network, copies_of, run
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
@@ -203,21 +203,15 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     figures = figures_of(points)
     for p in points:
         print(f"{p.policy:>9} {p.network:>6} x{p.replicas}: {p.throughput_rps:8.0f} r/s")
-    table = compare(figures, COMPARISONS)
-    show(table)
-    write_csv(
-        directory / "clipper_fig6.csv",
-        [column.name for column in fields(Point)],
-        [tuple(asdict(point).values()) for point in points],
-    )
     draw(points, directory / "clipper_fig6.png")
-    write_results(
+    write_points(
         "clipper_fig6",
         figures,
-        command="python -m experiments.figures.clipper_fig6",
-        seeds=[0],
-        extra={"comparison": table, "setting": asdict(setting)},
+        COMPARISONS,
+        points,
+        setting,
         directory=directory,
+        seeds=[0],
     )
     return points
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,32 @@ def write_figure(
         command=f"python -m experiments.figures.{name} --seed {setting.seed} --policies {policies}",
         seeds=[setting.seed],
         extra={"comparison": table, "setting": asdict(setting), **(extra or {})},
+        directory=directory,
+    )
+
+
+def write_points(
+    name: str,
+    figures: Mapping[str, float],
+    comparisons: Iterable[Comparison],
+    points: Sequence[Any],
+    setting: Any,  # noqa: ANN401  a dataclass, as the points are
+    *,
+    directory: Path,
+    options: str = "",
+    seeds: Sequence[int] = (),
+) -> None:
+    """Print the comparison with the paper, and write `NAME.json` and `NAME.csv`, a row per point."""
+    table = compare(figures, comparisons)
+    show(table)
+    columns = [column.name for column in fields(points[0])]
+    write_csv(directory / f"{name}.csv", columns, [tuple(asdict(p).values()) for p in points])
+    write_results(
+        name,
+        figures,
+        command=f"python -m experiments.figures.{name} {options}".rstrip(),
+        seeds=seeds,
+        extra={"comparison": table, "setting": asdict(setting)},
         directory=directory,
     )
 
