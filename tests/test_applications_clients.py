@@ -322,10 +322,10 @@ def test_errors_are_this_projects_own(operator: Operator) -> None:
         operator.erase_context("nothing", "ann")
 
 
-def test_a_selection_store_is_a_flag(tmp_path: Path) -> None:
+def test_a_selection_store_is_a_flag() -> None:
     from clockwright.cli.main import _controller_config
 
     config = _controller_config(
-        "127.0.0.1", 0, None, None, tmp_path / "store.sqlite", 100.0, SchedulerConfig()
+        "127.0.0.1", 0, None, None, "redis://store:6379/2", 100.0, SchedulerConfig()
     )
-    assert config.selection.store == tmp_path / "store.sqlite"
+    assert config.selection.store == "redis://store:6379/2"

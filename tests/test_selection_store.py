@@ -1,12 +1,14 @@
-"""Where applications and their states outlive the process: SQLite, and what happens without."""
+"""Where applications and their states outlive the process: SQLite and a real Redis, and what happens without."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,16 +24,28 @@ from controller.selection.store import Store
 from controller.selection.tallies import EpsilonGreedy, Tallies
 from tests.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.front_end import until
+from tests.redis_server import RedisServer, redis_server
 
 T = TypeVar("T")
 
 OPTIONS = {"eta": 1.0, "crowd": False}
 
 
-@pytest.fixture
-def where(tmp_path: Path) -> Path:
-    """An empty store."""
-    return tmp_path / "store.sqlite"
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty store of each kind."""
+    if request.param == "sqlite":
+        return str(tmp_path / "store.sqlite")
+    server: RedisServer = request.getfixturevalue("redis")
+    with server.client() as client:
+        client.flushall()
+    return server.url
 
 
 def changes(**records: Mapping[str, Any]) -> dict[tuple[str, str], Callable[[], dict[str, Any]]]:
@@ -65,7 +79,7 @@ async def begun(task: asyncio.Task[T], store: Store) -> asyncio.Task[T]:
 # --- the store itself -----------------------------------------------------------------------------
 
 
-def test_what_was_saved_is_there_after_closing(where: Path) -> None:
+def test_what_was_saved_is_there_after_closing(where: str) -> None:
     async def main() -> None:
         store = Store(where)
         assert await store.load(("app", "ann")) is None
@@ -85,7 +99,7 @@ def test_what_was_saved_is_there_after_closing(where: Path) -> None:
     run(main)
 
 
-def test_what_was_erased_is_gone(where: Path) -> None:
+def test_what_was_erased_is_gone(where: str) -> None:
     async def main() -> None:
         store = Store(where)
         await store.save({**changes(ann={}, bob={}), ("other", "ann"): dict})
@@ -107,7 +121,7 @@ def test_what_was_erased_is_gone(where: Path) -> None:
     run(main)
 
 
-def test_a_record_that_cannot_be_made_leaves_the_others_alone(where: Path) -> None:
+def test_a_record_that_cannot_be_made_leaves_the_others_alone(where: str) -> None:
     async def main() -> None:
         store = Store(where)
         records = changes(ann={"n": 1}, bob={"n": object()})
@@ -138,10 +152,39 @@ def test_a_store_of_another_layout_is_refused(tmp_path: Path) -> None:
         Store(path)
 
 
+def test_a_redis_of_another_layout_is_refused(redis: RedisServer) -> None:
+    with redis.client() as client:
+        client.flushall()
+        client.set("clockwright:layout", "99")
+    with pytest.raises(ConfigError, match="found layout 99, expected 1"):
+        Store(redis.url)
+
+
+def test_where_no_redis_answers_is_said_without_the_password() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match="expected a Redis server that answers") as caught:
+            Store(f"redis://ann:secret@127.0.0.1:{port}/3")
+    assert f"redis://127.0.0.1:{port}/3" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="found database 'three', expected a number"):
+        Store("redis://127.0.0.1/three")
+    with pytest.raises(ConfigError, match="found a URL of postgres://, expected a file, or redis"):
+        Store("postgres://127.0.0.1/x")
+
+
+def test_a_redis_without_its_package_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "controller.selection.redis_store", raising=False)
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(ConfigError, match=r"pip install 'clockwright\[redis\]'"):
+        Store("redis://127.0.0.1:1")
+
+
 # --- applications and their store -----------------------------------------------------------------
 
 
-def test_a_user_is_forgotten_on_request(tmp_path: Path, where: Path) -> None:
+def test_a_user_is_forgotten_on_request(tmp_path: Path, where: str) -> None:
     async def main() -> None:
         async with desk(tmp_path, store=where) as app:
             await app.put("right", "wrong", options=OPTIONS)
@@ -161,7 +204,7 @@ def test_a_user_is_forgotten_on_request(tmp_path: Path, where: Path) -> None:
     run(main)
 
 
-def test_what_was_learned_survives_a_restart(tmp_path: Path, where: Path) -> None:
+def test_what_was_learned_survives_a_restart(tmp_path: Path, where: str) -> None:
     async def first() -> tuple[dict[str, float], dict[str, float], Answered]:
         async with desk(tmp_path, store=where) as app:
             await app.put("right", "wrong", slo_ns=SLO_NS, options={"eta": 0.5, "crowd": False})
@@ -187,7 +230,7 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path, where: Path) -> Non
     run(main)
 
 
-def test_states_that_left_memory_come_back_from_the_store(tmp_path: Path, where: Path) -> None:
+def test_states_that_left_memory_come_back_from_the_store(tmp_path: Path, where: str) -> None:
     async def main() -> None:
         async with desk(tmp_path, store=where, contexts_max=2) as app:
             await app.put("right", "wrong", options=OPTIONS)
@@ -203,7 +246,7 @@ def test_states_that_left_memory_come_back_from_the_store(tmp_path: Path, where:
 
 
 def test_what_is_being_read_while_it_is_erased_does_not_come_back(
-    tmp_path: Path, where: Path
+    tmp_path: Path, where: str
 ) -> None:
     async def main() -> None:
         async with desk(tmp_path, store=where) as app:
@@ -238,7 +281,7 @@ def test_what_is_being_read_while_it_is_erased_does_not_come_back(
 def test_an_application_whose_name_a_model_has_taken_waits_for_another_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    where, folder = tmp_path / "store.sqlite", tmp_path / "app" / "1"
+    where, folder = str(tmp_path / "store.sqlite"), tmp_path / "app" / "1"
 
     async def main() -> None:
         async with desk(tmp_path, store=where) as app:
@@ -384,7 +427,7 @@ def away(store: Store) -> Iterator[None]:
 def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    where = tmp_path / "store.sqlite"
+    where = str(tmp_path / "store.sqlite")
 
     async def main() -> None:
         async with desk(tmp_path, store=where) as app:
@@ -428,3 +471,94 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
             assert await app.weights("bob") == bob
 
     run(main)
+
+
+def test_a_redis_that_stops_and_starts_again_loses_nothing(tmp_path: Path) -> None:
+    async def main(server: RedisServer) -> None:
+        async with desk(tmp_path, store=server.url, contexts_max=2) as app:
+            await taught(app)
+            states = app.applications._states
+            await states.flush()
+            # Only two stay in memory: the global state and cy's.
+            await app.teach(await app.ask(1, context="cy"), label=1)
+            await states.flush()
+            server.stop()
+            of_ann = await app.ask(1, context="ann")
+            assert label(of_ann) == 1
+            assert (await app.teach(of_ann, label=2)).status is FeedbackStatus.FAILED
+            assert (
+                await app.teach(await app.ask(1, context="cy"), label=1)
+            ).status.value == "APPLIED"
+            await states.flush()
+            assert states.num_waiting > 0
+            with pytest.raises(StoreError, match="expected a Redis server that answers"):
+                await app.applications.erase("app", "ann")
+            server.start()
+            # By itself, once a second.
+            await until(lambda: states.num_waiting == 0)
+            assert (await app.teach(of_ann, label=2)).status is FeedbackStatus.APPLIED
+            weights = [await app.weights(context) for context in ("", "ann", "bob", "cy")]
+        async with desk(tmp_path, store=server.url) as app:
+            assert [await app.weights(c) for c in ("", "ann", "bob", "cy")] == weights
+
+    with redis_server() as server:
+        run(lambda: main(server))
+
+
+def test_a_redis_that_does_not_answer_holds_up_only_who_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(server: RedisServer) -> None:
+        async with desk(tmp_path, store=server.url) as app:
+            await taught(app)
+            await app.applications._states.flush()
+            server.freeze()
+            # Strangers, each of whom the store has to be asked for.
+            answers = [await app.ask(1, context=f"user {n}") for n in range(20)]
+            assert [label(answered) for answered in answers] == [1] * 20
+            erasing = asyncio.create_task(app.applications.erase("app", "ann"))
+            teaching = asyncio.create_task(app.teach(answers[0], label=1))
+            # To ann, who is in memory, wrong is right.
+            assert label(await app.ask(1, context="ann")) == 2
+            assert not erasing.done()
+            assert not teaching.done()
+            server.thaw()
+            assert await erasing
+            assert (await teaching).status is FeedbackStatus.APPLIED
+            assert await app.weights("ann") == await app.weights()
+
+    # What a query waits for the store, of its 30 s.
+    monkeypatch.setattr("controller.selection.answering._LOAD_SHARE", 0.0005)
+    with redis_server() as server:
+        run_on_real_time(lambda: main(server))
+
+
+def test_a_redis_that_did_not_answer_is_asked_again(tmp_path: Path) -> None:
+    async def main(server: RedisServer) -> None:
+        store = Store(server.url)
+        await store.save(changes(ann={"n": 1}, bob={"n": 2}))
+        await store.close()
+        store = impatient(server)
+        server.freeze()
+        for _ in range(3):
+            with pytest.raises(StoreError, match="expected a Redis server that answers"):
+                await store.load(("app", "ann"))
+        server.thaw()
+        record = None
+        while record is None:
+            with suppress(StoreError):
+                record = await store.load(("app", "bob"))
+            await asyncio.sleep(0.01)
+        # Not the answer to what was asked before.
+        assert record == {"n": 2}
+        await store.close()
+
+    with redis_server() as server:
+        run_on_real_time(lambda: main(server))
+
+
+def impatient(server: RedisServer) -> Store:
+    """A store that waits for a tenth of a second; on a busy machine not every attempt to open it succeeds."""
+    while True:
+        with suppress(ConfigError):
+            return Store(server.url.replace("socket_timeout=60", "socket_timeout=0.1"))

@@ -96,8 +96,11 @@ CacheDir = Annotated[
     Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
 ]
 SelectionStore = Annotated[
-    Path | None,
-    typer.Option(help="File for applications and what they learn; else gone with the process."),
+    str | None,
+    typer.Option(
+        metavar="FILE|URL",
+        help="For applications and what they learn: a file, or redis://HOST:PORT/DB; else gone with the process.",
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
 
@@ -556,7 +559,7 @@ def _controller_config(
     port: int,
     models: Path | None,
     telemetry: Path | None,
-    selection_store: Path | None,
+    selection_store: str | None,
     slo_ms: float,
     scheduler: SchedulerConfig,
 ) -> ControllerConfig:

@@ -11,7 +11,7 @@ confidence; what was chosen, with what probability, and what each said goes into
 query id. Feedback by that id becomes an `Observation`, and `observe` makes the next state of it.
 
 Shells are `applications` (which there are, and feedback), `answering` and `asking` (queries), `states` (between
-memory and store), `store` with `sqlite_store`, and `plugins` (entry points). All else is
+memory and store), `store` with `sqlite_store` and `redis_store`, and `plugins` (entry points). All else is
 pure: no I/O, no clock, no random number that is not drawn from a generator handed in.
 
 The paper leaves open, and here is decided: a missing member has no say, does not count as wrong,

@@ -12,9 +12,10 @@ from clockwright.errors import ConfigError
 class SelectionConfig:
     """What may be tuned, and what goes wrong at the extremes."""
 
-    #: SQLite file of applications and what they have learned; None: gone with the process.
-    store: Path | None = None
-    #: States in memory, beside each application's own. Too few: users wait for the disk.
+    #: SQLite file, or URL of a Redis, for applications and what they have learned; None: gone with the
+    #: process.
+    store: str | Path | None = None
+    #: States in memory, beside each application's own. Too few: users wait for the store.
     contexts_max: int = 100_000
     #: Of inputs and outputs; 0 switches the prediction cache off.
     cache_bytes: int = 32 * 1024 * 1024

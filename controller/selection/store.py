@@ -1,7 +1,7 @@
 """Where states and applications outlive the process.
 
 All of it runs in one thread of its own, in the order asked for, so that the event loop never waits for a
-disk and an erasure is never overtaken by a write.
+disk or a network and an erasure is never overtaken by a write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from clockwright.errors import StoreError
+from clockwright.errors import ConfigError, StoreError
 from controller.selection.contexts import Address
 from controller.selection.sqlite_store import SqliteDatabase
 
@@ -65,7 +65,7 @@ class Store:
         """Open a database.
 
         Args:
-            where: a file, made if need be; None: in memory, gone with the process.
+            where: a file, made if need be, or the URL of a Redis; None: in memory, gone with the process.
 
         Raises:
             ConfigError: it cannot be opened, or is of another kind.
@@ -74,7 +74,7 @@ class Store:
         #: Whether anything is ever found here that was not in memory a moment ago.
         self.persistent = where is not None
         try:
-            self._database: Database = self._thread.submit(SqliteDatabase, where).result()
+            self._database: Database = self._thread.submit(_open, where).result()
         except BaseException:
             self._thread.shutdown()
             raise
@@ -138,6 +138,20 @@ class Store:
                 faults[address] = error
         self._database.save(records)
         return faults
+
+
+def _open(where: str | Path | None) -> Database:
+    scheme, colon, _ = str(where).partition("://")
+    if not colon:
+        return SqliteDatabase(where)
+    if scheme not in ("redis", "rediss", "unix"):
+        raise ConfigError(
+            f"selection store: found a URL of {scheme}://, expected a file, or redis://, rediss:// or unix://"
+        )
+    # Only with the extra `redis`.
+    from controller.selection.redis_store import RedisDatabase
+
+    return RedisDatabase(str(where))
 
 
 def _parsed(text: str, what: str) -> dict[str, Any] | None:
