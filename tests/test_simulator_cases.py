@@ -83,6 +83,8 @@ bytes_per_s = 1_000_000_000
 
 [scheduler]
 policy = "clipper"
+batching = "quantile"
+batch_delay_ns = 3_000_000
 lookahead_ns = 2_000_000
 
 [faults]
@@ -100,6 +102,7 @@ at_ns = 100
     assert (case.cluster.noise.exec_sigma, case.cluster.noise.load_sigma) == (0.01, 0.0)
     assert case.network.bytes_per_s == NS_PER_S
     assert (case.scheduler.policy, case.scheduler.lookahead_ns) == ("clipper", 2 * NS_PER_MS)
+    assert (case.scheduler.batching, case.scheduler.batch_delay_ns) == ("quantile", 3 * NS_PER_MS)
     assert case.faults.lost_workers == (LostWorker(worker=1, at_ns=100),)
     assert case.faults.clocks == (WorkerClock(offset_ns=5), WorkerClock(drift_ppb=-7))
     poisson, fixed, bursty = case.workload.sources
