@@ -60,7 +60,13 @@ def write_results(
 
 
 def add_results(
-    name: str, figures: Mapping[str, float], *, part: str, command: str, directory: Path = RESULTS
+    name: str,
+    figures: Mapping[str, float],
+    *,
+    part: str,
+    command: str,
+    extra: Mapping[str, Any] | None = None,
+    directory: Path = RESULTS,
 ) -> Path:
     """Write figures that a run of their own gave beside those that are recorded, which stay.
 
@@ -69,6 +75,7 @@ def add_results(
         figures: as for `write_results`; replace those of the same keys.
         part: the record keeps under this key where these figures come from.
         command: repeats them.
+        extra: anything else worth keeping, beside where they come from.
         directory: as for `write_results`.
 
     Returns:
@@ -81,7 +88,7 @@ def add_results(
     target = directory / f"{name}.json"
     record = json.loads(target.read_text(encoding="utf-8"))
     record["figures"] |= _finite(name, figures)
-    record[part] = {"keys": list(figures), **_origin(command)}
+    record[part] = {"keys": list(figures), **_origin(command), **(extra or {})}
     return _write(target, record)
 
 

@@ -175,6 +175,7 @@ def outcome(answered: int, **changes: float) -> Outcome:
         p50_ms=5.0,
         batch_rps=10.0,
         exec_busy=0.9,
+        load_busy=0.1,
         mean_batch_size=2.0,
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
@@ -208,13 +209,15 @@ def test_the_worst_difference_is_found_over_all_scenarios() -> None:
 
 
 def test_latency_is_compared_where_gpus_are_idle_and_told_apart_where_answers_differ() -> None:
-    def rows_of(name: str, busy: float, answered: int, p50_ms: float) -> list[Row]:
+    def rows_of(
+        name: str, busy: float, answered: int, p50_ms: float, loading: float = 0.0
+    ) -> list[Row]:
         scenario = replace(OVERLOAD, name=name)
         return [
             Row(
                 scenario=scenario,
                 policy=policy,
-                outcomes=(outcome(number, exec_busy=busy, p50_ms=ms),),
+                outcomes=(outcome(number, exec_busy=busy, load_busy=loading, p50_ms=ms),),
             )
             for policy, number, ms in (
                 ("clockwork", answered, 10.0),
@@ -225,12 +228,22 @@ def test_latency_is_compared_where_gpus_are_idle_and_told_apart_where_answers_di
 
     rows = [
         *rows_of("busy", busy=0.9, answered=100, p50_ms=90.0),
+        *rows_of("loading", busy=0.5, answered=100, p50_ms=90.0, loading=0.8),
         *rows_of("short", busy=0.5, answered=60, p50_ms=20.0),
         *rows_of("idle", busy=0.5, answered=100, p50_ms=8.0),
     ]
     figures = edf_mh.figures_of(rows)
     assert figures["p50_ratio_max_at_low_utilisation"] == pytest.approx(2.0)
     assert figures["p50_ratio_max_at_low_utilisation_all_answered"] == pytest.approx(0.8)
+
+
+def test_an_aim_that_is_missed_says_what_stands_in_the_way() -> None:
+    judged = edf_mh.judge({"fig5_slo10_rps": 700.0, "fig7_left_multiple": 3.375, "other": 1.0})
+    assert set(judged) == {"fig5_slo10_rps", "fig7_left_multiple"}
+    assert judged["fig7_left_multiple"] == {"most": 3.4, "measured": 3.375, "met": True}
+    missed = judged["fig5_slo10_rps"]
+    assert (missed["least"], missed["met"]) == (850, False)
+    assert "more than the bound" in missed["obstacle"]
 
 
 def test_what_the_core_costs_is_put_beside_what_was_recorded(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -156,6 +156,7 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
     figures |= _latency(table) | _overload(table) | _figure_7(table)
     for key, metric, name in (
         ("fig5_slo10", "goodput_rps", "fig5_slo10_rps"),
+        ("fig5_slo10", "bound_rps", "fig5_slo10_bound_rps"),
         ("zoo_zoo600_slo100", "bound_share", "zoo_share"),
     ):
         if key in table:
@@ -182,7 +183,7 @@ def worst_against(table: Table, base: str) -> tuple[float, str]:
 
 
 def slowest_against(table: Table) -> list[tuple[float, str, bool]]:
-    """Median latency as a multiple of `clockwork`'s where GPUs are idle for much of the time.
+    """Median latency as a multiple of `clockwork`'s where GPUs and PCIe are idle for much of the time.
 
     Returns:
         By scenario, largest first: the multiple, the scenario, and whether both policies answer all
@@ -191,7 +192,7 @@ def slowest_against(table: Table) -> list[tuple[float, str, bool]]:
     found = []
     for key, row in table.items():
         clockwork, ours = row["clockwork"], row["edf_mh"]
-        if clockwork.mean("exec_busy") < LOW_UTILISATION and clockwork.mean("p50_ms"):
+        if clockwork.mean("utilisation") < LOW_UTILISATION and clockwork.mean("p50_ms"):
             ratio = ours.mean("p50_ms") / clockwork.mean("p50_ms")
             alike = min(ours.mean("share"), clockwork.mean("share")) >= SATISFIED
             found.append((ratio, key, alike))
@@ -217,7 +218,6 @@ def _overload(table: Table) -> dict[str, float]:
     worst = min(overload, key=lambda row: row["clockwork"].mean("p5_model_share"))
     return {
         "overload_share_min": min(row["edf_mh"].mean("bound_share") for row in overload),
-        "overload_shares_met": sum(row["edf_mh"].mean("bound_share") >= 0.93 for row in overload),
         "p5_model_share": worst["edf_mh"].mean("p5_model_share"),
         "clockwork_p5_model_share": worst["clockwork"].mean("p5_model_share"),
         "worst_model_of_mean": min(
@@ -279,6 +279,76 @@ def time_core(policy: str) -> dict[str, float]:
     }
 
 
+# --- aims -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What a figure has to be for `edf_mh` to become the default."""
+
+    key: str
+    least: float | None = None
+    most: float | None = None
+    #: What stands in the way, as far as it is known, where the aim is missed.
+    obstacle: str = ""
+
+    def judged(self, figure: float) -> dict[str, Any]:
+        """The aim beside what was measured."""
+        met = (self.least is None or figure >= self.least) and (
+            self.most is None or figure <= self.most
+        )
+        return {
+            **{name: limit for name, limit in self._limits.items() if limit is not None},
+            "measured": figure,
+            "met": met,
+            **({} if met or not self.obstacle else {"obstacle": self.obstacle}),
+        }
+
+    @property
+    def _limits(self) -> dict[str, float | None]:
+        return {"least": self.least, "most": self.most}
+
+
+AIMS = (
+    Aim("worst_vs_clockwork_points", least=-0.2),
+    Aim("p50_ratio_max_at_low_utilisation", most=1.0),
+    Aim(
+        "overload_share_min",
+        least=0.93,
+        obstacle="the bound counts GPU time only, and is reached by nobody: each request is taken to be in "
+        "the best batch that its neighbours allow, as if whoever decides knew them before they come",
+    ),
+    Aim(
+        "fig5_slo10_rps",
+        least=850,
+        obstacle="more than the bound (fig5_slo10_bound_rps): no batch that ends in 10 ms has that density",
+    ),
+    Aim("fig7_left_multiple", most=3.4),
+    Aim("fig7_right_ls_pct", least=97),
+    Aim(
+        "fig7_right_bc_rps",
+        least=3000,
+        obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
+    ),
+    Aim("zoo_share", least=0.85),
+    Aim(
+        "p5_model_share",
+        least=0.45,
+        obstacle="two thirds of the requests must be dropped there, and the floor that a model is kept above "
+        "is half of the mean: a higher one costs goodput",
+    ),
+    Aim("azure_exact_late_per_million", most=0),
+    Aim("azure_late_per_million", most=10),
+    Aim("core_us_4026x20", most=25),
+    Aim("core_us_p999_4026x20", most=1000),
+)
+
+
+def judge(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """Every aim of which there is a figure."""
+    return {aim.key: aim.judged(figures[aim.key]) for aim in AIMS if aim.key in figures}
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -298,6 +368,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
         command=f"{_COMMAND} --no-cost",
         seeds=setting.seeds,
         extra={
+            "aims": judge(figures),
             "worst_scenario": {
                 base: worst_against(table, base)[1] for base in ("clockwork", "clockwork1ms")
             },
@@ -315,7 +386,14 @@ def add_cost(directory: Path = RESULTS) -> None:
     figures = time_core("clockwork") | time_core("edf_mh")
     for key, value in figures.items():
         print(f"{key}: {value:.4g}")
-    add_results("edf_mh", figures, part="cost", command=f"{_COMMAND} --cost", directory=directory)
+    add_results(
+        "edf_mh",
+        figures,
+        part="cost",
+        command=f"{_COMMAND} --cost",
+        extra={"aims": judge(figures)},
+        directory=directory,
+    )
 
 
 def write_table(rows: Sequence[Row], target: Path) -> None:
@@ -331,6 +409,7 @@ def write_table(rows: Sequence[Row], target: Path) -> None:
         "p50_ms",
         "batch_rps",
         "exec_busy",
+        "load_busy",
         "mean_batch_size",
     )
     write_csv(

@@ -39,6 +39,7 @@ class Outcome:
     #: Of batch clients, per second.
     batch_rps: float
     exec_busy: float
+    load_busy: float
     mean_batch_size: float
 
     @property
@@ -52,9 +53,19 @@ class Outcome:
         return self.answered / self.bound if self.bound else 1.0
 
     @property
+    def utilisation(self) -> float:
+        """Of the GPUs or of their PCIe buses, whichever is busier."""
+        return max(self.exec_busy, self.load_busy)
+
+    @property
     def goodput_rps(self) -> float:
         """Answers in time per second."""
         return self.answered / self.seconds
+
+    @property
+    def bound_rps(self) -> float:
+        """The most that any policy could give."""
+        return self.bound / self.seconds
 
 
 def measure(
@@ -108,6 +119,7 @@ def measure(
         p50_ms=float(np.median(latencies)) / NS_PER_MS if latencies else 0.0,
         batch_rps=outcomes["batch"] / seconds,
         exec_busy=result.summary.utilisation(total.exec_ns, begin_ns, end_ns),
+        load_busy=result.summary.utilisation(total.load_ns, begin_ns, end_ns),
         mean_batch_size=total.mean_batch_size,
     )
 

@@ -239,9 +239,9 @@ def _left(num_models: int, rate_rps: int, multiple: float) -> Scenario:
             num_gpus=fig7_left.NUM_GPUS,
             rate_rps=rate_rps,
             slo_ns=round(fig7_left.BASE_SLO_NS * multiple),
-            duration_ns=4 * NS_PER_S,
+            duration_ns=6 * NS_PER_S,
         ),
-        NS_PER_S,
+        2 * NS_PER_S,
     )
 
 
