@@ -115,6 +115,8 @@ def test_the_table_of_clippers_figures_is_the_recorded_runs() -> None:
         ("section 4.2", 1, 1.6, figures("selection")["cache_feedback_speedup"]),
     ):
         assert row(start) == [round(figure, places) for figure in expected], start
+    sizes = [fig4[key] for key in fig4 if re.fullmatch(r"native_.*_aimd_mean_batch", key)]
+    assert (len(sizes), sizes.count(1024)) == (5, 3)
     # What is said not to hold.
     assert fig7["mixed_exp4_full_gain"] < 0
     own = fig10["own_group_error_after_8"]
