@@ -52,7 +52,7 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 _TIME_MAX_NS = 1 << 61
 
 # How long a worker may take to leave when told to; then its stream is cut.
-LEAVE_LIMIT_S = 2.0
+LEAVE_LIMIT_S = 5.0
 
 # There are a handful of things that can be wrong with a card.
 _COMPLAINTS_MAX = 100

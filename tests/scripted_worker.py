@@ -113,6 +113,11 @@ class ScriptedWorker:
         beat = pb.Heartbeat(sent_ns=self.now_ns(), min_delta_ns=self._min_delta_ns)
         await self.send(pb.FromWorker(heartbeat=beat))
 
+    async def beat_once(self) -> None:
+        """As often as it takes to know each other's clocks."""
+        await self.wait_for("heartbeat")
+        await self.beat()
+
     async def _beat_on(self, interval_s: float) -> None:
         while True:
             await self.beat()

@@ -288,8 +288,7 @@ def test_silence_is_death(tmp_path: Path) -> None:
         )
         async with running(settings) as controller:
             async with ScriptedWorker(controller.port, beats=False) as worker:
-                await worker.wait_for("heartbeat")
-                await worker.beat()
+                await worker.beat_once()
                 await until_ready(controller)
                 await worker.ended.wait()
                 assert "silent for" in worker.end
@@ -339,8 +338,10 @@ def test_what_the_protocol_does_not_allow_ends_one_stream_and_nothing_else(
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
             ScriptedWorker(controller.port, "good"),
-            ScriptedWorker(controller.port, "bad") as bad,
+            # Sends nothing while its stream is ended, or gRPC says only that it could not.
+            ScriptedWorker(controller.port, "bad", beats=False) as bad,
         ):
+            await bad.beat_once()
             model = await until_ready(controller)
             await until(lambda: len(model.ready_on) == 2)
             await bad.write(message)
@@ -362,8 +363,10 @@ def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> Non
 
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            Short(controller.port) as worker,
+            # Sends nothing while its stream is ended, or gRPC says only that it could not.
+            Short(controller.port, beats=False) as worker,
         ):
+            await worker.beat_once()
             model = await until_ready(controller)
             with pytest.raises(RefusedError) as caught:
                 await submit(controller, model)
