@@ -13,24 +13,26 @@ ratio of medians, batch 1.
 from __future__ import annotations
 
 import asyncio
-import csv
 import hashlib
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import uvloop
 
-from clockwright.actions import Infer, LoadWeights
+from clockwright.actions import Infer, LoadWeights, StepTime
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from controller.telemetry import ActionRow
 from experiments.bench_grpc import infer_request
 from experiments.bench_overload import offer
 from experiments.local_server import LocalServer
+from experiments.telemetry_tables import read_actions
 from modelzoo.build import write_model
 from worker.cpu_device import CpuDevice
 from worker.file_store import FileStore
@@ -47,15 +49,8 @@ PAGING_MODELS = ("resnet18_v1", "resnet50_v1")
 PAGING_ROUNDS = 60
 
 
-def measure_lateness(
-    seconds: float = SECONDS, device_arguments: Sequence[str] = ()
-) -> dict[str, float]:
-    """Serve under load and read the action rows.
-
-    Args:
-        seconds: of load.
-        device_arguments: of `clockwright up`, for another device than the processor.
-    """
+def measure_lateness(seconds: float = SECONDS) -> dict[str, float]:
+    """Serve under load, for so many seconds, and read the action rows."""
     with tempfile.TemporaryDirectory() as scratch:
         models, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
         write_model("resnet18_v1", models / "large" / "1" / "model.onnx")
@@ -64,27 +59,38 @@ def measure_lateness(
         )
         write_model("mlp-784-128-10", models / "small" / "1" / "model.onnx")
         arguments = ["--models", str(models), "--telemetry", str(telemetry), "--pages", str(PAGES)]
-        arguments += ["--cache-dir", f"{scratch}/cache", *device_arguments]
+        arguments += ["--cache-dir", f"{scratch}/cache"]
         with LocalServer(arguments) as server:
             uvloop.run(_load(server.address, seconds))
-        with (telemetry / "actions.csv").open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["error"] == "NONE"]
-    infers = [row for row in rows if row["type"] == "Infer"]
-    loads = [row for row in rows if row["type"] == "LoadWeights"]
-    late = sorted(_lateness(infers, "exec", loads) + _lateness(loads, "load", []))
+        return action_figures(read_actions(telemetry))
+
+
+def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
+    """How late actions began, and by how much their durations differed from the predicted ones."""
+    rows = [row for row in actions if row.error == "NONE"]
+    loads = [(row.load, row) for row in rows if row.load is not None]
+    execs = [(row.exec, row) for row in rows if row.exec is not None]
+    loaded: dict[str, list[int]] = {}
+    for step, row in loads:
+        loaded.setdefault(row.model_id, []).append(step.end_ns)
+    late = sorted(_lateness(execs, loaded) + _lateness(loads, {}))
     figures = {
         "start_late_us_p50": _quantile(late, 0.5),
         "start_late_us_p99": _quantile(late, 0.99),
-        "num_exec": float(len(infers)),
+        "num_exec": float(len(execs)),
         "num_load": float(len(loads)),
     }
-    for step, chosen in (("exec", infers), ("load", loads)):
+    for name, lane in (("exec", execs), ("load", loads)):
         errors = sorted(
-            abs(int(row[f"{step}_duration_ns"]) - int(row["expected_duration_ns"])) / 1000
-            for row in chosen
+            abs(step.duration_ns - row.expected_duration_ns) / 1000 for step, row in lane
         )
-        figures[f"{step}_error_us_p50"] = _quantile(errors, 0.5)
-        figures[f"{step}_error_us_p99"] = _quantile(errors, 0.99)
+        figures[f"{name}_error_us_p50"] = _quantile(errors, 0.5)
+        figures[f"{name}_error_us_p99"] = _quantile(errors, 0.99)
+        completion = sorted(
+            abs(step.end_ns - row.expected_begin_ns - row.expected_duration_ns) / 1000
+            for step, row in lane
+        )
+        figures[f"{name}_completion_error_us_p99"] = _quantile(completion, 0.99)
     return figures
 
 
@@ -105,24 +111,34 @@ async def _load(address: str, seconds: float) -> None:
     await asyncio.gather(*offers)
 
 
-def _lateness(rows: list[dict[str, str]], step: str, loads: list[dict[str, str]]) -> list[float]:
-    """Microseconds between the moment a step could begin and the moment it did."""
-    loaded = sorted((int(row["load_end_ns"]), row["model_id"]) for row in loads)
+def _lateness(
+    lane: Sequence[tuple[StepTime, ActionRow]], loaded: dict[str, list[int]]
+) -> list[float]:
+    """Microseconds between the moment a lane's steps could begin and the moment they did.
+
+    Args:
+        lane: its steps, with their actions.
+        loaded: by model, when its weights were there; for EXEC.
+    """
+    for ends in loaded.values():
+        ends.sort()
     lane_free_ns = 0
     late = []
-    for row in sorted(rows, key=lambda row: int(row[f"{step}_begin_ns"])):
-        begin_ns = int(row[f"{step}_begin_ns"])
-        able_ns = max(int(row["earliest_ns"]), int(row["received_ns"]), lane_free_ns)
-        if step == "exec":
-            able_ns = max(able_ns, int(row["input_end_ns"]))
-            ends = [end for end, model in loaded if model == row["model_id"] and end <= begin_ns]
-            able_ns = max([able_ns, *ends[-1:]])
-        late.append((begin_ns - able_ns) / 1000)
-        lane_free_ns = int(row[f"{step}_end_ns"])
+    for step, row in sorted(lane, key=lambda each: each[0].begin_ns):
+        able_ns = max(row.earliest_ns or 0, row.received_ns, lane_free_ns)
+        if row.input is not None:
+            able_ns = max(able_ns, row.input.end_ns)
+        ends = loaded.get(row.model_id, [])
+        if index := bisect_right(ends, step.begin_ns):
+            able_ns = max(able_ns, ends[index - 1])
+        late.append((step.begin_ns - able_ns) / 1000)
+        lane_free_ns = step.end_ns
     return late
 
 
-def _quantile(ordered: list[float], share: float) -> float:
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    if not ordered:
+        return 0.0
     return round(ordered[min(int(len(ordered) * share), len(ordered) - 1)], 1)
 
 

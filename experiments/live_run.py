@@ -33,6 +33,13 @@ class LiveModel:
     #: Of the model zoo; None: whatever stands for a modelled one.
     architecture: str | None = None
 
+    @property
+    def model_ids(self) -> tuple[str, ...]:
+        """Of all copies, as the server names them."""
+        if self.copies == 1:
+            return (self.name,)
+        return tuple(f"{self.name}-{number}" for number in range(self.copies))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
@@ -63,15 +70,17 @@ def play(
     profile: Profile | None,
     num_pages: int,
     scheduler: SchedulerConfig | None = None,
+    options: Sequence[str] = (),
 ) -> Played:
     """Start a `clockwright up` with one worker, play workloads on it one after the other, stop it.
 
     Args:
         workloads: each begins when the last response of the one before is there.
         models: what it serves; prepared before anything is played.
-        profile: of a modelled device; None: the processor runs the models.
+        profile: of a modelled device; None: the processor runs the models, or what `options` say.
         num_pages: of the weights cache.
         scheduler: policy and look-ahead, all that the command line has of it; None: the server's own.
+        options: more of `clockwright up`; the last one given of a kind holds.
 
     Raises:
         RuntimeError: the server did not start.
@@ -88,6 +97,7 @@ def play(
             *("--models", str(folder), "--telemetry", str(telemetry), "--device", device),
             *("--pages", str(num_pages), "--cache-dir", f"{scratch}/cache"),
             *_options(scheduler or SchedulerConfig()),
+            *options,
         ]
         with LocalServer(arguments) as server:
             with Operator(server.address) as operator:

@@ -466,6 +466,32 @@ def test_a_cached_model_is_found_again_and_a_damaged_one_is_not(tmp_path: Path) 
     assert list((tmp_path / "cache" / "scratch").iterdir()) == []
 
 
+def test_a_thousand_copies_read_the_cache_once_and_notice_what_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = CompileCache(tmp_path / "cache", target="here")
+    key = cache.key({}, {})
+    with cache.new_folder() as folder:
+        model = compile_model(write(dense(), tmp_path / "source"), folder, LIMITS, silent)
+        published = cache.publish(folder, key)
+    read: list[str] = []
+
+    def reading(path: Path) -> str:
+        read.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr("worker.compile_cache.sha256_of", reading)
+    for _ in range(3):
+        assert cache.find(key) == (published, model)
+    assert sorted(read) == sorted([GRAPH_FILE, WEIGHTS_FILE])
+    # As long as before, and a time that the clock's resolution cannot hide.
+    weights = published / WEIGHTS_FILE
+    weights.write_bytes(bytes(byte ^ 1 for byte in weights.read_bytes()))
+    os.utime(weights, ns=(0, 0))
+    assert cache.find(key) is None
+    assert not published.exists()
+
+
 def test_a_file_that_another_worker_adds_while_it_is_looked_for_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

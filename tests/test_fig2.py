@@ -18,7 +18,7 @@ QUICK = fig2.Setting(
 
 @pytest.fixture(scope="module")
 def device() -> fig2.Device:
-    return fig2.Device(QUICK)
+    return fig2.Processor(QUICK)
 
 
 def test_one_at_a_time_never_overlaps_and_keeps_the_order(device: fig2.Device) -> None:

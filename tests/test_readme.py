@@ -179,3 +179,24 @@ def test_the_table_of_edf_mh_is_the_recorded_run() -> None:
     section = README.split("It is in no case")[1].split("\n## ")[0]
     assert f"overload {100 * shares['overload_share_min']:.1f} of" in section
     assert f"{shares['fig7_right_bc_rps']:,.0f} of" in section
+
+
+def test_how_near_the_torch_engine_comes_is_the_recorded_run() -> None:
+    path = ROOT / "experiments" / "results" / "torch_zoo.json"
+    record = json.loads(path.read_text())
+    found = figures("torch_zoo")
+    text = " ".join(README.split())
+    for precision, words in (
+        ("float32", r"the (\d+) smallest of \d+ networks differ by at most (\S+) of"),
+        ("float16", r"the (\d+) smallest by at most (\S+) of it in float16"),
+    ):
+        match = re.search(words, text)
+        assert match is not None
+        assert int(match[1]) == found[f"num_{precision}"]
+        worst = found[f"worst_{precision}_error_ratio"]
+        assert worst <= float(match[2]) < 1.1 * worst
+    match = re.search(r"smallest of (\d+) networks", text)
+    assert match is not None
+    assert int(match[1]) == found["num_float32"] + len(record["left_out"])
+    # "Smallest" is true only while none is missing between them.
+    assert record["failed"] == {}

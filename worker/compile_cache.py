@@ -22,6 +22,8 @@ from pathlib import Path
 from worker.file_store import sha256_of
 from worker.model_files import GRAPH_FILE, METADATA_FILE, WEIGHTS_FILE, CompiledModel
 
+_FILES = (METADATA_FILE, GRAPH_FILE, WEIGHTS_FILE)
+
 
 class CompileCache:
     """The folder, and everything that is done in it."""
@@ -37,6 +39,9 @@ class CompileCache:
             OSError: it cannot be made.
         """
         self._target = target
+        #: Files found to be what their hashes say, as they were then: a thousand copies of a model
+        #: are read once.
+        self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
         self._compiled = folder / "compiled"
         self._profiles = folder / "profiles"
         self._scratch = folder / "scratch"
@@ -53,21 +58,27 @@ class CompileCache:
         return self._hash(["model", sorted(contents.items()), sorted(fixed_dimensions.items())])
 
     def find(self, key: str) -> tuple[Path, CompiledModel] | None:
-        """A compiled model and its folder; None if there is none that is sound. Reads all of it."""
+        """A compiled model and its folder; None if there is none that is sound.
+
+        Reads all of it, unless it did so before and nothing has changed since.
+        """
         folder = self._compiled / key
         if not folder.is_dir():
             return None
         try:
             compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
-            sound = (
+            seen = tuple(_identity(folder / name) for name in _FILES)
+            sound = self._sound.get(key) == seen or (
                 sha256_of(folder / GRAPH_FILE) == compiled.architecture_id
                 and sha256_of(folder / WEIGHTS_FILE) == compiled.weights_sha256
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             sound = False
         if not sound:
+            self._sound.pop(key, None)
             shutil.rmtree(folder, ignore_errors=True)
             return None
+        self._sound[key] = seen
         return folder, compiled
 
     @contextmanager
@@ -146,3 +157,9 @@ class CompileCache:
 
     def _hash(self, parts: list[object]) -> str:
         return hashlib.sha256(json.dumps([self._target, *parts]).encode()).hexdigest()
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What changes when a file does."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

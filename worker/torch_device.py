@@ -390,7 +390,7 @@ class TorchDevice:
         if offset is None:
             raise ModelError(
                 f"no room for {compiled.weights_bytes} bytes of weights in the host's memory, "
-                f"{self._host_room.num_bytes} bytes for all models; start the worker with more"
+                f"{self._host_room.num_bytes} bytes for all models; start the worker with more (--host-mib)"
             )
         memory = self._host[offset : offset + compiled.weights_bytes]
         weights = _HostWeights(memory)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -85,7 +85,14 @@ class Point:
         return float(np.percentile(self.exec_ms, percentile))
 
 
-class Device:
+class Device(Protocol):
+    """One model that runs, as often at the same time as is asked."""
+
+    def run(self, index: int) -> None:
+        """One EXEC, beside those of other indices; returns at its end."""
+
+
+class Processor:
     """Sessions of one model, one for each EXEC that may run at the same time."""
 
     def __init__(self, setting: Setting) -> None:
@@ -156,9 +163,8 @@ _RUNNERS: dict[str, Callable[[Device, int, int], list[Exec]]] = {
 }
 
 
-def measure(setting: Setting) -> list[Point]:
+def measure(setting: Setting, device: Device) -> list[Point]:
     """Let the modes take turns at every concurrency."""
-    device = Device(setting)
     runs: dict[tuple[str, int], list[list[Exec]]] = {}
     for _ in range(setting.rounds):
         for concurrency in setting.concurrencies:
@@ -254,7 +260,7 @@ COMPARISONS = (
 
 def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     """Measure and write `fig2.json`, `fig2.csv` and `fig2.png`."""
-    points = measure(setting)
+    points = measure(setting, Processor(setting))
     figures = figures_of(points)
     table = compare(figures, COMPARISONS)
     for point in points:

@@ -1,4 +1,4 @@
-"""`make gpu`: tests, probe and benchmarks on a GPU, within nine minutes.
+"""`make gpu`: tests, probe, benchmarks and figures on a GPU, within nine minutes.
 
 Each part is a process of its own with a time limit, so that one which fails or hangs hides no other. All
 write to `experiments/results/gpu`; without a GPU nothing is run or written.
@@ -12,13 +12,18 @@ import time
 from collections.abc import Sequence
 
 from clockwright.errors import ConfigError
+from experiments.gpu.aims import show
+from experiments.gpu.hardware import GPU_RESULTS
 
 #: What runs, in this order, with the seconds that it is told (None: it takes no such word) and is given.
 PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
-    ("tests", ("pytest", "-q", "-m", "gpu", "tests"), None, 190.0),
-    ("probe", ("experiments.gpu.probe",), 60.0, 100.0),
-    ("table1", ("experiments.gpu.table1",), 110.0, 150.0),
-    ("serve", ("experiments.gpu.serve",), 25.0, 90.0),
+    ("tests", ("pytest", "-q", "-m", "gpu", "tests"), None, 165.0),
+    ("probe", ("experiments.gpu.probe",), 25.0, 55.0),
+    ("table1", ("experiments.gpu.table1",), 50.0, 85.0),
+    ("serve", ("experiments.gpu.serve",), 20.0, 70.0),
+    ("fig2", ("experiments.gpu.fig2",), 12.0, 30.0),
+    ("fig5", ("experiments.gpu.fig5",), 26.0, 65.0),
+    ("fig6", ("experiments.gpu.fig6",), 30.0, 65.0),
 )
 
 
@@ -62,6 +67,8 @@ def main() -> int:
     print("---")
     for name, words in outcomes.items():
         print(f"{name:10} {words}")
+    print("---")
+    show(GPU_RESULTS)
     return 0 if all(words.startswith("done") for words in outcomes.values()) else 1
 
 

@@ -227,6 +227,7 @@ def main() -> None:
     accelerator = open_accelerator(options.device)
     until_s = time.monotonic() + options.seconds
     figures = copy(accelerator) | gather(accelerator)
+    figures["gather_to_copy_ratio"] = figures["gather_index_select_gbps"] / figures["d2d_gbps"]
     with tempfile.TemporaryDirectory() as scratch:
         figures |= beside(accelerator, Path(scratch))
         figures |= execute(accelerator, Path(scratch), until_s=until_s)

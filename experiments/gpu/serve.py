@@ -1,29 +1,229 @@
-"""The card behind a controller: how late actions begin and how far predictions are off, under a mixed load."""
+"""The card under a mixed load of hundreds of instances: how late, how predictable, and nothing allocated.
+
+`live`: behind a controller, requests over gRPC. From the telemetry's action rows, as on the processor
+(`experiments.bench_worker`): how late EXEC and LOAD began, how far their durations and their ends were from
+what the controller had predicted.
+
+`lanes`: the worker's lanes alone, in this process, driven as fast as they go: how often device memory was
+taken meanwhile, which is to be never.
+"""
 
 from __future__ import annotations
 
-from experiments.bench_worker import measure_lateness
-from experiments.gpu.hardware import about, arguments, open_accelerator
+import asyncio
+import itertools
+import queue
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
+from controller.telemetry import OK
+from experiments.bench_worker import action_figures
+from experiments.gpu.hardware import Bench, Room, about, arguments, open_accelerator
+from experiments.gpu.live import Server
+from experiments.live_run import LiveModel, LiveRun
 from experiments.results_file import write_results
+from traces.arrivals import Poisson, Workload
+from worker.accelerator import Accelerator
+from worker.runtime import Outcome, Runtime
+from worker.torch_device import TorchModel
 
-_SECONDS = 40.0
+_SLO_NS = 100 * NS_PER_MS
+_LATEST_NS = 1 << 62
+# Of the lanes: one EXEC that runs, those behind it, and LOADs beside them.
+_IN_FLIGHT = 4
 
 
-def main() -> None:
-    """Serve, measure and write `serve.json`."""
-    options = arguments(__doc__, seconds=_SECONDS)
-    figures = measure_lateness(options.seconds, ["--device", options.device])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What serves, who asks, for how long."""
+
+    server: Server
+    #: Requests per second of all copies of each of the server's models.
+    rates_rps: tuple[float, ...]
+    live_s: float
+    #: Of the lanes: memory, and for how long.
+    room: Room
+    lanes_s: float
+    seed: int = 1
+
+    @property
+    def workload(self) -> Workload:
+        """Poisson arrivals, all copies of a model alike."""
+        sources, first = [], 0
+        for number, (model, rate_rps) in enumerate(
+            zip(self.server.models, self.rates_rps, strict=True)
+        ):
+            sources.append(
+                Poisson(
+                    models=range(first, first + model.copies),
+                    rate_rps=rate_rps,
+                    slo_ns=_SLO_NS,
+                    end_ns=round(self.live_s * NS_PER_S),
+                    seed=self.seed + number,
+                )
+            )
+            first += model.copies
+        return Workload(models=self.server.model_ids, sources=tuple(sources))
+
+
+def setting_of(device: str, seconds: float) -> Setting:
+    """Three hundred instances of three networks, half of them resident at a time."""
+    copies = {"resnet50_v1": 150, "resnet18_v1": 100, "mobilenet0.25": 50}
+    models = tuple(
+        LiveModel(name=name, copies=count, batch_sizes=(1, 2, 4, 8, 16), architecture=name)
+        for name, count in copies.items()
+    )
+    return Setting(
+        server=Server(device=device, models=models, num_pages=700, host_mib=1024),
+        rates_rps=(120.0, 120.0, 60.0),
+        live_s=seconds * 3 / 4,
+        room=Room(num_pages=700, arena_bytes=192 << 20, io_bytes=128 << 20, host_bytes=1 << 30),
+        lanes_s=seconds / 4,
+    )
+
+
+def live_figures(setting: Setting, run: LiveRun) -> dict[str, float]:
+    """Of the workload served over gRPC."""
+    answered = sum(request.outcome == OK for request in run.requests)
+    return {
+        "live_num_instances": float(len(setting.server.model_ids)),
+        "live_goodput_pct": 100 * answered / max(1, len(run.requests)),
+        "live_client_late_ms_p99": run.report.lateness_ns_p99 / NS_PER_MS,
+        **{f"live_{key}": value for key, value in action_figures(run.actions).items()},
+    }
+
+
+async def lanes(
+    setting: Setting, accelerator: Accelerator, cache_dir: Path | None
+) -> dict[str, float]:
+    """Drive the lanes of a worker in this process: one LOAD or Infer after the other, models at random."""
+    bench = Bench(accelerator, setting.room, cache_dir=cache_dir)
+    prepared = [
+        await bench.model(model.architecture or model.name, model.batch_sizes)
+        for model in setting.server.models
+    ]
+    models = [
+        replace(each, model_id=ModelId(model_id))
+        for each, model in zip(prepared, setting.server.models, strict=True)
+        for model_id in model.model_ids
+    ]
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    runtime = Runtime(bench.device, outcomes.put)
+    runtime.start()
+    for model in models:
+        runtime.add_model(model)
+    try:
+        taken = bench.device.num_allocations
+        until_s = time.monotonic() + setting.lanes_s
+        done = await asyncio.to_thread(
+            _drive, runtime, models, outcomes, setting.room.num_pages, setting.seed, until_s
+        )
+        taken = bench.device.num_allocations - taken
+    finally:
+        await asyncio.to_thread(runtime.stop)
+        await bench.close()
+    return {
+        "lanes_num_instances": float(len(models)),
+        **{f"lanes_num_{kind}": float(count) for kind, count in sorted(done.items())},
+        "lanes_memory_taken_while_serving": float(taken),
+    }
+
+
+def _drive(
+    runtime: Runtime[TorchModel],
+    models: Sequence[TorchModel],
+    outcomes: queue.SimpleQueue[Outcome],
+    num_pages: int,
+    seed: int,
+    until_s: float,
+) -> dict[str, int]:
+    """Keep the lanes busy; how many actions of each kind were done.
+
+    Raises:
+        RuntimeError: an action failed.
+    """
+    rng = random.Random(seed)
+    done: Counter[str] = Counter()
+    #: Those that are not answered.
+    waiting: dict[ActionId, ModelId] = {}
+    #: The longest unused first.
+    resident: dict[ModelId, TorchModel] = {}
+    window = {"earliest_ns": 0, "latest_ns": _LATEST_NS, "expected_duration_ns": 1}
+
+    def submit(action: Action, payload: Sequence[bytes] = ()) -> None:
+        waiting[action.action_id] = action.model_id
+        done[type(action).__name__] += 1
+        runtime.submit(action, payload)
+
+    def hear() -> None:
+        result, _ = outcomes.get()
+        if result.error is not ActionError.NONE:
+            raise RuntimeError(f"action {result.action_id}: {result.error.name}, {result.message}")
+        del waiting[result.action_id]
+
+    ids = map(ActionId, itertools.count())
+    while time.monotonic() < until_s or not done:
+        model = rng.choice(models)
+        name = model.model_id
+        if name not in resident:
+            held = sum(each.num_pages for each in resident.values())
+            while held + model.num_pages > num_pages:
+                unused = resident.pop(next(iter(resident)))
+                held -= unused.num_pages
+                while unused.model_id in waiting.values():
+                    hear()
+                submit(EvictWeights(action_id=next(ids), model_id=unused.model_id))
+            submit(LoadWeights(action_id=next(ids), model_id=name, **window))
+        resident[name] = resident.pop(name, model)
+        size = rng.choice(list(model.exec_ns))
+        infer = Infer(action_id=next(ids), model_id=name, batch_size=size, rows=(size,), **window)
+        submit(infer, [bytes(spec.row_bytes * size) for spec in model.inputs])
+        while len(waiting) > _IN_FLIGHT:
+            hear()
+    while waiting:
+        hear()
+    return dict(done)
+
+
+def measure(setting: Setting) -> tuple[dict[str, float], dict[str, object]]:
+    """Both parts; and the hardware, asked when the worker has gone."""
+    (run,) = setting.server.play([setting.workload]).runs
+    figures = live_figures(setting, run)
+    accelerator = open_accelerator(setting.server.device)
+    hardware = about(accelerator)
+    figures |= asyncio.run(lanes(setting, accelerator, setting.server.cache_dir))
+    return figures, hardware
+
+
+def produce(setting: Setting, command: str, directory: Path) -> dict[str, float]:
+    """Measure and write `serve.json`."""
+    figures, hardware = measure(setting)
     for key, figure in figures.items():
         print(f"{key:40} {figure:12.2f}")
     write_results(
         "serve",
         figures,
-        command=f"python -m experiments.gpu.serve --device {options.device}",
-        seeds=list(range(7)),
-        # Afterwards: the worker had the card to itself.
-        extra={"hardware": about(open_accelerator(options.device))},
-        directory=options.results,
+        command=command,
+        seeds=[setting.seed + number for number in range(len(setting.rates_rps))],
+        extra={"hardware": hardware},
+        directory=directory,
     )
+    return figures
+
+
+def main() -> None:
+    """Produce it as `make gpu` asks."""
+    options = arguments(__doc__.splitlines()[0], seconds=20.0)
+    command = (
+        f"python -m experiments.gpu.serve --device {options.device} --seconds {options.seconds:g}"
+    )
+    produce(setting_of(options.device, options.seconds), command, options.results)
 
 
 if __name__ == "__main__":

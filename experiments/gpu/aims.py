@@ -1,0 +1,71 @@
+"""What a card is to show, and whether the figures in `experiments/results/gpu` do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.figures.report import write_csv
+from experiments.gpu.table1 import MAIN
+
+MET, MISSED, NOT_MEASURED = "met", "missed", "not measured"
+_COLUMNS = ("what", "file", "figure", "measured", "aim", "outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound on the absolute value of a figure."""
+
+    what: str
+    file: str
+    figure: str
+    limit: float
+    #: A lower bound instead of an upper one.
+    at_least: bool = False
+
+    def judge(self, directory: Path) -> tuple[float | None, str]:
+        """Look the figure up; None when it is not there."""
+        try:
+            record = json.loads((directory / f"{self.file}.json").read_text(encoding="utf-8"))
+            found = float(record["figures"][self.figure])
+        except (OSError, KeyError):
+            return None, NOT_MEASURED
+        met = abs(found) >= self.limit if self.at_least else abs(found) <= self.limit
+        return found, MET if met else MISSED
+
+
+AIMS = (
+    Aim("EXEC runs whose tail is looked at", "table1", f"{MAIN}_b1_runs", 10_000, at_least=True),
+    Aim("EXEC p99.99 over the median", "table1", f"{MAIN}_b1_tail_ratio", 1.0003),
+    Aim("LOAD over copying", "table1", f"{MAIN}_load_to_copy_ratio", 0.9, at_least=True),
+    Aim("gather over copying", "probe", "gather_to_copy_ratio", 0.6, at_least=True),
+    Aim("EXEC over bare kernels", "table1", f"{MAIN}_paged_to_bare_ratio", 1.1),
+    Aim("start lateness p99, us", "serve", "live_start_late_us_p99", 100),
+    Aim("EXEC prediction error p99, us", "serve", "live_exec_error_us_p99", 250),
+    Aim("LOAD prediction error p99, us", "serve", "live_load_error_us_p99", 250),
+    Aim("EXEC completion error p99, us", "serve", "live_exec_completion_error_us_p99", 1000),
+    Aim("LOAD completion error p99, us", "serve", "live_load_completion_error_us_p99", 1000),
+    Aim("memory taken while serving", "serve", "lanes_memory_taken_while_serving", 0),
+    Aim("Fig 2, simulated against live, %", "fig2", "worst_goodput_gap_pct", 3),
+    Aim("Fig 5, simulated against live, %", "fig5", "worst_goodput_gap_pct", 3),
+    Aim("Fig 6, instances", "fig6", "num_instances", 1000, at_least=True),
+)
+
+
+def judged(directory: Path) -> Iterator[tuple[str, str, str, float | None, str, str]]:
+    """Rows of the table: what, file, figure, measured, aim, outcome."""
+    for aim in AIMS:
+        found, outcome = aim.judge(directory)
+        limit = f"{'>=' if aim.at_least else '<='} {aim.limit:g}"
+        yield aim.what, aim.file, aim.figure, found, limit, outcome
+
+
+def show(directory: Path) -> None:
+    """Print the table and write `aims.csv`."""
+    rows = list(judged(directory))
+    for what, _, _, found, limit, outcome in rows:
+        measured = "-" if found is None else f"{found:.4f}"
+        print(f"{what:36} {measured:>14} {limit:>10}  {outcome}")
+    write_csv(directory / "aims.csv", _COLUMNS, rows)

@@ -1,0 +1,167 @@
+"""Figure 2 on the card: one EXEC at a time against concurrent EXEC, and what the simulator makes of the former.
+
+As on the processor (`experiments.figures.fig2`), with captured kernels in place of sessions: each EXEC that
+may run beside others has weights, kernels and a stream of its own. One at a time is predictable, so the
+simulator is to foresee its goodput from a single client's EXEC; for concurrent EXEC it has no model.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+from clockwright.units import NS_PER_S, ModelId
+from controller.telemetry import Telemetry
+from experiments.figures import fig2
+from experiments.gpu.hardware import about, arguments, open_accelerator
+from experiments.gpu.live import figures_of
+from experiments.gpu.probe import ARCHITECTURE, bare_kernel, compiled_for
+from experiments.results_file import write_results
+from experiments.simulator import Case, Cluster, HostedModel, Network, run
+from modelzoo.profile import ProfileRow
+from traces.arrivals import ClosedLoop, Workload
+from worker.accelerator import Accelerator
+from worker.precision import Precision
+
+_REHEARSAL_S = 0.5
+_SIMULATED_NS = 2 * NS_PER_S
+# Nobody is refused: the figure is about a device, not about a scheduler.
+_SLO_NS = 100 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting(fig2.Setting):
+    """How much is measured."""
+
+    device: str
+    architecture: str = ARCHITECTURE
+    rounds: int = 2
+
+
+class _Executor:
+    """One EXEC that may run beside others."""
+
+    def __init__(self, accelerator: Accelerator, replay: Callable[[], None]) -> None:
+        self._replay = replay
+        self._stream, self._done = accelerator.stream(), accelerator.event()
+
+    def run(self) -> None:
+        """Run it; returns at its end."""
+        self._stream.run(self._replay)
+        self._stream.record(self._done)
+        self._done.synchronize()
+
+
+class Card:
+    """Captured kernels. Satisfies `experiments.figures.fig2.Device`."""
+
+    def __init__(self, setting: Setting) -> None:
+        """Compile the network, capture its kernels for batch size 1, and run each once."""
+        with tempfile.TemporaryDirectory() as scratch:
+            folder, compiled = compiled_for(setting.architecture, Precision.FLOAT32, Path(scratch))
+            self._executors = []
+            for _ in range(max(setting.concurrencies)):
+                # Each its own: kernels captured on one accelerator share the memory of their intermediates.
+                accelerator = open_accelerator(setting.device)
+                replay, _ = bare_kernel(accelerator, folder, compiled, 1)
+                self._executors.append(_Executor(accelerator, replay))
+        for index in range(len(self._executors)):
+            self.run(index)
+
+    def run(self, index: int) -> None:
+        """See `Device`."""
+        self._executors[index].run()
+
+
+def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
+    """What the simulator says of closed-loop clients before one executor.
+
+    Args:
+        alone: EXEC of a single client, one after the other.
+        concurrency: clients.
+    """
+    exec_ns = round(fmean(entry.end_ns - entry.begin_ns for entry in alone))
+    gaps_ns = [after.begin_ns - before.end_ns for before, after in pairwise(alone)]
+    row = ProfileRow(name="alone", weights_bytes=1, load_ns=1, exec_ns={1: exec_ns})
+    loop = ClosedLoop(model=0, concurrency=concurrency, slo_ns=_SLO_NS, end_ns=_SIMULATED_NS)
+    telemetry = Telemetry(capacity=10_000_000)
+    run(
+        Case(
+            workload=Workload(models=(row.name,), closed_loops=(loop,)),
+            cluster=Cluster(
+                models=(HostedModel(ModelId(row.name), row),),
+                start_delay_ns=round(fmean(gaps_ns)) if gaps_ns else 0,
+            ),
+            network=Network(delay_ns=0, client_delay_ns=0),
+            duration_ns=_SIMULATED_NS,
+        ),
+        telemetry=telemetry,
+    )
+    return figures_of(
+        telemetry.requests,
+        telemetry.actions,
+        origin_ns=0,
+        begin_ns=_SIMULATED_NS // 2,
+        end_ns=_SIMULATED_NS,
+    ).goodput_rps
+
+
+def measure(setting: Setting) -> dict[str, float]:
+    """All figures of the one on the processor, and the prediction of each concurrency."""
+    card = Card(setting)
+    alone = fig2.one_at_a_time(card, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
+    points = fig2.measure(setting, card)
+    figures = fig2.figures_of(points)
+    for point in points:
+        key = f"{point.mode}_c{point.concurrency}"
+        print(
+            f"{key:20} {point.median_rps:8.1f} r/s, EXEC p50 {point.exec_percentile_ms(50):7.3f} ms, "
+            f"p99 {point.exec_percentile_ms(99):7.3f} ms",
+            flush=True,
+        )
+        if point.mode == "one_at_a_time":
+            simulated_rps = predicted_rps(alone, point.concurrency)
+            gap_pct = 100 * (simulated_rps / point.median_rps - 1)
+            figures[f"{key}_simulated_rps"] = simulated_rps
+            figures[f"{key}_goodput_gap_pct"] = gap_pct
+            print(f"{'':20} {simulated_rps:8.1f} r/s simulated ({gap_pct:+.1f} %)", flush=True)
+    gaps = [value for key, value in figures.items() if key.endswith("_goodput_gap_pct")]
+    return {**figures, "worst_goodput_gap_pct": max(gaps, key=abs)}
+
+
+def produce(setting: Setting, command: str, directory: Path) -> dict[str, float]:
+    """Measure, simulate and write `fig2.json`."""
+    figures = measure(setting)
+    write_results(
+        "fig2",
+        figures,
+        command=command,
+        seeds=[0],
+        extra={
+            "hardware": about(open_accelerator(setting.device)),
+            "architecture": setting.architecture,
+        },
+        directory=directory,
+    )
+    return figures
+
+
+def main() -> None:
+    """Produce it as `make gpu` asks."""
+    options = arguments(__doc__.splitlines()[0], seconds=16.0)
+    setting = Setting(device=options.device)
+    turns = setting.rounds * len(setting.concurrencies) * len(fig2.MODES)
+    setting = Setting(device=options.device, round_s=options.seconds / turns)
+    command = (
+        f"python -m experiments.gpu.fig2 --device {options.device} --seconds {options.seconds:g}"
+    )
+    produce(setting, command, options.results)
+
+
+if __name__ == "__main__":
+    main()

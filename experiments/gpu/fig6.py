@@ -1,0 +1,142 @@
+"""Figure 6 on the card: a thousand instances of ResNet50, live and simulated.
+
+The paper's workload (`experiments.figures.fig6`), faster: one more of the Major instances every few
+milliseconds instead of every second. All instances have the same weights, of which the host keeps one
+copy; on the card each has pages of its own, as it would with others. The weights cache is the paper's, 201
+instances. Rates are smaller than the paper's, because inputs come over gRPC here: in the paper's
+experiment workers made them up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from clockwright.units import NS_PER_S
+from experiments.figures import fig6
+from experiments.gpu.hardware import arguments
+from experiments.gpu.live import Server, Stretch, produce, whole_ns
+from experiments.live_run import LiveModel
+from traces.arrivals import Poisson, Workload
+
+NUM_MODELS = 1000
+#: Of the paper's rates.
+SHARE = 0.4
+BATCH_SIZES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What serves, who asks, for how long."""
+
+    #: The first model is Minor's.
+    server: Server
+    share: float = SHARE
+    #: Minor alone; then Major's instances one by one; then all.
+    lead_ns: int = 2 * NS_PER_S
+    ramp_ns: int = 20 * NS_PER_S
+    end_state_ns: int = 6 * NS_PER_S
+    num_parts: int = 4
+    #: Of each rehearsal.
+    rehearsal_s: float = 2.0
+    seed: int = 6
+
+    @property
+    def mix(self) -> Workload:
+        """As in the end state, with other arrivals."""
+        everybody = Poisson(
+            models=range(len(self.server.model_ids)),
+            rate_rps=self.share * (fig6.MAJOR_RPS + fig6.MINOR_RPS),
+            slo_ns=fig6.SLO_NS,
+            end_ns=round(self.rehearsal_s * NS_PER_S),
+            seed=self.seed + 1,
+        )
+        return Workload(models=self.server.model_ids, sources=(everybody,))
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """One, of Minor and Major."""
+        num_major = len(self.server.model_ids) - 1
+        paper = fig6.Setting(
+            num_models=num_major,
+            step_ns=self.ramp_ns // num_major,
+            lead_ns=self.lead_ns,
+            end_state_ns=self.end_state_ns + self.ramp_ns % num_major,
+            bucket_ns=1,
+            seed=self.seed,
+        )
+        workload = fig6.case_of(paper, paper.policies[0]).workload
+        return [replace(workload.scaled(self.share), models=self.server.model_ids)]
+
+    @property
+    def end_ns(self) -> int:
+        """Of the workload."""
+        return self.lead_ns + self.ramp_ns + self.end_state_ns
+
+    @property
+    def stretches(self) -> list[Stretch]:
+        """Lead, parts of the ramp and end state; of Minor, of Major, of both."""
+        ramp_end_ns = self.lead_ns + self.ramp_ns
+        borders = [
+            self.lead_ns + whole_ns(part * self.ramp_ns / self.num_parts / NS_PER_S) * (part > 0)
+            for part in range(self.num_parts)
+        ]
+        phases = [("lead", 0, self.lead_ns), ("end", ramp_end_ns, self.end_ns)]
+        phases += [
+            (f"ramp{part + 1}", begin_ns, end_ns)
+            for part, (begin_ns, end_ns) in enumerate(
+                zip(borders, [*borders[1:], ramp_end_ns], strict=True)
+            )
+        ]
+        minor, *major = self.server.model_ids
+        return [
+            Stretch(
+                key=f"{phase}_{kind}",
+                workload=0,
+                begin_ns=begin_ns,
+                end_ns=end_ns,
+                model_ids=model_ids,
+            )
+            for phase, begin_ns, end_ns in sorted(phases, key=lambda each: each[1])
+            for kind, model_ids in (
+                ("minor", frozenset([minor])),
+                ("major", frozenset(major)),
+                ("both", None),
+            )
+        ]
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of the workload and of the mix."""
+        return self.seed, self.seed + 1
+
+
+def setting_of(device: str, seconds: float) -> Setting:
+    """A thousand instances, within so many seconds of load."""
+    models = LiveModel(
+        name=fig6.ARCHITECTURE,
+        copies=NUM_MODELS + 1,
+        batch_sizes=BATCH_SIZES,
+        architecture=fig6.ARCHITECTURE,
+    )
+    num_pages = fig6.Setting().num_pages
+    server = Server(device=device, models=(models,), num_pages=num_pages, host_mib=512)
+    return Setting(
+        server=server,
+        lead_ns=whole_ns(seconds / 20),
+        ramp_ns=whole_ns(seconds / 2),
+        end_state_ns=whole_ns(seconds / 5),
+        rehearsal_s=seconds / 12,
+    )
+
+
+def main() -> None:
+    """Produce it as `make gpu` asks."""
+    options = arguments(__doc__.splitlines()[0], seconds=36.0)
+    command = (
+        f"python -m experiments.gpu.fig6 --device {options.device} --seconds {options.seconds:g}"
+    )
+    produce("fig6", setting_of(options.device, options.seconds), command, options.results)
+
+
+if __name__ == "__main__":
+    main()
