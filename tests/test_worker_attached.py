@@ -71,6 +71,11 @@ class Stream:
             message = message.SerializeToString()
         await self.context.write(join_bulk(message, wire.PAYLOAD_FIELD, payload))
 
+    async def send_last(self, message: pb.ToWorker) -> None:
+        """Send what makes the worker leave; it may have hung up before gRPC says that this was sent."""
+        with contextlib.suppress(asyncio.CancelledError, aio.BaseError):
+            await self.send(message)
+
     async def read(self) -> tuple[pb.FromWorker, list[bytes]]:
         """The next message that is neither a heartbeat nor progress."""
         while True:
@@ -184,8 +189,13 @@ class Controller:
         except AssertionError as error:
             self.failures.append(error)
             self._scripts.clear()
-        if not self._scripts:
-            self.done.set()
+        except asyncio.CancelledError:
+            if not self._scripts:
+                self.failures.append(AssertionError("the worker hung up before the script's end"))
+            raise
+        finally:
+            if not self._scripts:
+                self.done.set()
 
 
 @contextlib.asynccontextmanager
@@ -243,7 +253,7 @@ def play(tmp_path: Path, *scripts: Script, device: str = "modelled:0us", **setti
 
 
 async def drain(stream: Stream) -> None:
-    await stream.send(pb.ToWorker(drain=pb.Drain(reason="test over")))
+    await stream.send_last(pb.ToWorker(drain=pb.Drain(reason="test over")))
 
 
 def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
@@ -505,7 +515,7 @@ def test_a_worker_that_did_not_get_to_run_for_a_while_keeps_its_controller(tmp_p
 def test_a_rejected_worker_says_why_and_does_not_try_again(tmp_path: Path) -> None:
     async def reject(stream: Stream) -> None:
         reason = "worker speaks protocol 1, this controller 7"
-        await stream.send(pb.ToWorker(rejected=pb.Rejected(reason=reason)))
+        await stream.send_last(pb.ToWorker(rejected=pb.Rejected(reason=reason)))
 
     with pytest.raises(ConfigError, match="rejected this worker: worker speaks protocol 1"):
         play(tmp_path, reject)
