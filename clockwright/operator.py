@@ -17,7 +17,7 @@ from clockwright.v1 import control_pb2_grpc as pb_grpc
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 
 # Looking takes milliseconds; a server that is silent for longer is not well.
-_LOOK_LIMIT_S = 10.0
+_LOOK_LIMIT_S = 30.0
 
 _CHUNK_BYTES = 1 << 20
 

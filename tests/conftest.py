@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import weakref
 
 import pytest
@@ -27,7 +26,6 @@ for _name in (
     os.environ.pop(_name, None)
 # One thread of BLAS and of torch each, here and in all processes that tests start: threads that wait
 # for each other on busy cores made a second of training half a minute. Read when numpy is imported.
-assert "numpy" not in sys.modules
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 

@@ -241,7 +241,7 @@ def test_a_signal_finishes_what_is_admitted_and_leaves_no_process_behind(
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
     # One execution takes longer than it takes all requests to arrive.
-    arguments = ["--device", "modelled:500ms", "--cache-dir", str(tmp_path / "cache")]
+    arguments = ["--device", "modelled:300ms", "--cache-dir", str(tmp_path / "cache")]
     with LocalServer(["--models", str(models), *arguments]) as server:
         with Operator(server.address) as operator:
             pids = [row.pid for row in operator.workers()]
@@ -250,11 +250,11 @@ def test_a_signal_finishes_what_is_admitted_and_leaves_no_process_behind(
             async with AsyncClient(server.address) as client:
                 asks = [
                     asyncio.create_task(client.infer("echo", {"input": ROW}, slo_ms=SLO_MS))
-                    for _ in range(5)
+                    for _ in range(3)
                 ]
                 with Operator(server.address) as operator:
                     # However many of them are answered by then, which on a slow machine may be some.
-                    while operator.status().requests < 5:  # noqa: ASYNC110  another process's state
+                    while operator.status().requests < 3:  # noqa: ASYNC110  another process's state
                         await asyncio.sleep(0.01)
                 server.process.send_signal(number)
                 return await asyncio.gather(*asks, return_exceptions=True)

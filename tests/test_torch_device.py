@@ -666,7 +666,14 @@ def test_a_card_that_cannot_be_opened_is_refused_with_the_drivers_words(
         raise RuntimeError(words)
 
     monkeypatch.setattr("worker.cuda.CudaAccelerator", fail)
-    config = WorkerConfig(controller="there:1", device="cuda:0", cache_dir=tmp_path)
+    config = WorkerConfig(
+        controller="there:1",
+        device="cuda:0",
+        cache_dir=tmp_path,
+        # Little enough for any machine: the memory is looked at before the card.
+        host_bytes=16 << 20,
+        io_bytes=1 << 20,
+    )
     with pytest.raises(ConfigError, match=f"device 'cuda:0': it cannot be used: .*{told}[a-z]*$"):
         make_device(config, FileStore(tmp_path))
 
