@@ -116,10 +116,16 @@ def _write(target: Path, record: Mapping[str, Any]) -> Path:
 
 
 def _commit() -> str:
-    """Name the commit the figures were made from; `+` when tracked files differ from it."""
+    """Name the commit the figures were made from; `+` when tracked files differ from it.
+
+    Results do not count: a figure's table and picture are written before this is asked.
+    """
     try:
         head = _git("rev-parse", "--short=12", "HEAD")
-        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        others = (":(top)", f":(exclude){RESULTS.resolve()}")
+        return head + (
+            "+" if _git("status", "--porcelain", "--untracked-files=no", "--", *others) else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from experiments import results_file
 from experiments.results_file import write_results
 
 
@@ -32,3 +35,32 @@ def test_a_result_says_what_made_it_and_on_what(tmp_path: Path) -> None:
 def test_a_figure_that_is_no_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="figure a of x is nan"):
         write_results("x", {"a": math.nan}, command="", directory=tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_results_written_before_do_not_make_the_commit_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=x", "-c", "user.email=x@x.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, timeout=60)
+
+    results = tmp_path / "experiments" / "results"
+    results.mkdir(parents=True)
+    source, table = results.parent / "source.py", results / "x.csv"
+    source.write_text("1")
+    table.write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "x")
+    monkeypatch.setattr(results_file, "RESULTS", results)
+
+    def commit() -> str:
+        path = write_results("y", {}, command="", directory=results)
+        said: str = json.loads(path.read_text())["commit"]
+        return said
+
+    table.write_text("2")
+    assert len(commit()) == 12
+    source.write_text("2")
+    assert commit().endswith("+")
