@@ -511,7 +511,16 @@ def test_a_silent_action_times_out_with_its_worker(bench: Bench) -> None:
         assert wakeup_ns is not None
         commands = bench.tell(TimerFired(), at_ms=wakeup_ns / MS)
         closed = [command for command in commands if isinstance(command, CloseWorker)]
-    assert bench.now_ns == 2010 * MS + 5 * NS_PER_S
+    assert bench.now_ns == 2010 * MS + 6 * NS_PER_S
+
+
+def test_a_machine_that_stood_still_blames_no_worker(bench: Bench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=60_000))
+    # Ten seconds on at once: the timer is handled before the result that came meanwhile.
+    assert bench.tell(TimerFired(), at_ms=12_000) == []
+    assert answers(bench.done(infer.action_id, 2000, 2010)) == [2]
+    assert bench.tell(TimerFired(), at_ms=20_000) == []
 
 
 def test_a_failed_load_is_no_contradiction_for_the_infer_behind_it(bench: Bench) -> None:

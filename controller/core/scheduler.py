@@ -29,6 +29,7 @@ from typing import Any, Final
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import (
+    NS_PER_S,
     ActionId,
     ArchitectureId,
     GpuKind,
@@ -77,6 +78,9 @@ from controller.core.statistics import Statistics, snapshot
 _WAITING: Final = Phase.WAITING
 _SENT: Final = Phase.SENT
 _DONE: Final = Phase.DONE
+
+# Between an action's time being up and its worker being given up.
+_SECOND_LOOK_NS = NS_PER_S
 
 # What a worker may report of an action without contradicting what the controller believes.
 _EXPECTED_ERRORS = {ActionError.TOO_LATE, ActionError.DEVICE, ActionError.BAD_INPUT}
@@ -876,11 +880,18 @@ class Scheduler:
     def _check_timeout(self, worker: WorkerState) -> None:
         action_id, sent = next(iter(worker.in_flight.items()))
         timeout_ns = sent.expected_end_ns + self.config.action_timeout_ns
-        if timeout_ns > self._now_ns:
-            worker.watched = True
-            heappush(self._timeouts, (timeout_ns, next(self._serial), worker))
-            return
-        self._let_go(worker, f"action {action_id} has no result long after its predicted end")
+        if timeout_ns <= self._now_ns:
+            if worker.suspected == action_id:
+                self._let_go(
+                    worker, f"action {action_id} has no result long after its predicted end"
+                )
+                return
+            # Whoever has been stopped as a whole finds every time up before any result has come: a
+            # worker is to blame only for what is still missing a while later.
+            worker.suspected = action_id
+            timeout_ns = self._now_ns + min(_SECOND_LOOK_NS, self.config.action_timeout_ns)
+        worker.watched = True
+        heappush(self._timeouts, (timeout_ns, next(self._serial), worker))
 
     # --- workers and models ---------------------------------------------------------------------
 

@@ -182,6 +182,8 @@ class WorkerState:
     load_blocked: bool = False
     #: Whether a timer watches its oldest action.
     watched: bool = False
+    #: The action whose time was up when it was last looked at.
+    suspected: ActionId | None = None
 
     def touch(self, model: Model) -> None:
         """Make a copy the most recently used."""
