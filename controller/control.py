@@ -180,7 +180,9 @@ class ControlService(pb_grpc.ControlServiceServicer):
                     grpc.StatusCode.ALREADY_EXISTS,
                     f"there is an application {application.name} already",
                 )
-            running = await self._applications.put(application, replace=request.replace)
+            running = await asyncio.shield(
+                self._applications.put(application, replace=request.replace)
+            )
         except ConfigError as error:  # a policy's options: the caller's fault, not the process's
             await abort(context, BadRequestError(str(error)), method="PutApplication")
         except ClockwrightError as error:
@@ -193,7 +195,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     ) -> pb.RemoveApplicationResponse:
         """With all it has learned."""
         try:
-            await self._applications.remove(request.name)
+            await asyncio.shield(self._applications.remove(request.name))
         except ClockwrightError as error:
             await abort(context, error, method="RemoveApplication")
         return pb.RemoveApplicationResponse()
@@ -209,12 +211,16 @@ class ControlService(pb_grpc.ControlServiceServicer):
                 error = UnknownModelError(f"there is no application {request.name[:200]!r}")
                 await abort(context, error, method="ListApplications")
             found = [running]
-        cache = self._applications.cache_statistics()
-        return pb.ListApplicationsResponse(
-            applications=[
+        try:
+            applications = [
                 await application_info(self._applications, running, request.context)
                 for running in found
-            ],
+            ]
+        except ClockwrightError as error:
+            await abort(context, error, method="ListApplications")
+        cache = self._applications.cache_statistics()
+        return pb.ListApplicationsResponse(
+            applications=applications,
             cache_hits=cache.hits,
             cache_joins=cache.joins,
             cache_misses=cache.misses,
@@ -245,7 +251,9 @@ class ControlService(pb_grpc.ControlServiceServicer):
     ) -> pb.EraseContextResponse:
         """Forget somebody."""
         try:
-            erased = await self._applications.erase(request.application, request.context)
+            erased = await asyncio.shield(
+                self._applications.erase(request.application, request.context)
+            )
         except ClockwrightError as error:
             await abort(context, error, method="EraseContext")
         return pb.EraseContextResponse(erased=erased)

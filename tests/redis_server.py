@@ -87,7 +87,7 @@ def redis_server() -> Iterator[RedisServer]:
     if program is None:
         pytest.skip("there is no redis-server here: .ci/run tells how to get one")
     # Not pytest's folder: a socket's path has 107 characters at most.
-    with tempfile.TemporaryDirectory(prefix="redis-") as directory:
+    with tempfile.TemporaryDirectory(prefix="redis-", dir="/tmp") as directory:
         server = RedisServer(program, Path(directory))
         try:
             server.start()

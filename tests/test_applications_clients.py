@@ -26,6 +26,7 @@ from clockwright import (
     RefusedError,
 )
 from clockwright.cli.main import main
+from clockwright.errors import StoreError
 from clockwright.operator import Operator
 from clockwright.tensors import TensorSpec
 from clockwright.v1 import control_pb2 as pb
@@ -79,6 +80,21 @@ def run(
 
 def app(*models: str, **fields: Any) -> pb.Application:  # noqa: ANN401
     return pb.Application(**{"name": "app", "models": models, "no_cache": True, **fields})
+
+
+def test_weights_in_a_store_that_is_away_are_an_error_with_its_words(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator.put_application(app("right"))
+
+    async def away(*_: object) -> Mapping[str, float]:
+        raise StoreError("redis://there: gone fishing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("controller.selection.applications.Applications.weights", away)
+        with pytest.raises(ClockwrightError, match="ABORTED: redis://there: gone fishing"):
+            operator.applications("app", context="ann")
+    assert operator.applications("app")[0].weights
 
 
 def test_a_client_asks_and_gives_feedback(server: FrontEndInThread, operator: Operator) -> None:

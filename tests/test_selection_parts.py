@@ -276,6 +276,20 @@ def test_a_change_is_found_until_it_is_written() -> None:
     assert contexts.changes(9) == {("app", "a"): 10}
 
 
+def test_what_changes_during_every_write_keeps_nobody_from_being_written() -> None:
+    contexts = Contexts(capacity=9)
+    for name in "abc":
+        contexts.set("app", name, 0)
+    written: set[str] = set()
+    for turn in range(1, 3):
+        changes = contexts.changes(2)
+        written |= {name for _, name in changes}
+        for name in "ab":
+            contexts.set("app", name, turn)
+        contexts.written(changes)
+    assert written == {"a", "b", "c"}
+
+
 def test_a_failed_write_is_handed_out_again_with_what_came_since() -> None:
     contexts = Contexts(capacity=5)
     contexts.set("app", "a", 1)

@@ -170,6 +170,8 @@ def test_where_no_redis_answers_is_said_without_the_password() -> None:
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigError, match="found database 'three', expected a number"):
         Store("redis://127.0.0.1/three")
+    with pytest.raises(ConfigError, match="socket_timout"):
+        Store("redis://127.0.0.1/0?socket_timout=5")
     with pytest.raises(ConfigError, match="found a URL of postgres://, expected a file, or redis"):
         Store("postgres://127.0.0.1/x")
 

@@ -82,10 +82,11 @@ class Contexts:
         return dict(islice(self._dirty.items(), limit))
 
     def written(self, changes: Mapping[Address, Any]) -> None:
-        """These are in the store, unless they have changed since."""
+        """These are in the store; what has changed since goes behind those that still wait."""
         for address, state in changes.items():
-            if self._dirty.get(address) is state:
-                del self._dirty[address]
+            newest = self._dirty.pop(address, state)
+            if newest is not state:
+                self._dirty[address] = newest
 
     @property
     def num_dirty(self) -> int:

@@ -75,7 +75,7 @@ class RedisDatabase:
             )
             self._client.setnx(_LAYOUT_KEY, _LAYOUT)
             layout: Any = self._client.get(_LAYOUT_KEY)
-        except (redis.RedisError, OSError, ValueError) as error:
+        except (redis.RedisError, OSError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"selection store {self.name}: {error}; expected a Redis server that answers"
             ) from None

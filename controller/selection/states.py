@@ -180,7 +180,11 @@ class States:
     async def _keep_flushing(self) -> None:
         while True:
             await asyncio.sleep(_FLUSH_INTERVAL_S)
-            await self.flush()
+            try:
+                await self.flush()
+            except Exception:
+                # Of one write nobody foresaw; the next is tried all the same.
+                log.exception("what has changed was not written")
 
     def _note_absence(self, error: StoreError) -> None:
         """Say it once."""
