@@ -24,6 +24,7 @@ import torch
 from clockwright.errors import ConfigError, ModelError
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import ARCHITECTURES, build_model, weights_bytes
+from worker.engine import plain_words
 from worker.lift import lift_weights
 from worker.precision import Precision
 from worker.torch_compile import TorchTarget
@@ -93,7 +94,7 @@ def compare(
         try:
             found = errors(name)
         except (ModelError, RuntimeError, TypeError, IndexError, ValueError) as error:
-            yield name, str(error).strip().splitlines()[0]
+            yield name, plain_words(error)
             continue
         wrong = [precision for precision, ratio in found.items() if not math.isfinite(ratio)]
         yield name, f"{wrong[0]}: outputs are no numbers" if wrong else found

@@ -109,6 +109,19 @@ def test_networks_are_compared_with_onnxruntime_until_time_is_up() -> None:
     assert list(torch_zoo.compare(names, until_s=0.0)) == []
 
 
+def test_a_network_that_fails_without_words_does_not_end_the_comparison(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def errors(name: str) -> dict[str, float]:
+        raise IndexError
+
+    monkeypatch.setattr(torch_zoo, "errors", errors)
+    names = ["tiny_conv", "bert_tiny"]
+    assert dict(torch_zoo.compare(names, until_s=float("inf"))) == dict.fromkeys(
+        names, "IndexError()"
+    )
+
+
 def test_a_comparison_goes_on_where_it_was_cut_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -657,6 +657,7 @@ def test_host_memory_that_cannot_be_locked_is_said_at_the_start(
     [
         ("CUDA error: all CUDA-capable devices are busy or unavailable\nmore", "busy or unavail"),
         ("CUDA error: out of memory\nmore", "out of memory"),
+        ("", r"RuntimeError\(''\)"),
     ],
 )
 def test_a_card_that_cannot_be_opened_is_refused_with_the_drivers_words(

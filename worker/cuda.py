@@ -20,7 +20,7 @@ import torch
 
 from clockwright.errors import ConfigError
 from worker.accelerator import Event, Stream
-from worker.engine import Place
+from worker.engine import Place, plain_words
 from worker.host_memory import present_memory
 from worker.torch_operators import Tensor
 
@@ -250,7 +250,7 @@ class CudaAccelerator:
             if float((probe + 1).item()) != 1.0:
                 return f"{self.name}: 0 + 1 is not 1 on it"
         except RuntimeError as error:
-            return f"{self.name}: {str(error).strip().splitlines()[0]}"
+            return f"{self.name}: {plain_words(error)}"
         return None
 
     def close(self) -> None:

@@ -147,6 +147,7 @@ def _torch_device(
     try:
         # Here, because torch takes seconds to import and other devices do without.
         from worker.accelerator import Accelerator, HostAccelerator
+        from worker.engine import plain_words
         from worker.torch_device import TorchDevice
 
         accelerator: Accelerator
@@ -178,8 +179,9 @@ def _torch_device(
     except ImportError as error:
         raise ConfigError(f"device {config.device!r}: {error}; install clockwright[gpu]") from None
     except RuntimeError as error:  # torch's own: the card is taken, full or broken
-        words = str(error).strip().splitlines()[0]
-        raise ConfigError(f"device {config.device!r}: it cannot be used: {words}") from None
+        raise ConfigError(
+            f"device {config.device!r}: it cannot be used: {plain_words(error)}"
+        ) from None
 
 
 def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Device[Any]:
