@@ -139,9 +139,8 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
     ]
 
 
-def test_a_watch_tells_every_look() -> None:
-    slow = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetClockInfo=960)
-    monitor = CardMonitor(Scripted(facts_of(), facts_of(), slow, slow), interval_s=0.0)
+def told_by(monitor: CardMonitor, count: int) -> list[CardHealth]:
+    """What a watch tells first."""
     told: list[CardHealth] = []
 
     async def scenario() -> None:
@@ -149,17 +148,44 @@ def test_a_watch_tells_every_look() -> None:
 
         def tell(health: CardHealth) -> None:
             told.append(health)
-            if len(told) == 3:
+            if len(told) == count:
                 enough.set()
 
         task = asyncio.create_task(monitor.watch(tell))
-        await enough.wait()
+        await asyncio.wait(
+            [task, waiting := asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED"
+        )
+        waiting.cancel()
         task.cancel()
         await asyncio.wait([task])
 
     asyncio.run(scenario())
+    return told[:count]
+
+
+def test_a_watch_tells_every_look() -> None:
+    slow = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetClockInfo=960)
+    monitor = CardMonitor(Scripted(facts_of(), facts_of(), slow, slow), interval_s=0.0)
     held = CardHealth(966, 1980, ("its clock is held down: power cap",))
-    assert told[:3] == [CardHealth(1980, 1980, ()), held, held]
+    assert told_by(monitor, 3) == [CardHealth(1980, 1980, ()), held, held]
+
+
+def test_looks_that_fail_do_not_end_a_watch_and_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Scripted):
+        def look(self) -> CardFacts:
+            facts = super().look()
+            if facts.bus_id is None:
+                raise OSError("the driver makes no sense")
+            return facts
+
+    well, lost = facts_of(), facts_of(nvmlDeviceGetPciInfo=NotSupportedError("hidden"))
+    monitor = CardMonitor(Failing(well, lost, well, lost, lost, well), interval_s=0.0)
+    assert told_by(monitor, 2) == [CardHealth(1980, 1980, ())] * 2
+    (record,) = caplog.records
+    assert record.getMessage() == "GPU 0000:3b:00.0: cannot be looked at; trying again"
+    assert record.exc_info is not None
 
 
 def test_clocks_that_wander_a_little_are_of_one_level() -> None:

@@ -207,8 +207,16 @@ class CardMonitor:
 
     async def watch(self, tell: Callable[[CardHealth], None]) -> None:
         """Look from time to time, and tell every look; until cancelled."""
+        failed = False
         while True:
-            tell(await asyncio.to_thread(self.look))
+            try:
+                health = await asyncio.to_thread(self.look)
+            except Exception:  # whatever the driver's module makes of a sick card
+                if not failed:
+                    failed = True
+                    logger.exception("GPU %s: cannot be looked at; trying again", self.facts.bus_id)
+            else:
+                tell(health)
             await asyncio.sleep(self._interval_s)
 
     def _judge(self, facts: CardFacts) -> CardHealth:
