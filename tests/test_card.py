@@ -128,11 +128,12 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     sick, well = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x20), facts_of()
-    monitor = CardMonitor(Scripted(well, sick, sick, well, well))
+    # Once by chance is not yet a complaint, nor the end of one.
+    monitor = CardMonitor(Scripted(well, sick, well, sick, sick, well, sick, well, well))
     with caplog.at_level(logging.WARNING, logger="worker.card"):
-        told = [monitor.look().complaints for _ in range(4)]
+        told = [monitor.look().complaints for _ in range(8)]
     words = "its clock is held down: too hot (software)"
-    assert told == [(words,), (words,), (), ()]
+    assert told == [(), (), (), (words,), (words,), (words,), (words,), ()]
     assert [record.getMessage() for record in caplog.records] == [
         f"GPU 0000:3b:00.0 (NVIDIA A GPU): {words}",
         f"GPU 0000:3b:00.0 (NVIDIA A GPU): no more: {words}",
@@ -163,11 +164,38 @@ def told_by(monitor: CardMonitor, count: int) -> list[CardHealth]:
     return told[:count]
 
 
+def test_memory_errors_are_complained_about_at_once_however_fast_they_grow() -> None:
+    looks = [facts_of(nvmlDeviceGetTotalEccErrors=count) for count in range(4)]
+    monitor = CardMonitor(Scripted(*looks))
+    words = "memory errors could not be corrected: replace the card"
+    assert [monitor.look().complaints for _ in range(3)] == [(f"{n} {words}",) for n in (1, 2, 3)]
+
+
 def test_a_watch_tells_every_look() -> None:
     slow = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetClockInfo=960)
-    monitor = CardMonitor(Scripted(facts_of(), facts_of(), slow, slow), interval_s=0.0)
-    held = CardHealth(966, 1980, ("its clock is held down: power cap",))
-    assert told_by(monitor, 3) == [CardHealth(1980, 1980, ()), held, held]
+    well, held = (
+        CardHealth(1980, 1980, ()),
+        CardHealth(966, 1980, ("its clock is held down: power cap",)),
+    )
+    looks = [facts_of(), facts_of(), facts_of(), slow, slow, slow]
+    assert told_by(CardMonitor(Scripted(*looks), interval_s=0.0), 4) == [well, well, held, held]
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ([1980, 966, 1980, 966, 1980, 1980], [1980, 1980, 1980, 1980]),  # never for long
+        ([1980, 966, 966, 1980, 966, 966], [1980, 966, 966, 966]),
+        ([1980, 1881, 1787, 1698, 1613, 1613], [1980, 1787, 1613, 1613]),  # sinking
+    ],
+)
+def test_a_clock_that_moves_is_told_at_the_second_look(seen: list[int], told: list[int]) -> None:
+    looks = [
+        facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0, nvmlDeviceGetClockInfo=mhz)
+        for mhz in seen
+    ]
+    monitor = CardMonitor(Scripted(looks[0], *looks), interval_s=0.0)
+    assert [health.clock_mhz for health in told_by(monitor, 4)] == told
 
 
 def test_looks_that_fail_do_not_end_a_watch_and_are_told_once(

@@ -12,7 +12,7 @@ import math
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,18 +196,26 @@ class CardMonitor:
         self._lock = threading.Lock()
         self._level: ClockLevel | None = None
         self._complaints: tuple[str, ...] = ()
+        #: Why its clock is held down: at the last look, and as it is complained about.
+        self._throttled: tuple[str, ...] = ()
+        self._lastingly_throttled: tuple[str, ...] = ()
         self.facts = card.look()
         self._judge(self.facts)
 
     def look(self) -> CardHealth:
-        """Look now; the log hears of every new complaint, and when there is none any more."""
+        """Look now; the log hears of every new complaint that lasts, and when there is none any more."""
         with self._lock:
             self.facts = self._card.look()
             return self._judge(self.facts)
 
     async def watch(self, tell: Callable[[CardHealth], None]) -> None:
-        """Look from time to time, and tell every look; until cancelled."""
-        failed = False
+        """Look from time to time, and tell every look; until cancelled.
+
+        The first of a new level is held back until the next has shown whether it lasts: at every change
+        the controller plans anew. To tell the old level instead would confirm what was measured since.
+        """
+        failed = held_back = False
+        told_mhz: int | None = None
         while True:
             try:
                 health = await asyncio.to_thread(self.look)
@@ -216,11 +224,22 @@ class CardMonitor:
                     failed = True
                     logger.exception("GPU %s: cannot be looked at; trying again", self.facts.bus_id)
             else:
-                tell(health)
+                held_back = not held_back and told_mhz not in (None, health.clock_mhz)
+                if not held_back:
+                    told_mhz = health.clock_mhz
+                    tell(health)
             await asyncio.sleep(self._interval_s)
 
     def _judge(self, facts: CardFacts) -> CardHealth:
-        found = tuple(complaints(facts))
+        # Throttling comes and goes: what two of these say lasts. Other complaints do not flicker.
+        views = (self._lastingly_throttled, self._throttled, facts.throttled)
+        self._throttled = facts.throttled
+        self._lastingly_throttled = tuple(
+            words
+            for words in THROTTLE_REASONS.values()
+            if sum(words in view for view in views) >= 2
+        )
+        found = tuple(complaints(replace(facts, throttled=self._lastingly_throttled)))
         for words in found:
             if words not in self._complaints:
                 logger.error("GPU %s (%s): %s", facts.bus_id, facts.name, words)
