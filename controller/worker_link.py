@@ -56,6 +56,7 @@ LEAVE_LIMIT_S = 5.0
 
 # There are a handful of things that can be wrong with a card.
 _COMPLAINTS_MAX = 100
+_COMPLAINT_LENGTH_MAX = 200
 
 # After this many heartbeats without a sign of life a worker that registers under the same name is
 # believed to be its successor. A busy machine skips a few; one that starts again takes longer.
@@ -360,6 +361,7 @@ class WorkerLink:
             raise ProtocolError(
                 f"{len(card.complaints)} complaints of a card, expected {_COMPLAINTS_MAX} at most"
             )
+        card.complaints[:] = [words[:_COMPLAINT_LENGTH_MAX] for words in card.complaints]
         known, self.card = self.card, card
         for words in card.complaints:
             if words not in known.complaints:

@@ -109,6 +109,21 @@ def test_workers_of_one_kind_share_estimates_while_their_clocks_are_the_same() -
     assert bench.expected_ms(GPU2) == 24
 
 
+def test_of_very_many_clocks_those_are_remembered_that_some_worker_is_at() -> None:
+    bench = Clocked()
+    bench.join(GPU2)
+    bench.see(FAST, GPU2)
+    bench.ready(A, GPU2, exec_ms={1: 10})
+    for _ in range(WINDOW_SIZE):
+        bench.measure(12)
+    bench.see(FAST)
+    for clock_mhz in range(1000, 1300):
+        bench.see(clock_mhz)
+        assert len(bench.scheduler._estimates) <= 64
+    bench.see(FAST)
+    assert bench.expected_ms() == bench.expected_ms(GPU2) == 12
+
+
 @pytest.mark.parametrize(("measured_mhz", "expected_ms"), [(0, 10), (SLOW, 10), (FAST, 20)])
 def test_seeds_are_taken_at_the_clock_they_were_measured_at(
     measured_mhz: int, expected_ms: float

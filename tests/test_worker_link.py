@@ -25,7 +25,7 @@ from controller.catalogue import Model, ModelState
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
 from controller.runtime import Answer, Submission, now_ns
-from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, parse
+from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Heartbeats, WorkerLink, parse
 from tests.scripted_worker import ScriptedWorker
 
 MS = 1_000_000
@@ -350,6 +350,21 @@ def test_what_the_protocol_does_not_allow_ends_one_stream_and_nothing_else(
             assert re.search(said, bad.end)
             await until(lambda: len(controller.links.links) == 1)
             assert (await submit(controller, model)).worker_id == "good"
+
+    run(test)
+
+
+def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        unused: Any = None
+        link = WorkerLink(unused, unused, Heartbeats(), pb.Register(worker_id="w"), unused)
+        with caplog.at_level("WARNING", logger="controller.worker_link"):
+            for _ in range(2):
+                link._take_card(pb.Card(complaints=["hot" * 1000, "dusty"]))
+        assert list(link.card.complaints) == [("hot" * 1000)[:200], "dusty"]
+        assert [len(record.getMessage()) < 300 for record in caplog.records] == [True, True]
 
     run(test)
 

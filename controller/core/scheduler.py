@@ -85,6 +85,9 @@ _SECOND_LOOK_NS = NS_PER_S
 # What a worker may report of an action without contradicting what the controller believes.
 _EXPECTED_ERRORS = {ActionError.TOO_LATE, ActionError.DEVICE, ActionError.BAD_INPUT}
 
+# Of one kind of GPU whose estimates are kept. Levels are 5 % apart: no real one has half as many.
+_CLOCKS_MAX = 64
+
 
 class Scheduler:
     """Decides which model runs on which GPU, and when."""
@@ -919,6 +922,7 @@ class Scheduler:
         unconfirmed, worker.unconfirmed = worker.unconfirmed, {}
         if left_mhz == event.clock_mhz:
             return
+        self._forget_clocks(worker.gpu_kind)
         for (estimates, size), samples in unconfirmed.items():
             estimates.restore_exec(size, samples)
         self._load_room_ns = 0
@@ -944,6 +948,19 @@ class Scheduler:
         for model in waiting:
             self._offer(model)
             self._seek_load(model)
+
+    def _forget_clocks(self, gpu_kind: GpuKind) -> None:
+        """Keep memory bounded whatever clocks workers say: of too many, keep those that some are at."""
+        if len({clock for kind, clock, *_ in self._estimates if kind == gpu_kind}) < _CLOCKS_MAX:
+            return
+        present = {
+            worker.clock_mhz for worker in self._workers.values() if worker.gpu_kind == gpu_kind
+        }
+        self._estimates = {
+            key: estimates
+            for key, estimates in self._estimates.items()
+            if key[0] != gpu_kind or key[1] in present
+        }
 
     def _worker_draining(self, event: WorkerDraining) -> None:
         worker = self._workers.get(event.worker_id)
