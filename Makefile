@@ -55,7 +55,8 @@ native: $(STAMP)
 	$(BIN)/python -m experiments.native
 
 # Tests, probe and benchmarks on a GPU, in nine minutes; with none it says so and fails. In an environment
-# of its own: the onnxruntime of .venv excludes that for GPUs.
+# of its own, .venv-gpu: the onnxruntime of .venv excludes that for GPUs. The first run installs it before the
+# nine minutes begin: gigabytes, with torch for CUDA.
 .PHONY: gpu on-gpu
 gpu:
 	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=gpu,tools on-gpu
