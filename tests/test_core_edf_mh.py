@@ -392,6 +392,12 @@ def test_a_model_below_its_floor_is_not_struck_out() -> None:
         assert batches(bench.finish(Infer))[0] == expected
 
 
+def test_configurations_that_are_equal_have_one_hash() -> None:
+    one, other = (SchedulerConfig(edf_mh=EdfMhConfig(tenant_weights={"ann": 8.0})) for _ in "12")
+    assert {one: "first", other: "second"} == {one: "second"}
+    assert EdfMhConfig(tenant_weights={"ann": 2.0}) != one.edf_mh
+
+
 @pytest.mark.parametrize(
     ("weights", "served", "dropped", "expected"),
     [

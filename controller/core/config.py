@@ -37,7 +37,7 @@ class EdfMhConfig:
     #: A request of this tenant counts as so many, 1 where a tenant is not named. For requests that carry a
     #: tenant, `fairness` looks at the tenant's served share, not at the model's. Decides between batches:
     #: within a model's queue the deadline does.
-    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: Batch clients' work runs on a limited number of GPUs at once. Else on every lane that is idle.
     limit_batch: bool = True
 
