@@ -550,4 +550,5 @@ def _event(row: ActionRow, result: Result) -> ActionSucceeded | ActionFailed:
         end_ns=step.end_ns,
         duration_ns=step.duration_ns,
         received_ns=result.received_ns,
+        staged_ns=None if result.input is None else result.input.end_ns,
     )

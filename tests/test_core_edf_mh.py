@@ -111,7 +111,7 @@ def _most_in_time(jobs: Sequence[Job]) -> int:
 
 
 def lookahead_after(
-    gap_ms: float, *, waiting_ms: float = 5.0, ready_ms: float | None = None
+    gap_ms: float, *, waiting_ms: float = 5.0, staged_ms: float | None = None
 ) -> int:
     end_ns = 100 * MS
     begin_ns = end_ns + int(gap_ms * MS)
@@ -119,7 +119,7 @@ def lookahead_after(
         MS,
         last_end_ns=end_ns,
         waiting_since_ns=end_ns - int(waiting_ms * MS),
-        ready_ns=begin_ns if ready_ms is None else end_ns + int(ready_ms * MS),
+        staged_ns=begin_ns if staged_ms is None else end_ns + int(staged_ms * MS),
         begin_ns=begin_ns,
         longest_ns=5 * MS,
     )
@@ -138,7 +138,7 @@ def test_without_gaps_the_lookahead_shrinks_to_its_least() -> None:
             lookahead_ns,
             last_end_ns=9 * MS,
             waiting_since_ns=0,
-            ready_ns=9 * MS,
+            staged_ns=9 * MS,
             begin_ns=9 * MS,
             longest_ns=5 * MS,
         )
@@ -151,9 +151,9 @@ def test_work_that_came_late_says_nothing_about_the_lookahead() -> None:
 
 def test_a_device_that_is_slow_to_begin_says_nothing_about_the_lookahead() -> None:
     # It was there before the EXEC before it had ended, and began late all the same.
-    assert lookahead_after(2.0, ready_ms=-0.5) < MS
+    assert lookahead_after(2.0, staged_ms=-0.5) < MS
     # It was not: that part of the gap is the look-ahead's.
-    assert lookahead_after(2.0, ready_ms=0.3) == int(1.3 * MS)
+    assert lookahead_after(2.0, staged_ms=0.3) == int(1.3 * MS)
 
 
 def test_the_margin_follows_the_worst_delay_and_forgets_it_slowly() -> None:

@@ -95,6 +95,14 @@ def test_a_device_that_takes_a_moment_to_begin_costs_no_more_than_that_moment() 
     assert shares[1] > 0.95 * shares[0]
 
 
+def test_inputs_that_take_long_to_be_copied_leave_no_gap_between_full_batches() -> None:
+    scenario = replace(CLOSED, case=lambda seed: closed(seed, slo_ms=500, duration_ns=3 * NS_PER_S))
+    outcome = measure(scenario, POLICIES["edf_mh"], 1)
+    # 0.8 ms for the inputs of 16, beside 16.6 ms of EXEC.
+    assert outcome.mean_batch_size > 15.9
+    assert outcome.exec_busy > 0.995
+
+
 def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
     scenario = Scenario(
         "small",

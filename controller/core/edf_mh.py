@@ -111,20 +111,18 @@ class EdfMhPolicy(ClockworkPolicy):
         first = sent.requests[0]
         # Batch work is held back at times, which says nothing about the look-ahead.
         if self._config.adaptive_lookahead and first.slo_ns < self._batch_slo_ns:
-            ready_ns, longest_ns = event.begin_ns, self._longest_ns
-            if event.received_ns is not None:
-                if event.received_ns >= max(worker.exec_end_ns, copy.ready_ns):
-                    staging_ns = event.begin_ns - event.received_ns
-                    worker.mean_staging_ns += (staging_ns - worker.mean_staging_ns) // 16
-                ready_ns = event.received_ns + worker.mean_staging_ns
-                round_trip_ns = ready_ns - sent.action.earliest_ns + now_ns - event.end_ns
+            staged_ns, longest_ns = event.staged_ns, self._longest_ns
+            if staged_ns is None:
+                staged_ns = event.begin_ns
+            else:
+                round_trip_ns = staged_ns - sent.action.earliest_ns + now_ns - event.end_ns
                 error_ns = abs(sent.expected_end_ns - event.end_ns)
                 longest_ns = min(longest_ns, 2 * (round_trip_ns + error_ns))
             worker.exec_lookahead_ns = worker.load_lookahead_ns = adapted_lookahead_ns(
                 worker.exec_lookahead_ns,
                 last_end_ns=worker.exec_end_ns,
                 waiting_since_ns=max(first.arrival_ns, copy.ready_ns),
-                ready_ns=ready_ns,
+                staged_ns=staged_ns,
                 begin_ns=event.begin_ns,
                 longest_ns=longest_ns,
             )

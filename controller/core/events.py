@@ -124,6 +124,8 @@ class ActionSucceeded:
     duration_ns: int
     #: When the worker had the action; None where that is not known.
     received_ns: int | None = None
+    #: When the inputs of an Infer were in place; likewise.
+    staged_ns: int | None = None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -25,7 +25,7 @@ def adapted_lookahead_ns(
     *,
     last_end_ns: int,
     waiting_since_ns: int,
-    ready_ns: int,
+    staged_ns: int,
     begin_ns: int,
     longest_ns: int,
 ) -> int:
@@ -38,14 +38,14 @@ def adapted_lookahead_ns(
         lookahead_ns: as it was.
         last_end_ns: end of the EXEC before.
         waiting_since_ns: from then on only the look-ahead can have kept the Infer from being sent.
-        ready_ns: when the worker had it and its inputs were in place. What passes between that, or the
-            EXEC before, and the begin is the device's own, and no look-ahead shortens it.
+        staged_ns: when its inputs were in place. What passes between that, or the EXEC before, and the
+            begin is the device's own, and no look-ahead shortens it.
         begin_ns: of its EXEC.
         longest_ns: never longer than this.
     """
     if waiting_since_ns >= last_end_ns - lookahead_ns:
         return lookahead_ns  # it came too late to keep the lane busy
-    gap_ns = min(begin_ns, ready_ns) - last_end_ns
+    gap_ns = min(begin_ns, staged_ns) - last_end_ns
     if gap_ns > _GAP_NS:
         return max(lookahead_ns, min(lookahead_ns + gap_ns, longest_ns))
     return max(lookahead_ns - lookahead_ns // _SHRINK_DIVISOR, SHORTEST_LOOKAHEAD_NS)

@@ -156,9 +156,8 @@ class WorkerState:
     load_lookahead_ns: int = 0
     #: Reported end of the last EXEC.
     exec_end_ns: int = 0
-    #: Of recent EXECs; and from an Infer's receipt on an idle lane to the begin of its EXEC.
+    #: Of recent EXECs.
     mean_exec_ns: int = 0
-    mean_staging_ns: int = 0
     exec_lane: Lane = field(default_factory=Lane)
     load_lane: Lane = field(default_factory=Lane)
     #: Least recently used first.

@@ -312,6 +312,7 @@ def _event(command: SendAction, result: Result) -> ActionSucceeded | ActionFaile
         end_ns=end_ns,
         duration_ns=duration_ns,
         received_ns=result.received_ns,
+        staged_ns=None if result.input is None else result.input.end_ns,
     )
 
 
