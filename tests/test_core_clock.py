@@ -7,8 +7,15 @@ import pytest
 from clockwright.actions import Infer
 from clockwright.units import ArchitectureId, GpuKind, WorkerId
 from controller.core.estimator import WINDOW_SIZE
-from controller.core.events import ClockSeen, ModelAdded, ModelReady, SendAction, WorkerJoined
-from tests.test_core_scheduler import GPU, GPU2, MS, A, Bench, actions
+from controller.core.events import (
+    ClockSeen,
+    ModelAdded,
+    ModelReady,
+    SendAction,
+    WorkerJoined,
+    WorkerLost,
+)
+from tests.test_core_scheduler import GPU, GPU2, MS, A, B, Bench, actions
 
 FAST, SLOW = 1980, 990
 
@@ -44,6 +51,35 @@ class Clocked(Bench):
         if state in model.copies:
             assert model.copies[state].estimates is model.ready[state].estimates
         return model.ready[state].estimates.exec_ns[0] / MS
+
+
+class Pair(Clocked):
+    """And another GPU of the kind, at the same clock, with a model of the same architecture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join(GPU2)
+        self.see(FAST, GPU2)
+        self.tell(ModelAdded(model_id=B))
+        self.tell(
+            ModelReady(
+                worker_id=GPU2,
+                model_id=B,
+                architecture_id=ArchitectureId(A),
+                num_pages=2,
+                load_ns=8 * MS,
+                exec_ns={1: 10 * MS},
+            )
+        )
+        (load,) = actions(self.request(B, slo_ms=10_000))
+        (infer,) = actions(self.done(load.action_id, self.now_ms, self.now_ms + 8, GPU2))
+        self.done(infer.action_id, self.now_ms, self.now_ms + 10, GPU2)
+        self.see(FAST, GPU2)
+
+    def measure_other(self, exec_ms: float) -> None:
+        """One EXEC of the other GPU that takes this long."""
+        (infer,) = actions(self.request(B, slo_ms=10_000))
+        self.done(infer.action_id, self.now_ms, self.now_ms + exec_ms, GPU2)
 
 
 def test_a_lower_clock_is_expected_to_be_slower_in_proportion_until_it_is_measured() -> None:
@@ -122,6 +158,42 @@ def test_of_very_many_clocks_those_are_remembered_that_some_worker_is_at() -> No
         assert len(bench.scheduler._estimates) <= 64
     bench.see(FAST)
     assert bench.expected_ms() == bench.expected_ms(GPU2) == 12
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_gpu_whose_clock_changes_takes_back_only_what_it_measured_itself(confirmed: bool) -> None:
+    bench = Pair()
+    for _ in range(WINDOW_SIZE):
+        bench.measure_other(21)  # its clock has fallen, and the next look is yet to come
+        bench.measure(12)
+    if confirmed:
+        bench.see(FAST)
+    bench.measure_other(21)
+    bench.see(SLOW, GPU2)
+    assert bench.expected_ms() == 12
+    bench.see(FAST)
+    assert bench.expected_ms() == 12
+
+
+def test_what_a_gpu_took_back_no_other_brings_back() -> None:
+    bench = Pair()
+    bench.measure(21)  # not at the fast clock any more
+    bench.measure_other(10)
+    bench.see(SLOW)
+    bench.measure_other(21)  # neither is this one
+    bench.see(SLOW, GPU2)
+    bench.see(FAST)
+    assert bench.expected_ms() == 10
+
+
+def test_what_a_gpu_measured_last_before_it_was_lost_is_not_kept() -> None:
+    bench = Pair()
+    bench.measure(12)
+    bench.measure_other(30)
+    assert bench.expected_ms() > 20
+    bench.tell(WorkerLost(worker_id=GPU2))
+    bench.see(FAST)
+    assert 11 < bench.expected_ms() < 12
 
 
 @pytest.mark.parametrize(("measured_mhz", "expected_ms"), [(0, 10), (SLOW, 10), (FAST, 20)])

@@ -82,6 +82,41 @@ def test_an_outlier_is_forgotten_at_most_once_per_interval() -> None:
     assert window.estimate_ns == 10
 
 
+def test_measurements_count_before_they_are_confirmed_and_as_outliers_too() -> None:
+    window = DurationWindow(10)
+    for worker in (1, 2, 1, 2):
+        window.add_unconfirmed(worker, 100 * worker)
+    assert (window.estimate_ns, window.floor_ns) == (200, 10)
+    window.forget_largest(FORGET_INTERVAL_NS)
+    window.settle(2, confirmed=False)
+    assert 90 < window.estimate_ns <= 100
+    window.settle(1, confirmed=True)
+    window.settle(1, confirmed=False)
+    assert 90 < window.estimate_ns <= 100
+    window.forget_largest(2 * FORGET_INTERVAL_NS)
+    window.forget_largest(3 * FORGET_INTERVAL_NS)
+    assert window.estimate_ns == 10
+
+
+def test_something_is_known_also_when_all_is_forgotten_and_taken_back() -> None:
+    window = DurationWindow(500)
+    window.add_unconfirmed(1, 20)
+    window.add_unconfirmed(1, 10)
+    window.forget_largest(FORGET_INTERVAL_NS)
+    assert 19 <= window.estimate_ns <= 20
+    window.settle(1, confirmed=False)
+    assert (window.estimate_ns, window.floor_ns) == (20, 20)
+
+
+def test_however_many_are_unconfirmed_what_was_known_before_comes_back() -> None:
+    window = DurationWindow(10)
+    for _ in range(3 * WINDOW_SIZE):
+        window.add_unconfirmed(1, 50)
+    assert (window.estimate_ns, window.floor_ns) == (50, 50)
+    window.settle(1, confirmed=False)
+    assert window.estimate_ns == 10
+
+
 def test_sizes_that_fit_and_sizes_that_cover() -> None:
     estimates = Estimates(load_ns=1, exec_ns={8: 80, 2: 30, 4: 44})
     assert estimates.sizes == (2, 4, 8)

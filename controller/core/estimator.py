@@ -6,14 +6,15 @@ share what is learned about it. Clockwork keeps them per model, so each of 4,000
 A GPU that gets too hot, or draws too much power, lowers its clock, and everything takes longer until it
 rises again. Workers look at their clock and say at which of a few levels it is; each level has estimates
 of its own, so that the first batch after the clock has recovered is planned with what was known before.
-Between two looks nobody knows when the clock changed. What was measured since the look before a
-change is therefore forgotten again (`exec_samples`, `restore_exec`).
+Between two looks nobody knows when the clock changed. What a worker measured since the look before a
+change is therefore forgotten again, and only that: others whose clocks have not changed share the
+estimates (`settle_exec`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from clockwright.units import NS_PER_MS
 
@@ -30,10 +31,12 @@ FORGET_INTERVAL_NS = 100 * NS_PER_MS
 class DurationWindow:
     """The last measurements of one duration; starts with its seed as the only sample."""
 
-    __slots__ = ("_forgot_ns", "_samples", "estimate_ns")
+    __slots__ = ("_forgot_ns", "_samples", "_unconfirmed", "estimate_ns")
 
     def __init__(self, seed_ns: int) -> None:
         self._samples: deque[int] = deque([seed_ns], maxlen=WINDOW_SIZE)
+        #: (worker, measurement), later than all `_samples`.
+        self._unconfirmed: deque[tuple[int, int]] = deque(maxlen=WINDOW_SIZE)
         self._forgot_ns = 0
         #: Upper percentile of the samples, linear between ranks.
         self.estimate_ns = seed_ns
@@ -43,30 +46,48 @@ class DurationWindow:
         self._samples.append(duration_ns)
         self._update()
 
-    @property
-    def samples(self) -> list[int]:
-        """The measurements, oldest first."""
-        return list(self._samples)
+    def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
+        """Take a measurement in that may have to be forgotten."""
+        self._unconfirmed.append((worker, duration_ns))
+        self._update()
 
-    def restore(self, samples: list[int]) -> None:
-        """Take back everything since these were the `samples`."""
-        self._samples = deque(samples, maxlen=WINDOW_SIZE)
+    def settle(self, worker: int, *, confirmed: bool) -> None:
+        """Keep a worker's unconfirmed measurements, or forget them."""
+        own = [duration_ns for each, duration_ns in self._unconfirmed if each == worker]
+        others = [sample for sample in self._unconfirmed if sample[0] != worker]
+        if confirmed:
+            self._samples.extend(own)
+        self._unconfirmed = deque(others, maxlen=WINDOW_SIZE)
         self._update()
 
     @property
     def floor_ns(self) -> int:
         """Smallest recent sample: what is possible on a good day."""
-        return min(self._samples)
+        return min(self._latest())
 
     def forget_largest(self, now_ns: int) -> None:
         """Drop the largest sample, at most once per `FORGET_INTERVAL_NS`."""
-        if len(self._samples) > 1 and now_ns - self._forgot_ns >= FORGET_INTERVAL_NS:
+        latest = self._latest()
+        if len(latest) > 1 and now_ns - self._forgot_ns >= FORGET_INTERVAL_NS:
             self._forgot_ns = now_ns
-            self._samples.remove(max(self._samples))
+            largest = max(latest)
+            for sample in self._unconfirmed:
+                if sample[1] == largest:
+                    self._unconfirmed.remove(sample)
+                    break
+            else:
+                self._samples.remove(largest)
+                if not self._samples:  # something has to be left when the others are taken back
+                    self._samples.append(self._unconfirmed.popleft()[1])
             self._update()
 
+    def _latest(self) -> Collection[int]:
+        if not self._unconfirmed:
+            return self._samples
+        return [*self._samples, *(sample[1] for sample in self._unconfirmed)][-WINDOW_SIZE:]
+
     def _update(self) -> None:
-        ordered = sorted(self._samples)
+        ordered = sorted(self._latest())
         position = PERCENTILE * (len(ordered) - 1)
         below = int(position)
         self.estimate_ns = ordered[below]
@@ -135,20 +156,22 @@ class Estimates:
         }
         return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
 
-    def exec_samples(self, size: int) -> list[int]:
-        """Measurements of a compiled size, for `restore_exec`."""
-        return self._exec[self.fit[size]].samples
-
-    def restore_exec(self, size: int, samples: list[int]) -> None:
-        """Forget what was measured of a size since `exec_samples`."""
-        index = self.fit[size]
-        self._exec[index].restore(samples)
-        self._refresh(index)
-
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""
         index = self.fit[size]
         self._exec[index].add(duration_ns)
+        self._refresh(index)
+
+    def measured_exec_unconfirmed(self, worker: int, size: int, duration_ns: int) -> None:
+        """Learn from an EXEC, until `settle_exec` says whether the worker's clock was what we thought."""
+        index = self.fit[size]
+        self._exec[index].add_unconfirmed(worker, duration_ns)
+        self._refresh(index)
+
+    def settle_exec(self, worker: int, size: int, *, confirmed: bool) -> None:
+        """Keep, or forget, what a worker has measured of a size since this was asked last."""
+        index = self.fit[size]
+        self._exec[index].settle(worker, confirmed=confirmed)
         self._refresh(index)
 
     def measured_load(self, duration_ns: int) -> None:

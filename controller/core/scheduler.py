@@ -731,9 +731,11 @@ class Scheduler:
         if sent.clock_mhz != worker.clock_mhz:
             return  # it changed meanwhile, before the EXEC or after it
         estimates = sent.copy.estimates
-        if worker.clock_mhz and (estimates, size) not in worker.unconfirmed:
-            worker.unconfirmed[estimates, size] = estimates.exec_samples(size)
-        estimates.measured_exec(size, duration_ns)
+        if worker.clock_mhz:
+            worker.unconfirmed.add((estimates, size))
+            estimates.measured_exec_unconfirmed(worker.sequence, size, duration_ns)
+        else:
+            estimates.measured_exec(size, duration_ns)
 
     def _learn_delay(self, worker: WorkerState, sent: SentAction, received_ns: int | None) -> None:
         if received_ns is not None:
@@ -919,12 +921,10 @@ class Scheduler:
         if worker is None:
             return
         left_mhz, worker.clock_mhz = worker.clock_mhz, event.clock_mhz
-        unconfirmed, worker.unconfirmed = worker.unconfirmed, {}
+        worker.settle(confirmed=left_mhz == event.clock_mhz)
         if left_mhz == event.clock_mhz:
             return
         self._forget_clocks(worker.gpu_kind)
-        for (estimates, size), samples in unconfirmed.items():
-            estimates.restore_exec(size, samples)
         self._load_room_ns = 0
         waiting = []
         for model in self._models.values():
@@ -997,6 +997,7 @@ class Scheduler:
 
     def _remove_worker(self, worker: WorkerState) -> None:
         del self._workers[worker.worker_id]
+        worker.settle(confirmed=False)  # a GPU that failed may have been slow before
         in_flight, worker.in_flight = worker.in_flight, {}
         self._num_idle -= not in_flight
         touched = dict.fromkeys(worker.copies)

@@ -149,8 +149,8 @@ class WorkerState:
     delivery: DeliveryDelay
     #: As it was seen last; 0 where that is not known.
     clock_mhz: int = 0
-    #: What was known, by estimates and batch size, at the first measurement since then.
-    unconfirmed: dict[tuple[Estimates, int], list[int]] = field(default_factory=dict)
+    #: Estimates and batch sizes of which it has measured something since then.
+    unconfirmed: set[tuple[Estimates, int]] = field(default_factory=set)
     #: A lane gets its next action when what it has to do is predicted to last no longer than this.
     exec_lookahead_ns: int = 0
     load_lookahead_ns: int = 0
@@ -183,6 +183,12 @@ class WorkerState:
     watched: bool = False
     #: The action whose time was up when it was last looked at.
     suspected: ActionId | None = None
+
+    def settle(self, *, confirmed: bool) -> None:
+        """Keep what was measured at its clock as it was seen last, or forget it."""
+        for estimates, size in self.unconfirmed:
+            estimates.settle_exec(self.sequence, size, confirmed=confirmed)
+        self.unconfirmed.clear()
 
     def touch(self, model: Model) -> None:
         """Make a copy the most recently used."""
