@@ -8,7 +8,6 @@ import hashlib
 import math
 import queue
 import re
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -501,6 +500,5 @@ def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(tmp_
         until(back, what="the container is back")
         assert refusals <= {Refusal.NO_WORKER, Refusal.WORKER_LOST}
         pids = [worker.pid for worker in operator.workers()]
-        server.process.send_signal(signal.SIGTERM)
         assert server.stop() == 0
     assert not [pid for pid in pids if lives(pid)]
