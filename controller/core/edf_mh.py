@@ -19,18 +19,15 @@ of requests that carry a tenant, the smaller the tenant's is, and the more by it
 limited number of GPUs at a time, because a long batch that has begun is in the way of whatever comes. The
 limit follows the share of the other requests that are dropped.
 
-Tried in the simulator, and left out:
+Tried in the simulator in passing, and left out; no run of these is recorded:
 
-* **Deferral** (Symphony, arXiv 2308.07470): a batch waits for more requests while the lane has nothing else and
-  it stays in time, where lanes are busy and the next size would fill within 15 % of the SLO. ResNet50s on 8 GPUs,
-  7,000 r/s, SLO 25 ms, three seeds: 98.6 % answered became 99.5 % with one model, but 95.5 % became 93.7 % with
-  two; with 4, 8 and 12 models at most 0.4 points more. Late binding gathers most of what there is to gather.
-* **Prefetch** of models with periodic demand. The Azure replay across a full hour, with every arrival known
-  beforehand: 374 of 73,524 requests became warm that were cold, and were all answered either way at an SLO of
-  100 ms; at 25 ms 99.95 % became 100 %. A forecast could gain a part of that.
+* **Deferral** (Symphony, arXiv 2308.07470): a batch waits for more requests while it stays in time, where lanes
+  are busy. It paid for one model alone, cost with two, and did next to nothing from four on: late binding gathers
+  most of what there is to gather.
+* **Prefetch** of models with periodic demand, with every arrival known beforehand: on the Azure replay it made
+  the few cold requests warm, which had been answered in time without it.
 * **The slowest GPU that is in time** among unlike ones: see `Scheduler._offer`.
-* **A further GPU for batch work** while another is idle. Figure 7, right, multiple 3.4: batch clients' 2,866 r/s
-  became 2,933, the others' 97.2 % became 97.0 %. Counting fewer losses as suffering trades them nearly as well.
+* **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
 """
 
 from __future__ import annotations
