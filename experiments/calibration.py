@@ -16,6 +16,7 @@ import numpy as np
 from clockwright.units import NS_PER_S, NS_PER_US
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.live_run import LiveRun
+from experiments.simulator import Network
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import ClosedLoop, Workload
 
@@ -35,6 +36,16 @@ class Calibration:
     client_samples_ns: tuple[int, ...]
     #: Between two EXECs of a busy lane.
     start_delay_ns: int
+
+    def network(self) -> Network:
+        """What the simulator is to take for the way there and back."""
+        return Network(
+            delay_ns=0,
+            client_delay_ns=0,
+            down_samples_ns=self.down_samples_ns,
+            up_samples_ns=self.up_samples_ns,
+            client_samples_ns=self.client_samples_ns,
+        )
 
     def describe(self) -> dict[str, float]:
         """For people: percentiles in us, instead of every sample."""

@@ -62,10 +62,9 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Feedback and its query."""
+    """What follows from a feedback."""
 
     status: FeedbackStatus
-    record: Record | None = None
     observation: Observation | None = None
     losses: Mapping[str, float] = field(default_factory=dict)
 
@@ -115,11 +114,11 @@ class Journal:
         if record is None:
             return Joined(FeedbackStatus.UNKNOWN)
         if record.closed:
-            return Joined(FeedbackStatus.DUPLICATE, record)
+            return Joined(FeedbackStatus.DUPLICATE)
         record.closed = True
         losses, served_loss = _losses(record, feedback)
         if not losses:
-            return Joined(FeedbackStatus.UNINFORMATIVE, record)
+            return Joined(FeedbackStatus.UNINFORMATIVE)
         observation = Observation(
             choice=record.choice,
             votes=record.votes,
@@ -128,7 +127,7 @@ class Journal:
             served_loss=served_loss,
             served_propensity=record.propensity,
         )
-        return Joined(FeedbackStatus.APPLIED, record, observation, losses)
+        return Joined(FeedbackStatus.APPLIED, observation, losses)
 
     def forget(self, application: str, context: str | None = None) -> int:
         """Drop the queries of an application, or of one context of it; linear. Returns how many."""

@@ -32,7 +32,7 @@ from experiments.calibration import Calibration, calibrate, calibration_workload
 from experiments.figures.report import picture, write_csv
 from experiments.live_run import LiveModel, LiveRun, play
 from experiments.results_file import RESULTS, write_results
-from experiments.simulator import Case, Cluster, HostedModel, Network, run, summarise
+from experiments.simulator import Case, Cluster, HostedModel, run, summarise
 from modelzoo.profile import Noise, Profile, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Recorded, Source, Workload
 
@@ -371,13 +371,7 @@ def as_measured(
             start_delay_ns=calibration.start_delay_ns,
             noise=noise,
         ),
-        network=Network(
-            delay_ns=0,
-            client_delay_ns=0,
-            down_samples_ns=calibration.down_samples_ns,
-            up_samples_ns=calibration.up_samples_ns,
-            client_samples_ns=calibration.client_samples_ns,
-        ),
+        network=calibration.network(),
         duration_ns=setting.duration_ns,
         seed=setting.seed,
     )

@@ -220,13 +220,7 @@ def measured(server: Server, runs: Sequence[LiveRun], rows: Mapping[str, Profile
             start_delay_ns=calibration.start_delay_ns,
             noise=noise,
         ),
-        network=Network(
-            delay_ns=0,
-            client_delay_ns=0,
-            down_samples_ns=calibration.down_samples_ns,
-            up_samples_ns=calibration.up_samples_ns,
-            client_samples_ns=calibration.client_samples_ns,
-        ),
+        network=calibration.network(),
         about={
             "calibration": calibration.describe(),
             "rows": rows_given,
