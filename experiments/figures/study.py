@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.core import SchedulerConfig
+from controller.core import Scheduler, SchedulerConfig
 from controller.core.config import POLICIES as CORE_POLICIES
 from controller.telemetry import ActionRow, RequestRow, Telemetry
-from experiments.simulator import Case, Progress, Run, run
+from experiments.simulator import Case, Progress, Run, production_scheduler, run
 from modelzoo.profile import Noise
 
 #: By the name that figures use: every policy of the core, and variants of `clockwork`:
@@ -73,6 +73,7 @@ def run_rows(
     take: Callable[[Sequence[RequestRow], Sequence[ActionRow]], None],
     *,
     bucket_ns: int = NS_PER_S,
+    make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
 ) -> Run:
     """Run a case and hand out its telemetry rows a second at a time, so that memory stays flat.
 
@@ -81,6 +82,7 @@ def run_rows(
         take: given the rows that were completed since the last call. An action comes with all of its
             requests.
         bucket_ns: resolution of the run's summary.
+        make_scheduler: as of `run`.
     """
     # A second of the largest figure has 50,000 requests; what a policy of overload refuses at once
     # in one instant is more than that.
@@ -91,4 +93,10 @@ def run_rows(
         telemetry.requests.clear()
         telemetry.actions.clear()
 
-    return run(case, bucket_ns=bucket_ns, telemetry=telemetry, on_progress=drain)
+    return run(
+        case,
+        bucket_ns=bucket_ns,
+        telemetry=telemetry,
+        on_progress=drain,
+        make_scheduler=make_scheduler,
+    )

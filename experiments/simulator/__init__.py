@@ -19,6 +19,7 @@ from experiments.simulator.case import (
     WorkerClock,
     copies_of,
 )
+from experiments.simulator.controller import production_scheduler
 from experiments.simulator.run import Progress, Run, run
 from experiments.simulator.summary import Bucket, Summary, summarise
 
@@ -35,6 +36,7 @@ __all__ = [
     "Summary",
     "WorkerClock",
     "copies_of",
+    "production_scheduler",
     "run",
     "summarise",
 ]

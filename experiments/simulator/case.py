@@ -37,7 +37,7 @@ def copies_of(row: ProfileRow, count: int) -> tuple[HostedModel, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Equal workers, each one GPU, named `gpu0`, `gpu1`, ...
+    """Workers, each one GPU, named `gpu0`, `gpu1`, ...; equal but for what `exec_factors` says.
 
     Inputs and outputs share the PCIe bus with loads on a real GPU; here each has it to itself.
     """
@@ -56,8 +56,20 @@ class Cluster:
     io_pool_bytes: int = 512 << 20
     #: Of LOAD and EXEC durations.
     noise: Noise = field(default_factory=Noise)
+    #: By worker: its EXECs take so many times as long as the rows say, and each factor is a kind of GPU
+    #: of its own. Empty: 1 for all.
+    exec_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.exec_factors and len(self.exec_factors) != self.num_workers:
+            raise ConfigError(
+                f"cluster: found {len(self.exec_factors)} exec_factors, expected one for each of "
+                f"{self.num_workers} workers"
+            )
+        for factor in self.exec_factors:
+            # The comparison is false for NaN too.
+            if not 0.01 <= factor <= 100:
+                raise ConfigError(f"cluster: exec_factors has {factor}, expected 0.01 to 100")
         _positive(self, "num_workers", "num_pages", "copy_bytes_per_s", "io_pool_bytes")
         _not_negative(self, "copy_overhead_ns", "start_delay_ns")
         if not self.models:
@@ -69,6 +81,10 @@ class Cluster:
         for model in self.models:
             if rows.setdefault(model.row.name, model.row) != model.row:
                 raise ConfigError(f"cluster: two different rows are named {model.row.name!r}")
+
+    def exec_factor(self, worker: int) -> float:
+        """Of one worker's EXECs."""
+        return self.exec_factors[worker] if self.exec_factors else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

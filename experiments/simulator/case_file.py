@@ -9,6 +9,7 @@ The tables `cluster`, `network`, `faults` and `scheduler` take the fields of `Cl
 
     [cluster]
     num_workers = 2
+    exec_factors = [1, 2.5]         # the second GPU is so many times slower
     noise = { exec_sigma = 0.01 }
 
     [[models]]                      # one row of the profile, or its `first` rows, each some times
@@ -251,6 +252,7 @@ def _workload(
 _NESTED: dict[str, Callable[[object, str], object]] = {
     "noise": lambda value, where: _build(Noise, _as_table(value, where), where),
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
+    "exec_factors": lambda value, where: _numbers(value, where),
     "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
@@ -284,6 +286,12 @@ def _is(value: object, annotation: str) -> bool:
     if isinstance(value, bool):
         return annotation == "bool"
     return isinstance(value, legal.get(annotation, (int,)))
+
+
+def _numbers(value: object, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not all(_is(item, "float") for item in value):
+        raise ConfigError(f"{where}: found {value!r}, expected a list of numbers")
+    return tuple(value)
 
 
 def _build_all(kind: type[T], value: object, where: str) -> tuple[T, ...]:

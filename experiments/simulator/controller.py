@@ -28,14 +28,17 @@ from controller.core.events import (
 )
 from controller.core.invariants import check as check_scheduler
 from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
-from experiments.simulator.case import Case, HostedModel
+from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clients import Arrival, Clients
 from experiments.simulator.loop import Loop
 from experiments.simulator.summary import Bucket, Summary, latency_class
 from experiments.simulator.worker import Worker
 from traces.arrivals import ClosedLoop
 
-_GPU_KIND = GpuKind("simulated")
+
+def production_scheduler(case: Case) -> Scheduler:
+    """What every run has that does not try another."""
+    return Scheduler(case.scheduler)
 
 
 class _Attached:
@@ -61,6 +64,7 @@ class Controller:
         groups: Mapping[ModelId, Summary],
         on_closed: Callable[[Worker], None],
         check: bool,
+        make_scheduler: Callable[[Case], Scheduler],
     ) -> None:
         """Announce the cluster's models.
 
@@ -72,6 +76,7 @@ class Controller:
             groups: where requests of some models are counted as well.
             on_closed: told when the scheduler lets a worker go.
             check: assert the scheduler's invariants after every event.
+            make_scheduler: for the case.
         """
         #: Set before the first arrival.
         self.clients: Clients
@@ -83,7 +88,7 @@ class Controller:
         self._groups = groups
         self._on_closed = on_closed
         self._check = check
-        self._scheduler = Scheduler(case.scheduler)
+        self._scheduler = make_scheduler(case)
         self._workers: dict[WorkerId, _Attached] = {}
         self._next_request = 1
         self._armed_ns: int | None = None
@@ -92,15 +97,20 @@ class Controller:
 
     # --- workers ----------------------------------------------------------------------------------
 
-    def join(self, worker: Worker, num_pages: int, models: tuple[HostedModel, ...]) -> None:
+    def join(self, worker: Worker, cluster: Cluster) -> None:
         """A worker registers, with all models ready in host memory."""
         if (before := self._workers.get(worker.worker_id)) is not None:
             self.lose(before.worker)  # it is back before its loss was noticed
         self._workers[worker.worker_id] = _Attached(worker)
+        factor = cluster.exec_factor(worker.index)
         self._tell(
-            WorkerJoined(worker_id=worker.worker_id, gpu_kind=_GPU_KIND, num_pages=num_pages)
+            WorkerJoined(
+                worker_id=worker.worker_id,
+                gpu_kind=GpuKind("simulated" if factor == 1.0 else f"simulated x {factor:g}"),
+                num_pages=cluster.num_pages,
+            )
         )
-        for model in models:
+        for model in cluster.models:
             self._tell(
                 ModelReady(
                     worker_id=worker.worker_id,
@@ -108,7 +118,9 @@ class Controller:
                     architecture_id=model.architecture_id,
                     num_pages=model.num_pages,
                     load_ns=model.row.load_ns,
-                    exec_ns=model.row.exec_ns,
+                    exec_ns=model.row.exec_ns
+                    if factor == 1.0
+                    else {size: round(ns * factor) for size, ns in model.row.exec_ns.items()},
                 )
             )
 

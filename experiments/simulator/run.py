@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
 from clockwright.units import NS_PER_S, ModelId, WorkerId
+from controller.core import Scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
-from experiments.simulator.controller import Controller
+from experiments.simulator.controller import Controller, production_scheduler
 from experiments.simulator.loop import Loop
 from experiments.simulator.summary import Summary
 from experiments.simulator.worker import Worker, simulated
@@ -70,6 +71,7 @@ def run(
     on_progress: Callable[[Progress], None] | None = None,
     progress_ns: int = NS_PER_S,
     check: bool = False,
+    make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
 ) -> Run:
     """Simulate a case from its beginning until its last request has a response.
 
@@ -81,8 +83,9 @@ def run(
         on_progress: called every `progress_ns` of virtual time; may write rows out.
         progress_ns: how often.
         check: assert the invariants of scheduler and worker cores after every event. Slow.
+        make_scheduler: for the case; another than the production one is being tried.
     """
-    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check)
+    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check, make_scheduler)
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
@@ -130,6 +133,7 @@ class _Simulation:
         groups: Mapping[ModelId, str],
         telemetry: Telemetry | None,
         check: bool,
+        make_scheduler: Callable[[Case], Scheduler],
     ) -> None:
         self._case = case
         self._check = check
@@ -147,6 +151,7 @@ class _Simulation:
             groups={model_id: self.groups[name] for model_id, name in groups.items()},
             on_closed=self._closed,
             check=check,
+            make_scheduler=make_scheduler,
         )
         self._models = simulated(case.cluster)
         self._workers: dict[int, Worker] = {}
@@ -186,7 +191,7 @@ class _Simulation:
         )
         self._starts[index] += 1
         self._workers[index] = worker
-        self.controller.join(worker, cluster.num_pages, cluster.models)
+        self.controller.join(worker, cluster)
 
     def _lose(self, lost: LostWorker) -> None:
         self._gone.add(lost.worker)

@@ -107,7 +107,9 @@ class Worker:
         self._down = Link(network, faults, random.Random(f"down {seed}"), network.down_samples_ns)
         self._up = Link(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
         self._load_time = _Duration(case, case.cluster.noise.load_sigma, f"load {seed}")
-        self._exec_time = _Duration(case, case.cluster.noise.exec_sigma, f"exec {seed}")
+        self._exec_time = _Duration(
+            case, case.cluster.noise.exec_sigma, f"exec {seed}", case.cluster.exec_factor(index)
+        )
         self._core: Core[SimulatedModel] = Core(
             num_pages=case.cluster.num_pages, io_bytes=case.cluster.io_pool_bytes
         )
@@ -273,9 +275,10 @@ def _copy_times_ns(cluster: Cluster, row_bytes: int, largest_batch: int) -> tupl
 class _Duration:
     """Draws how long one lane's steps take: log-normal noise, and now and then a slow one."""
 
-    __slots__ = ("_noise", "_sigma", "_slow", "_slow_factor", "_slow_probability")
+    __slots__ = ("_factor", "_noise", "_sigma", "_slow", "_slow_factor", "_slow_probability")
 
-    def __init__(self, case: Case, sigma: float, seed: str) -> None:
+    def __init__(self, case: Case, sigma: float, seed: str, factor: float = 1.0) -> None:
+        self._factor = factor
         self._sigma = sigma
         self._slow_probability = case.faults.slow_probability
         self._slow_factor = case.faults.slow_factor
@@ -284,6 +287,8 @@ class _Duration:
         self._slow = random.Random(f"slow {seed}")
 
     def draw(self, duration_ns: int) -> int:
+        if self._factor != 1.0:
+            duration_ns = round(duration_ns * self._factor)
         if self._sigma:
             duration_ns = round(duration_ns * self._noise.lognormvariate(0.0, self._sigma))
         if self._slow_probability and self._slow.random() < self._slow_probability:
