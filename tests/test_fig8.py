@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import inspect
 import json
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -127,6 +128,46 @@ def test_cold_models_and_batches_are_those_of_the_telemetry_rows(quick: Produced
         assert minute.mean_batch_size == pytest.approx(np.mean(sizes))
         by_request = np.average(sizes, weights=sizes)
         assert minute.mean_batch_size_by_request == pytest.approx(by_request)
+
+
+def test_a_run_can_be_added_to_those_that_are_recorded(tmp_path: Path) -> None:
+    setting = dataclasses.replace(QUICK, num_minutes=2, rate_rps=30.0)
+    trace = azure_replay.generated(setting)
+
+    def produce(policy: str, source: str, *, add: bool, rate_rps: float = 30.0) -> None:
+        fig8.produce(
+            dataclasses.replace(setting, rate_rps=rate_rps),
+            {source: (trace, None)},
+            policies=(policy,),
+            directory=tmp_path,
+            add=add,
+            command=f"make {source}",
+        )
+
+    with pytest.raises(FileNotFoundError):
+        produce("clockwork", "generator", add=True)
+    produce("clockwork", "generator", add=False)
+    first = json.loads((tmp_path / "fig8.json").read_text())
+    first_rows = rows(tmp_path)
+    produce("edf_mh", "generator", add=True)
+    produce("edf_mh", "generator_x2", add=True, rate_rps=60.0)
+    # What is repeated replaces what it repeats.
+    produce("edf_mh", "generator", add=True)
+    record = json.loads((tmp_path / "fig8.json").read_text())
+    assert record["figures"].items() >= first["figures"].items()
+    assert record["comparison"] == first["comparison"]
+    assert record["edf_mh_generator_x2"]["command"] == "make generator_x2"
+    assert record["edf_mh_generator_x2"]["setting"]["rate_rps"] == 60.0
+    assert record["edf_mh_generator_x2"]["comparison"] == []
+    assert [row["figure"] for row in record["edf_mh_generator"]["comparison"]]
+    assert record["figures"]["edf_mh_generator_x2_late_per_million"] == 0
+    table = rows(tmp_path)
+    assert [row for row in table if row["policy"] == "clockwork"] == first_rows
+    assert Counter((row["policy"], row["source"]) for row in table) == {
+        ("clockwork", "generator"): 2,
+        ("edf_mh", "generator_x2"): 2,
+        ("edf_mh", "generator"): 2,
+    }
 
 
 def test_a_run_that_is_cut_off_leaves_the_minutes_it_finished(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 The workload is that of `azure_replay`. From a trace of one's own, which `--trace` or the environment
 variable `AZURE2019_TRACE` names (a file, or the folder it lies in), and from the generator.
 
-Every finished minute is a row of `fig8.csv` at once, so that a run that was cut off is still data.
+Every finished minute is a row of `fig8.csv` at once, so that a run that was cut off is still data. A run of
+another policy, or at another rate, can be added to those that are recorded (`--add`).
 Memory does not grow with the length of the run: the JSON keeps what it was at every tenth of it.
 
 The bound (B1, `experiments.bounds.density_bound`) is computed for some minutes of the run, each as if
@@ -42,7 +43,7 @@ from experiments.figures.azure_replay import (
 from experiments.figures.report import Comparison, compare, show
 from experiments.figures.study import POLICIES, PREDICTIVE
 from experiments.native import is_compiled
-from experiments.results_file import RESULTS, write_results
+from experiments.results_file import RESULTS, add_results, write_results
 from experiments.simulator import Case, Progress, run
 from experiments.simulator.summary import Bucket, Summary
 from traces.arrivals import TraceReplay, Workload
@@ -61,6 +62,9 @@ PAPER = {
     "paper_cold_rps": 178.0,
     "paper_cold_pct": 3.7,
 }
+
+#: By name, at the paper's rate. At another, `_x` and how many times the paper's follow.
+SOURCES = ("trace", "generator")
 
 #: Minutes of which the bound is computed: the first whole hour's, then every so often.
 _FIRST_BOUND = 1
@@ -332,6 +336,8 @@ def figures_of(outcomes: Sequence[Outcome], num_gpus: int) -> dict[str, float]:
             f"{key}_goodput_rps": total.answered / seconds,
             f"{key}_failed_requests": total.num_refused,
             f"{key}_failed_ppm": 1e6 * total.num_refused / max(total.arrived, 1),
+            # Admitted, and answered or given up after the deadline.
+            f"{key}_late_per_million": 1e6 * total.refused.get("LATE", 0) / max(total.arrived, 1),
             f"{key}_p50_ms": total.latency_ns(50) / NS_PER_MS,
             f"{key}_p99_ms": total.latency_ns(99) / NS_PER_MS,
             f"{key}_p9999_ms": total.latency_ns(99.99) / NS_PER_MS,
@@ -392,6 +398,7 @@ def produce(
     policies: Sequence[str] = PREDICTIVE,
     directory: Path = RESULTS,
     wall_limit_s: float | None = None,
+    add: bool = False,
     command: str = "python -m experiments.figures.fig8",
 ) -> list[Outcome]:
     """Measure everything and write `fig8.json`, `fig8.csv` and `fig8.png`.
@@ -402,11 +409,19 @@ def produce(
         policies: each replays every source.
         directory: where to.
         wall_limit_s: for each of them.
+        add: runs that are recorded there stay, but for those that are repeated.
         command: repeats all of it.
+
+    Raises:
+        FileNotFoundError: nothing is recorded to add to.
     """
     table = directory / "fig8.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
+    again = {(policy, source) for policy in policies for source in sources}
+    kept = [m for m in read_table(table) if (m.policy, m.source) not in again] if add else []
     table.write_text(",".join(column.name for column in fields(Minute)) + "\n", encoding="utf-8")
+    for minute in kept:
+        _append(table, minute)
     outcomes = []
     for source, (trace, num_minutes) in sources.items():
         for policy in policies:
@@ -422,65 +437,101 @@ def produce(
             )
             outcomes.append(outcome)
             # After each: a later one may be cut off.
-            _write(setting, outcomes, directory, command)
-            draw(outcomes, directory / "fig8.png")
+            if add:
+                _add(setting, outcome, directory, command)
+            else:
+                _write(setting, outcomes, directory, command)
+            draw(read_table(table), directory / "fig8.png")
     return outcomes
+
+
+def read_table(table: Path) -> list[Minute]:
+    """Every minute that is recorded."""
+    kinds = {column.name: column.type for column in fields(Minute)}
+    make = {"str": str, "int": int, "float": float}
+    with table.open(newline="", encoding="utf-8") as file:
+        return [
+            Minute(**{name: make[str(kinds[name])](cell) for name, cell in row.items()})
+            for row in csv.DictReader(file)
+        ]
 
 
 def _write(setting: Setting, outcomes: Sequence[Outcome], directory: Path, command: str) -> None:
     figures = figures_of(outcomes, setting.num_workers)
-    comparison = compare(figures, comparisons(outcomes))
-    show(comparison)
     write_results(
         "fig8",
         figures,
         command=command,
         seeds=[setting.seed],
-        extra={
-            "comparison": comparison,
-            "refused": {
-                f"{o.policy}_{o.source}": dict(sorted(o.total.refused.items())) for o in outcomes
-            },
-            "rss_mib_at_tenths": {f"{o.policy}_{o.source}": o.rss_mib for o in outcomes},
-            "compiled": is_compiled(),
-            "setting": asdict(setting),
-        },
+        extra=_about(setting, outcomes, figures),
         directory=directory,
     )
 
 
-def draw(outcomes: Sequence[Outcome], target: Path) -> None:
-    """The paper's stack of panels over time, one column per source."""
+def _add(setting: Setting, outcome: Outcome, directory: Path, command: str) -> None:
+    figures = figures_of([outcome], setting.num_workers)
+    add_results(
+        "fig8",
+        figures,
+        part=f"{outcome.policy}_{outcome.source}",
+        command=command,
+        extra=_about(setting, [outcome], figures),
+        directory=directory,
+    )
+
+
+def _about(
+    setting: Setting, outcomes: Sequence[Outcome], figures: Mapping[str, float]
+) -> dict[str, Any]:
+    # At another rate there is nothing to compare.
+    of_paper = [outcome for outcome in outcomes if outcome.source in SOURCES]
+    comparison = compare(figures, comparisons(of_paper))
+    show(comparison)
+    return {
+        "comparison": comparison,
+        "refused": {
+            f"{o.policy}_{o.source}": dict(sorted(o.total.refused.items())) for o in outcomes
+        },
+        "rss_mib_at_tenths": {f"{o.policy}_{o.source}": o.rss_mib for o in outcomes},
+        "compiled": is_compiled(),
+        "setting": asdict(setting),
+    }
+
+
+def draw(minutes: Sequence[Minute], target: Path) -> None:
+    """The paper's stack of panels over time, one column per run."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    runs: dict[tuple[str, str], list[Minute]] = {}
+    for minute in minutes:
+        runs.setdefault((minute.policy, minute.source), []).append(minute)
     figure, columns = pyplot.subplots(
         5,
-        len(outcomes),
-        figsize=(2 + 4.5 * len(outcomes), 9),
+        len(runs),
+        figsize=(2 + 4.5 * len(runs), 9),
         layout="constrained",
         sharex="col",
         squeeze=False,
     )
-    for outcome, panels in zip(outcomes, columns.T, strict=True):
-        minutes = outcome.minutes
-        at = [minute.minute for minute in minutes]
+    for ((policy, source), run_minutes), panels in zip(runs.items(), columns.T, strict=True):
+        at = [minute.minute for minute in run_minutes]
         rate, latency, batch, cold, cold_rate = panels
-        rate.plot(at, [m.offered_rps for m in minutes], label="offered")
-        rate.plot(at, [m.goodput_rps for m in minutes], label="goodput", ls=":")
+        rate.plot(at, [m.offered_rps for m in run_minutes], label="offered")
+        rate.plot(at, [m.goodput_rps for m in run_minutes], label="goodput", ls=":")
         rate.set_ylabel("requests/s")
-        rate.set_title(f"{outcome.policy}, {outcome.source}", fontsize="medium")
+        rate.set_title(f"{policy}, {source}", fontsize="medium")
         for name in ("max", "p99", "p50"):
-            latency.plot(at, [getattr(m, f"{name}_ms") for m in minutes], label=name)
+            latency.plot(at, [getattr(m, f"{name}_ms") for m in run_minutes], label=name)
         latency.set_ylabel("latency, ms")
-        batch.plot(at, [m.mean_batch_size for m in minutes], label="per batch")
-        batch.plot(at, [m.mean_batch_size_by_request for m in minutes], label="per request")
+        batch.plot(at, [m.mean_batch_size for m in run_minutes], label="per batch")
+        batch.plot(at, [m.mean_batch_size_by_request for m in run_minutes], label="per request")
         batch.set_ylabel("batch size")
-        cold.plot(at, [m.cold_models for m in minutes])
+        cold.plot(at, [m.cold_models for m in run_minutes])
         cold.set_ylabel("cold models\nper minute")
-        cold_rate.plot(at, [m.cold_rps for m in minutes])
+        cold_rate.plot(at, [m.cold_rps for m in run_minutes])
         cold_rate.set_ylabel("cold\nrequests/s")
         cold_rate.set_xlabel("time, minutes")
         for panel in panels:
@@ -509,8 +560,21 @@ def main() -> None:
     parser.add_argument(
         "--policies", nargs="+", default=PREDICTIVE, metavar="POLICY", choices=list(POLICIES)
     )
+    parser.add_argument(
+        "--rate", type=float, default=1.0, help="so many times the paper's requests (default 1)"
+    )
+    parser.add_argument(
+        "--source", choices=SOURCES, help="only this one (default: both, if there is a trace)"
+    )
+    parser.add_argument(
+        "--add", action="store_true", help="keep recorded runs of other policies, sources and rates"
+    )
     options = parser.parse_args()
-    setting = Setting(seed=options.seed)
+    if not 0.01 <= options.rate <= 100:
+        parser.error(f"--rate is {options.rate:g}, expected 0.01 to 100")
+    if options.add and not (RESULTS / "fig8.json").exists():
+        parser.error(f"--add: there is no {RESULTS / 'fig8.json'} to add to")
+    setting = Setting(seed=options.seed, rate_rps=options.rate * Setting().rate_rps)
     for name in ("minutes", "generator_minutes"):
         if not 2 <= getattr(options, name) <= setting.num_minutes:
             parser.error(f"--{name} is {getattr(options, name)}, expected 2 to 480")
@@ -521,16 +585,27 @@ def main() -> None:
     except (ClockwrightError, ConfigError) as error:
         parser.error(str(error))
     sources["generator"] = generated(setting), options.generator_minutes
+    if options.source is not None:
+        if options.source not in sources:
+            parser.error("--source trace: expected --trace as well")
+        sources = {options.source: sources[options.source]}
+    if options.rate != 1:
+        sources = {f"{name}_x{options.rate:g}": source for name, source in sources.items()}
     command = "python -m experiments.figures.fig8"
     if options.trace is not None:
         command += f" --trace DIR --minutes {options.minutes}"
     command += f" --generator-minutes {options.generator_minutes} --seed {options.seed}"
-    command += f" --policies {' '.join(options.policies)}"
+    command += f" --policies {' '.join(options.policies)} --rate {options.rate:g}"
+    if options.source is not None:
+        command += f" --source {options.source}"
+    if options.add:
+        command += " --add"
     produce(
         setting,
         sources,
         policies=options.policies,
         wall_limit_s=options.wall_limit,
+        add=options.add,
         command=command,
     )
 
