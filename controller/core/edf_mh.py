@@ -40,6 +40,7 @@ from clockwright.units import NS_PER_MS
 from controller.core.batch_limit import BatchLimit
 from controller.core.clockwork import ClockworkPolicy, best_batch
 from controller.core.config import SchedulerConfig
+from controller.core.estimator import Estimates
 from controller.core.events import ActionSucceeded
 from controller.core.moore_hodgson import Job, first_kept
 from controller.core.pace import Margin, adapted_lookahead_ns
@@ -354,7 +355,10 @@ class EdfMhPolicy(ClockworkPolicy):
 
 
 def _urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
-    """The largest batch in time that begins with the first request which a batch of one still answers."""
+    """The largest batch in time that begins with the first request which a batch of one still answers.
+
+    Or, where that pays and others wait for the time saved, Appendix B's: larger, and without the oldest.
+    """
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
@@ -371,9 +375,54 @@ def _urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
             left = waiting - first
             index = fit[left] if left <= largest else fit[largest]
             due_ns = queue[first].due_ns
-        while due_ns - exec_ns[index] < begin_ns:
-            index -= 1
+        if due_ns - exec_ns[index] < begin_ns:
+            while due_ns - exec_ns[index] < begin_ns:
+                index -= 1
+            if _others_wait(copy):
+                other = best_batch(copy, begin_ns)
+                if other is not None and _pays(other, first, index):
+                    return other
     return Batch(copy, first, estimates.sizes[index], index, due_ns - exec_ns[index], begin_ns)
+
+
+def _others_wait(copy: Copy) -> bool:
+    """Whether requests of another model wait for the copy's lane.
+
+    Of the entries next in its heap one may be out of date: then they are taken to be none, once.
+    """
+    for key, _, _, _, other in copy.worker.strategies[1:3]:
+        if other is not copy and other.strategy_key == key and other.model.queue:
+            return True
+    return False
+
+
+def _pays(other: Batch, first: int, index: int) -> bool:
+    """Whether to drop the requests from `first` on that `other` leaves out, and run that.
+
+    It does when in the time saved, beside a batch of size `index` first and the rest after it, more could be
+    answered than is dropped, at the rate of `other`.
+    """
+    estimates, waiting = other.copy.estimates, len(other.copy.model.queue)
+    dropped = other.first - first
+    if dropped <= 0:
+        return False
+    exec_ns, sizes = estimates.exec_ns, estimates.sizes
+    saved_ns = exec_ns[index] - exec_ns[other.size_index]
+    saved_ns += _time_ns(estimates, waiting - first - sizes[index])
+    saved_ns -= _time_ns(estimates, waiting - other.first - other.count)
+    return dropped * exec_ns[other.size_index] < saved_ns * other.count
+
+
+def _time_ns(estimates: Estimates, waiting: int) -> int:
+    """GPU time for so many requests, in full batches, the largest first."""
+    exec_ns, sizes, fit = estimates.exec_ns, estimates.sizes, estimates.fit
+    whole, waiting = divmod(waiting, sizes[-1])
+    time_ns = whole * exec_ns[-1]
+    while waiting:
+        index = fit[waiting]
+        time_ns += exec_ns[index]
+        waiting -= sizes[index]
+    return time_ns
 
 
 def _largest_run(copy: Copy, begin_ns: int) -> Batch | None:
