@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import json
 import math
@@ -28,6 +29,9 @@ from experiments.live_run import LiveModel, Played
 from modelzoo.profile import Profile
 from tests.test_truth import pretend_play
 from traces.arrivals import Workload
+from worker.accelerator import HostAccelerator
+from worker.core import Step
+from worker.torch_device import TorchDevice, TorchModel
 
 US, MS, S = NS_PER_US, NS_PER_MS, NS_PER_S
 
@@ -196,6 +200,32 @@ def test_lanes_of_a_worker_take_no_memory_while_they_serve(
     assert figures["lanes_num_Infer"] >= 1
     assert figures["lanes_num_LoadWeights"] >= figures.get("lanes_num_EvictWeights", 0)
     assert figures["lanes_memory_taken_while_serving"] == 0
+    # Of the host's memory others take and give at any time.
+    assert "lanes_free_bytes_change" not in figures
+
+
+class Card(HostAccelerator):
+    """Has so much memory free; less after every look."""
+
+    free = 1 << 30
+
+    def free_bytes(self) -> int:
+        self.free -= 4096
+        return self.free
+
+
+def test_a_lane_that_takes_memory_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_load = TorchDevice.run_load
+
+    def takes(device: TorchDevice, step: Step[TorchModel]) -> None:
+        device._accelerator.device_memory(1)
+        run_load(device, step)
+
+    monkeypatch.setattr(TorchDevice, "run_load", takes)
+    figures = asyncio.run(serve.lanes(small_serve(server(6, tmp_path)), Card(), tmp_path))
+    assert figures["lanes_num_LoadWeights"] > 0
+    assert figures["lanes_memory_taken_while_serving"] == figures["lanes_num_LoadWeights"]
+    assert figures["lanes_free_bytes_change"] == -4096
 
 
 def test_a_server_that_answers_too_little_has_live_figures_only(

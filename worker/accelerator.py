@@ -97,6 +97,12 @@ class Accelerator(Protocol):
     def num_allocations(self) -> int:
         """How often device memory has been taken from the driver so far: it stands still while serving."""
 
+    def free_bytes(self) -> int | None:
+        """Device memory that nobody has; None where it is not the device's own.
+
+        Unlike `num_allocations` it also shows what libraries take that have an allocator of their own.
+        """
+
     def fault(self) -> str | None:
         """Why nothing can run on it any more, in words; None while it works. May take a moment."""
 
@@ -148,6 +154,7 @@ class HostAccelerator:
 
     def __init__(self) -> None:
         self.name = "cpu"
+        self._num_allocations = 0
         # The lanes are threads already, and durations must not depend on who else computes.
         torch.set_num_threads(1)
 
@@ -161,6 +168,7 @@ class HostAccelerator:
 
     def device_memory(self, num_bytes: int) -> Tensor:
         """See `Accelerator`."""
+        self._num_allocations += 1
         # Written to, so that no later use faults.
         return torch.empty(num_bytes, dtype=torch.uint8).zero_()
 
@@ -181,8 +189,12 @@ class HostAccelerator:
         return None
 
     def num_allocations(self) -> int:
-        """See `Accelerator`. The host's memory is not counted."""
-        return 0
+        """See `Accelerator`. Intermediates are not counted: of captured kernels they have their place."""
+        return self._num_allocations
+
+    def free_bytes(self) -> int | None:
+        """See `Accelerator`. Everybody on this machine takes from the host's memory."""
+        return None
 
     def fault(self) -> str | None:
         """See `Accelerator`."""

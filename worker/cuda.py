@@ -242,6 +242,11 @@ class CudaAccelerator:
         """See `Accelerator`."""
         return int(torch.cuda.memory_stats(self.device)["num_device_alloc"])
 
+    def free_bytes(self) -> int | None:
+        """See `Accelerator`."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return int(free)
+
     def fault(self) -> str | None:
         """See `Accelerator`. After a fault in a kernel every call of the process fails."""
         try:

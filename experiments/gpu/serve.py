@@ -5,7 +5,7 @@
 what the controller had predicted.
 
 `lanes`: the worker's lanes alone, in this process, driven as fast as they go: how often device memory was
-taken meanwhile, which is to be never.
+taken meanwhile, which is to be never, and how much of it was free after and before.
 """
 
 from __future__ import annotations
@@ -119,20 +119,25 @@ async def lanes(
     for model in models:
         runtime.add_model(model)
     try:
-        taken = bench.device.num_allocations
+        taken, free = bench.device.num_allocations, accelerator.free_bytes()
         until_s = time.monotonic() + setting.lanes_s
         done = await asyncio.to_thread(
             _drive, runtime, models, outcomes, setting.room.num_pages, setting.seed, until_s
         )
         taken = bench.device.num_allocations - taken
+        still_free = accelerator.free_bytes()
     finally:
         await asyncio.to_thread(runtime.stop)
         await bench.close()
-    return {
+    figures = {
         "lanes_num_instances": float(len(models)),
         **{f"lanes_num_{kind}": float(count) for kind, count in sorted(done.items())},
         "lanes_memory_taken_while_serving": float(taken),
     }
+    if free is not None and still_free is not None:
+        # By everybody on the card: what torch's counter cannot see, onnxruntime's memory, is in it.
+        figures["lanes_free_bytes_change"] = float(still_free - free)
+    return figures
 
 
 def _drive(
