@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+import torch.nn.functional as F
 from onnx import TensorProto, helper, numpy_helper
 
 from clockwright.errors import ConfigError, ModelError
@@ -19,7 +20,7 @@ from worker.compile import compile_model
 from worker.lift import lift_weights
 from worker.model_files import CompiledModel, Limits, Source
 from worker.precision import Precision, parse_precision
-from worker.torch_compile import TorchTarget
+from worker.torch_compile import Tf32Products, TorchTarget
 from worker.torch_operators import OPERATORS, Attribute
 from worker.torch_program import Program, fuse
 from worker.torch_tensors import weight_views
@@ -455,6 +456,69 @@ def test_weights_beyond_half_precision_are_refused_instead_of_answering_nonsense
         else:
             with pytest.raises(ModelError, match="differs from the original's"):
                 compile_model(*arguments, TorchTarget(precision))
+
+
+@pytest.mark.parametrize(
+    ("product", "dimensions"),
+    [
+        *((function, 3) for function in (F.conv1d, F.conv_transpose1d)),
+        *((function, 4) for function in (F.conv2d, F.conv_transpose2d)),
+        *((function, 5) for function in (F.conv3d, F.conv_transpose3d)),
+        (torch.matmul, 2),
+        (lambda x, w: x @ w, 2),
+        (lambda x, w: torch.addmm(torch.zeros(1), x, w), 2),
+    ],
+)
+@pytest.mark.parametrize(
+    ("factor", "rounded"),
+    [
+        (1 + 2**-11, 1.0),  # a tie: to the even one
+        (1 + 3 * 2**-11, 1 + 2**-9),
+        (-1 - 2**-11 - 2**-20, -1 - 2**-10),
+        (1 + 2**-10, 1 + 2**-10),
+        (float("inf"), float("inf")),
+    ],
+)
+def test_products_in_tf32_round_both_factors_to_ten_bits(
+    product: Callable[..., torch.Tensor], dimensions: int, factor: float, rounded: float
+) -> None:
+    shape = (1,) * dimensions
+    found, one = torch.full(shape, factor), torch.ones(shape)
+    assert product(found, one).item() == factor
+    with Tf32Products():
+        assert product(found, one).item() == product(one, found).item() == rounded
+
+
+def test_what_is_no_factor_of_a_product_keeps_its_bits_in_tf32() -> None:
+    fine, one = torch.full((1, 1), 1 + 2**-20), torch.ones(1, 1)
+    half = torch.full((1, 1), 3.0, dtype=torch.float16)
+    with Tf32Products():
+        assert (fine * fine).item() > fine.item()
+        assert torch.addmm(fine, one, one).item() == 1 + fine.item()
+        assert F.conv1d(one, one.view(1, 1, 1), fine[0]).item() == 1 + fine.item()
+        assert (half @ half).item() == 9
+
+
+def test_a_model_that_tf32_is_too_coarse_for_is_refused(tmp_path: Path) -> None:
+    # Two products whose weights differ by less than TF32 can tell, and what is between them.
+    nodes = [
+        node("MatMul", "x w", "a"),
+        node("MatMul", "x v", "b"),
+        node("Sub", "a b", "c"),
+        node("Mul", "c k"),
+    ]
+    unit = np.eye(4, dtype=np.float32)
+    weights = {"w": unit * np.float32(1 + 2**-12), "v": unit, "k": np.full(1, 4096, np.float32)}
+    model = model_of(nodes, {"x": draw(1, 4)}, weights)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    (tmp_path / "source").mkdir()
+    onnx.save(model, tmp_path / "source" / "model.onnx")
+    arguments = (Source(tmp_path / "source"), tmp_path, LIMITS, lambda stage: None)
+    compile_model(*arguments, TorchTarget(Precision.FLOAT32))
+    with pytest.raises(ModelError, match="differs from the original's"):
+        compile_model(*arguments, TorchTarget(Precision.TF32))
 
 
 def test_an_unknown_precision_is_refused_by_name() -> None:

@@ -7,11 +7,17 @@ the graph is read (`worker.torch_program.fuse`), so that weights stay apart from
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import numpy as np
 import onnx
 import onnxruntime as ort
 import torch
+import torch.nn.functional as F
 from onnx import TensorProto
+from torch.overrides import TorchFunctionMode
 
 from clockwright.errors import ModelError
 from worker.compile import FloatArray
@@ -20,12 +26,59 @@ from worker.io_pool import aligned
 from worker.lift import LiftedGraph
 from worker.model_files import CompiledModel, WeightTensor
 from worker.precision import Precision
+from worker.torch_operators import Tensor
 from worker.torch_program import PRECISION_KEY, Program, check_operators
 from worker.torch_tensors import typed_view, weight_views
 
 # The least that the smallest model's outputs are compared with, where all of them are near zero.
 _LEAST_SCALE = 1e-3
 _PLAIN_TOLERANCE = 1e-3
+
+# Which arguments of a product are rounded: the factors, not what is added.
+_FACTORS: dict[Callable[..., Tensor], tuple[int, int]] = {
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), (0, 1)),
+    **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), (0, 1)),
+    **dict.fromkeys((torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__), (0, 1)),
+    torch.addmm: (1, 2),
+}
+# Of float32's 23 bits of mantissa TF32 has the first 10.
+_DROPPED_BITS = 13
+
+
+class Tf32Products(TorchFunctionMode):  # type: ignore[misc]  # torch is not type-checked
+    """While it is entered, products on the processor are as exact as tensor cores' in TF32.
+
+    Both factors are rounded to TF32, to the nearest and of two as near to the even one; products and sums are
+    float32. A card may round a tie otherwise and adds in another order, so this is how far an answer
+    moves, not which answer a card gives.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """See `TorchFunctionMode`: called in place of each of torch's functions."""
+        factors = _FACTORS.get(func, ())
+        rounded = [_tf32(each) if i in factors else each for i, each in enumerate(args)]
+        return func(*rounded, **(kwargs or {}))
+
+
+def _tf32(tensor: Tensor) -> Tensor:
+    if tensor.dtype is not torch.float32:
+        return tensor
+    bits = tensor.view(torch.int32)
+    # Less than half of what is dropped carries nothing, so that a tie is left to the last bit that stays.
+    odd = bits >> _DROPPED_BITS & 1
+    carrying = bits + (1 << (_DROPPED_BITS - 1)) - 1 + odd
+    return (carrying >> _DROPPED_BITS << _DROPPED_BITS).view(torch.float32)
+
+
+def products_as_on_a_card(precision: Precision) -> AbstractContextManager[object]:
+    """What a program is run in on the processor, so that its answers are as exact as on a card."""
+    return Tf32Products() if precision is Precision.TF32 else nullcontext()
 
 
 class TorchTarget:
@@ -91,7 +144,7 @@ class TorchTarget:
             for array, tensor in zip(inputs, compiled.inputs, strict=True)
         ]
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), products_as_on_a_card(self._precision):
                 results = program.run(
                     tensors, weight_views(torch.from_numpy(lifted.blob), lifted.weights), {}
                 )
