@@ -7,10 +7,14 @@ import gc
 import hashlib
 import json
 import logging
+import queue
 import random
+import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from itertools import count
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +30,7 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
-from tests.processes import write_models
+from tests.processes import PATIENCE_S, until, write_models
 from tests.test_worker_runtime import (
     IO_POOL_BYTES,
     LIMITS,
@@ -594,6 +598,203 @@ def test_queued_execs_of_different_models_do_not_mix_in_arena_or_batch(
             device.finish_exec(step, launched)
             assert device.run_output(step) == [expected]
             slots.remove(step.io_offset)
+
+
+# --- beside each other ------------------------------------------------------------------------------
+
+
+class ThreadedEvent(HostEvent):
+    """Done when as many recordings have been reached as were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self.asked = 0
+        self._reached = 0
+
+    def reach(self, number: int) -> None:
+        with self._changed:
+            self.time_ns = time.monotonic_ns()
+            self._reached = max(self._reached, number)
+            self._changed.notify_all()
+
+    def wait_for(self, number: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._reached >= number, timeout=PATIENCE_S)
+
+    def synchronize(self) -> None:
+        self.wait_for(self.asked)
+
+    def is_done(self) -> bool:
+        return self._reached >= self.asked
+
+
+class ThreadedStream(HostStream):
+    """A queue of work that a thread of its own does."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        with torch.inference_mode():
+            while (work := self.queue.get()) is not None:
+                work()
+
+    def run(self, work: Callable[[], object]) -> None:
+        self.queue.put(work)
+
+    def record(self, event: Event) -> None:
+        assert isinstance(event, ThreadedEvent)
+        event.asked += 1
+        self.queue.put(partial(event.reach, event.asked))
+
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, ThreadedEvent)
+        self.queue.put(partial(event.wait_for, event.asked))
+
+
+class ThreadedAccelerator(HostAccelerator):
+    """As a GPU: streams work beside each other, and beside whoever hands work to them."""
+
+    on_host = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams: list[ThreadedStream] = []
+        self.urgent: list[bool] = []
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        self.urgent.append(urgent)
+        self.streams.append(ThreadedStream())
+        return self.streams[-1]
+
+    def event(self) -> Event:
+        return ThreadedEvent()
+
+
+@pytest.fixture
+def threaded() -> Iterator[ThreadedAccelerator]:
+    """Its streams end with the test."""
+    accelerator = ThreadedAccelerator()
+    yield accelerator
+    for stream in accelerator.streams:
+        stream.queue.put(None)
+        stream.thread.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_streams_beside_each_other_give_every_answer_bit_for_bit(
+    seed: int, instances: Instances, threaded: ThreadedAccelerator
+) -> None:
+    rng = random.Random(seed)
+    device = torch_device(instances[0], threaded)
+    models = served(device, instances)
+    x = np.random.default_rng(seed).random((1, NARROW), dtype=np.float32)
+    expected = by_model(instances, models, x)
+    infers: dict[int, str] = {}
+    with running(device) as harness:
+        for model in models:
+            harness.runtime.add_model(model)
+        for _ in range(200):
+            # Without waiting for anything: what is evicted may be running, loading or queued.
+            name = rng.choice(models).model_id
+            match rng.randrange(4):
+                case 0:
+                    harness.evict(name)
+                case 1:
+                    harness.load(name)
+                case _:
+                    infers[harness.infer(name, x.tobytes())] = name
+            if rng.random() < 0.3:
+                time.sleep(rng.random() / 500)
+        # However fast or slow all this was: this one runs.
+        for model in models:
+            harness.evict(model.model_id)
+        harness.load("m0")
+        infers[harness.infer("m0", x.tobytes())] = "m0"
+        outcomes = [(name, *harness.answer(infer)) for infer, name in infers.items()]
+    answered = [(name, outputs) for name, result, outputs in outcomes if not result.error]
+    assert answered == [(name, [expected[name]]) for name, _ in answered]
+    assert answered[-1][0] == "m0"
+    errors = {result.error for _, result, _ in outcomes}
+    assert errors <= {ActionError.NONE, ActionError.NOT_RESIDENT}
+
+
+def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behind_it(
+    instances: Instances, threaded: ThreadedAccelerator
+) -> None:
+    device = torch_device(instances[0], threaded)
+    models = served(device, instances, 2)
+    kernel = models[0].kernels[1]
+    run, gates = kernel.run, [threading.Event() for _ in range(3)]
+    turns = iter(gates)
+
+    def held() -> None:
+        assert next(turns).wait(PATIENCE_S)
+        run()
+
+    def is_done(launched: int) -> bool:
+        """Whether the EXEC that was launched as this one has ended."""
+        return device._launches[launched % len(device._launches)].is_done()
+
+    kernel.run = held
+    before = device._num_launched
+    with running(device) as harness:
+        try:
+            for model in models:
+                harness.runtime.add_model(model)
+            harness.ok(harness.load("m0"))
+            first, second = (harness.infer("m0", bytes(4 * NARROW)) for _ in range(2))
+            until(lambda: device._num_launched == before + 2, what="the second is with the device")
+            assert not is_done(before + 1)
+            harness.ok(harness.load("m1"))
+            gates[0].set()
+            harness.ok(first)  # its OUTPUT beside the second's EXEC
+            third = harness.infer("m0", bytes(4 * NARROW))
+            until(lambda: device._num_launched == before + 3, what="the third's INPUT has ended")
+            assert not is_done(before + 2)
+        finally:
+            for gate in gates:
+                gate.set()
+        times = [harness.result(infer).exec for infer in (first, second, third)]
+    for earlier, later in pairwise(times):
+        assert earlier is not None
+        assert later is not None
+        assert later.begin_ns >= earlier.end_ns
+
+
+def test_each_lane_has_a_stream_and_the_kernels_of_exec_go_first(
+    tmp_path: Path, threaded: ThreadedAccelerator
+) -> None:
+    torch_device(tmp_path, threaded)
+    lanes = list(Lane)
+    assert lanes == [Lane.LOAD, Lane.INPUT, Lane.EXEC, Lane.OUTPUT]
+    assert threaded.urgent == [lane is Lane.EXEC for lane in lanes]
+
+
+def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = torch_device(tmp_path, DeferredAccelerator(0))
+    stream: Any = device._load_stream
+    run = stream.run
+    copied: list[int] = []
+    on_their_way: list[int] = []
+
+    def counted(copy: Any) -> None:  # noqa: ANN401
+        run(copy)
+        (source,) = copy.args
+        copied.append(source.nbytes)
+        on_their_way.append(sum(isinstance(work, partial) for work, _ in stream.queue))
+
+    monkeypatch.setattr(stream, "run", counted)
+    weights = SimpleNamespace(memory=device._host[: 4 * PAGE_BYTES - 5])
+    model: Any = SimpleNamespace(model_id="m", weights=weights)
+    device.run_load(load_step(model, (3, 0, 2, 1)))
+    assert copied == [PAGE_BYTES] * 3 + [PAGE_BYTES - 5]
+    assert on_their_way == [1, 2, 2, 2]
 
 
 # --- failure ----------------------------------------------------------------------------------------
