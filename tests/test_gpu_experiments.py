@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
 from experiments.gpu.hardware import Room, open_accelerator
 from modelzoo.profile import load_profile
+from tests.test_gpu_live import wanted_of
 from worker.accelerator import HostAccelerator
 from worker.cuda import Installation
 from worker.precision import Precision
@@ -29,9 +32,28 @@ def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
     assert all(figure > 0 for figure in figures.values())
     for key in ("h2d_gbps", "d2d_gbps", "gather_index_select_us_p50", "beside_load_us_p99"):
         assert key in figures
+    assert wanted_of("probe") <= figures.keys()
     for precision in ("float32", "tf32", "float16"):
         for kind in ("", "_apart"):
             assert f"exec_{precision}{kind}_b16_launched_us_p50" in figures
+
+
+def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: object, **settings: object) -> probe.Figures:
+        raise RuntimeError("out of memory")
+
+    for name in ("copy", "gather", "beside"):
+        monkeypatch.setattr(probe, name, lambda *given, name=name, **settings: {name: 1.0})
+    monkeypatch.setattr(probe, "execute", fails)
+    words = ["probe", "--device", "torch:cpu", "--seconds", "1", "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        probe.main()
+    record = json.loads((tmp_path / "probe.json").read_text())
+    assert record["figures"] == {"copy": 1.0, "gather": 1.0, "beside": 1.0}
+    assert record["hardware"]["accelerator"] == "cpu"
 
 
 def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_path: Path) -> None:
@@ -83,6 +105,37 @@ def test_table_1_is_measured_with_the_workers_own_steps(tmp_path: Path) -> None:
     assert figures["tiny_conv_b1_runs"] == 1
     assert figures["tiny_conv_b1_us_p9999"] >= figures["tiny_conv_b1_us_p50"] > 0
     assert figures["tiny_conv_load_gbps"] > 0
+    of_tiny_conv = {name.replace(table1.MAIN, "tiny_conv") for name in wanted_of("table1")}
+    assert of_tiny_conv <= figures.keys()
+
+
+def test_table_1_is_written_after_each_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = table1.order_of_interest()
+
+    async def measure(
+        accelerator: object,
+        setting: table1.Setting,
+        *,
+        until_s: float,
+        measured: Callable[[dict[str, float], list[str]], None],
+    ) -> None:
+        figures = {}
+        for index, name in enumerate(setting.names[:2]):
+            figures[f"{name}_b1_us_p50"] = 5.0 + index
+            measured(figures, list(setting.names[index + 1 :]))
+            record = json.loads((tmp_path / "table1.json").read_text())
+            assert (record["figures"], len(record["left_out"])) == (figures, len(names) - index - 1)
+
+    monkeypatch.setattr(table1, "measure", measure)
+    words = ["table1", "--device", "torch:cpu", "--seconds", "1", "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    table1.main()
+    assert f"no time for {len(names) - 2} of {len(names)}: {names[2]}," in capsys.readouterr().out
+    with (tmp_path / "table1.csv").open(newline="") as file:
+        rows = [(line["model"], line["quantity"], line["ours_us"]) for line in csv.DictReader(file)]
+    assert rows == [(names[0], "EXEC 1", "5"), (names[1], "EXEC 1", "6")]
 
 
 def test_the_papers_numbers_stand_beside_ours() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -81,6 +82,13 @@ def small_serve(served: Server) -> serve.Setting:
     )
 
 
+def wanted_of(file: str) -> set[str]:
+    """Figures that the table of aims looks for in a record."""
+    found = {aim.figure for aim in aims.AIMS if aim.file == file}
+    assert found
+    return found
+
+
 # --- on the processor, for real ---------------------------------------------------------------------
 
 
@@ -98,6 +106,7 @@ def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: P
         for mode in processor_fig2.MODES:
             assert figures[f"{mode}_c{concurrency}_num_execs"] > 0
         assert f"one_at_a_time_c{concurrency}_simulated_rps" in figures
+    assert wanted_of("fig2") <= figures.keys()
 
 
 def test_all_live_workloads_are_played_on_a_server_with_more_instances_than_pages(
@@ -154,6 +163,7 @@ def test_figure_5_foresees_a_server_that_was_measured(
     figures = live.produce("fig5", setting, "here", tmp_path)
     assert pretended[0][:4] == ["--device", "torch:cpu", "--host-mib", "16"]
     assert figures["slo500_live_goodput_rps"] > 100
+    assert wanted_of("fig5") <= figures.keys()
     # The simulator has the noise and delays that it measured, not those that were.
     assert abs(figures["worst_goodput_gap_pct"]) < 3
     assert figures["slo500_simulated_mean_batch_size"] == pytest.approx(
@@ -176,7 +186,9 @@ def test_figure_6_counts_minor_and_major_apart(
     assert workload.end_ns == setting.end_ns
     figures = live.produce("fig6", setting, "here", tmp_path)
     assert json.loads((tmp_path / "fig6.json").read_text())["figures"] == figures
+    assert wanted_of("fig6") <= figures.keys()
     assert figures["num_instances"] == 41
+    assert figures["num_instances_answered"] == 41
     assert figures["lead_major_live_goodput_rps"] == 0
     assert figures["lead_minor_live_goodput_rps"] > 0
     # More instances than pages: ever more of what is asked must be loaded first.
@@ -195,6 +207,7 @@ def test_lanes_of_a_worker_take_no_memory_while_they_serve(
 ) -> None:
     figures = serve.produce(small_serve(server(6, tmp_path)), "here", tmp_path)
     assert json.loads((tmp_path / "serve.json").read_text())["figures"] == figures
+    assert wanted_of("serve") <= figures.keys()
     assert figures["live_goodput_pct"] > 0
     assert figures["lanes_num_instances"] == 6
     assert figures["lanes_num_Infer"] >= 1
@@ -235,7 +248,17 @@ def test_a_server_that_answers_too_little_has_live_figures_only(
     rehearsed = [*calibration_workloads("tiny_conv-0", 0.2), setting.mix]
     played = setting.server.play([*rehearsed, *setting.workloads])
     played.runs[0] = replace(played.runs[0], requests=())
+    # Of the two instances one answers nobody.
+    for index in (3, 4):
+        played.runs[index] = replace(
+            played.runs[index],
+            requests=tuple(
+                replace(each, outcome="OVERLOADED") if each.model_id == "tiny_conv-1" else each
+                for each in played.runs[index].requests
+            ),
+        )
     figures, extra = live.compare(setting, played)
+    assert (figures["num_instances"], figures["num_instances_answered"]) == (2, 1)
     assert figures["slo500_live_goodput_rps"] > 0
     assert not any("simulated" in key or "gap" in key for key in figures)
     assert "0 requests of one client" in str(extra["not_simulated"])
@@ -340,9 +363,13 @@ def test_nothing_done_is_no_figure_that_cannot_be_written() -> None:
 def test_aims_are_met_missed_or_not_measured(tmp_path: Path) -> None:
     figures = {"fig2": {"worst_goodput_gap_pct": -2.9}, "fig5": {"worst_goodput_gap_pct": -3.1}}
     figures["table1"] = {"resnet50_v1_load_to_copy_ratio": 0.93, "resnet50_v1_b1_runs": 9999.0}
+    figures["fig6"] = {"num_instances_answered": 1001.0}
     for name, found in figures.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps({"figures": found}))
-    aims.show(tmp_path)
+        when = "2026-01-01T11:59:59" if name == "fig6" else "2026-01-01T12:00:00"
+        record = {"when": f"{when}+00:00", "figures": found}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    (tmp_path / "serve.json").write_text('{"when": "2026-01-01T12:00:')
+    aims.show(tmp_path, datetime(2026, 1, 1, 12, microsecond=700_000, tzinfo=UTC))
     with (tmp_path / "aims.csv").open(newline="") as file:
         table = {(line["file"], line["figure"]): line["outcome"] for line in csv.DictReader(file)}
     assert len(table) == len(aims.AIMS)
@@ -350,7 +377,13 @@ def test_aims_are_met_missed_or_not_measured(tmp_path: Path) -> None:
     assert table["fig5", "worst_goodput_gap_pct"] == aims.MISSED
     assert table["table1", "resnet50_v1_load_to_copy_ratio"] == aims.MET
     assert table["table1", "resnet50_v1_b1_runs"] == aims.MISSED
+    # Nor is what an earlier run left, or half a record.
     assert list(table.values()).count(aims.NOT_MEASURED) == len(aims.AIMS) - 4
+
+
+def test_every_aim_is_about_a_part_of_make_gpu() -> None:
+    parts = {name for name, _, seconds, _ in everything.PARTS if seconds is not None}
+    assert {aim.file for aim in aims.AIMS} == parts
 
 
 def test_every_figure_of_a_stretch_has_a_unit() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from clockwright.errors import ConfigError
 from experiments.gpu.aims import show
@@ -63,12 +64,13 @@ def main() -> int:
     except ConfigError as error:
         print(f"make gpu: nothing was run: {error}", file=sys.stderr)
         return 1
+    begin = datetime.now(UTC)
     outcomes = run_parts(PARTS, "cuda:0")
     print("---")
     for name, words in outcomes.items():
         print(f"{name:10} {words}")
     print("---")
-    show(GPU_RESULTS)
+    show(GPU_RESULTS, begin)
     return 0 if all(words.startswith("done") for words in outcomes.values()) else 1
 
 

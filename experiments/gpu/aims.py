@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from experiments.figures.report import write_csv
@@ -25,12 +26,20 @@ class Aim:
     #: A lower bound instead of an upper one.
     at_least: bool = False
 
-    def judge(self, directory: Path) -> tuple[float | None, str]:
-        """Look the figure up; None when it is not there."""
+    def judge(self, directory: Path, since: datetime) -> tuple[float | None, str]:
+        """Look the figure up; None when it is not there, or of a run before this one."""
         try:
             record = json.loads((directory / f"{self.file}.json").read_text(encoding="utf-8"))
+            when = datetime.fromisoformat(record["when"])
             found = float(record["figures"][self.figure])
-        except (OSError, KeyError):
+        except (
+            OSError,
+            KeyError,
+            ValueError,
+        ):  # a part that was ended may have written half a file
+            return None, NOT_MEASURED
+        # Records say whole seconds.
+        if when < since.replace(microsecond=0):
             return None, NOT_MEASURED
         met = abs(found) >= self.limit if self.at_least else abs(found) <= self.limit
         return found, MET if met else MISSED
@@ -50,21 +59,28 @@ AIMS = (
     Aim("memory taken while serving", "serve", "lanes_memory_taken_while_serving", 0),
     Aim("Fig 2, simulated against live, %", "fig2", "worst_goodput_gap_pct", 3),
     Aim("Fig 5, simulated against live, %", "fig5", "worst_goodput_gap_pct", 3),
-    Aim("Fig 6, instances", "fig6", "num_instances", 1000, at_least=True),
+    Aim("Fig 6, instances that answered", "fig6", "num_instances_answered", 1000, at_least=True),
 )
 
 
-def judged(directory: Path) -> Iterator[tuple[str, str, str, float | None, str, str]]:
+def judged(
+    directory: Path, since: datetime
+) -> Iterator[tuple[str, str, str, float | None, str, str]]:
     """Rows of the table: what, file, figure, measured, aim, outcome."""
     for aim in AIMS:
-        found, outcome = aim.judge(directory)
+        found, outcome = aim.judge(directory, since)
         limit = f"{'>=' if aim.at_least else '<='} {aim.limit:g}"
         yield aim.what, aim.file, aim.figure, found, limit, outcome
 
 
-def show(directory: Path) -> None:
-    """Print the table and write `aims.csv`."""
-    rows = list(judged(directory))
+def show(directory: Path, since: datetime) -> None:
+    """Print the table and write `aims.csv`.
+
+    Args:
+        directory: of the records.
+        since: older ones say nothing about this run, whose part may have failed.
+    """
+    rows = list(judged(directory, since))
     for what, _, _, found, limit, outcome in rows:
         measured = "-" if found is None else f"{found:.4f}"
         print(f"{what:36} {measured:>14} {limit:>10}  {outcome}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from controller.telemetry import ActionRow, RequestRow, Telemetry
+from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
 from experiments.calibration import calibrate, calibration_workloads, measured_row
 from experiments.gpu.hardware import about, open_accelerator
 from experiments.live_run import LiveModel, LiveRun, Played, play
@@ -242,7 +242,11 @@ def compare(setting: Setting, played: Played) -> tuple[dict[str, float], dict[st
         Figures by key, and what else is to be kept.
     """
     first, runs = played.runs[:_NUM_REHEARSALS], played.runs[_NUM_REHEARSALS:]
-    figures = {"num_instances": float(len(setting.server.model_ids))}
+    answered = {row.model_id for run in runs for row in run.requests if row.outcome == OK}
+    figures = {
+        "num_instances": float(len(setting.server.model_ids)),
+        "num_instances_answered": float(len(answered)),
+    }
     given: Measured | None = None
     try:
         given = measured(setting.server, first, played.rows)

@@ -77,7 +77,10 @@ def copy(accelerator: Accelerator, *, pages: int = PAGES, runs: int = RUNS) -> F
 
 
 def gather(accelerator: Accelerator, *, pages: int = PAGES, runs: int = RUNS) -> Figures:
-    """Microseconds and GB/s of weights; twice that is moved, being read and written."""
+    """Microseconds and GB/s of weights; twice that is moved, being read and written.
+
+    `gather_to_copy_ratio` is beside one copy of as much within the same memory.
+    """
     stream = accelerator.stream()
     words = PAGE_BYTES // 8
     cache = accelerator.device_memory(4 * pages * PAGE_BYTES).view(torch.int64).view(-1, words)
@@ -94,11 +97,13 @@ def gather(accelerator: Accelerator, *, pages: int = PAGES, runs: int = RUNS) ->
     for key, work in (
         ("index_select", partial(torch.index_select, cache, 0, listed, out=arena)),
         ("copies", by_copies),
+        ("in_one_piece", partial(arena.copy_, cache[:pages], non_blocking=True)),
     ):
         times = device_times_ns(accelerator, stream, work, runs=runs)
         figures[f"gather_{key}_us_p50"] = median_us(times)
         figures[f"gather_{key}_gbps"] = pages * PAGE_BYTES / statistics.median(times)
-    return figures
+    ratio = figures["gather_index_select_gbps"] / figures["gather_in_one_piece_gbps"]
+    return {**figures, "gather_to_copy_ratio": ratio}
 
 
 def bare_kernel(
@@ -222,25 +227,33 @@ def compiled_for(name: str, precision: Precision, scratch: Path) -> tuple[Path, 
 
 
 def main() -> None:
-    """Run all sections and write `probe.json`."""
+    """Run all sections, and write `probe.json` after each."""
     options = arguments(__doc__.splitlines()[0], seconds=120.0)
     accelerator = open_accelerator(options.device)
     until_s = time.monotonic() + options.seconds
-    figures = copy(accelerator) | gather(accelerator)
-    figures["gather_to_copy_ratio"] = figures["gather_index_select_gbps"] / figures["d2d_gbps"]
-    with tempfile.TemporaryDirectory() as scratch:
-        figures |= beside(accelerator, Path(scratch))
-        figures |= execute(accelerator, Path(scratch), until_s=until_s)
-    for key, figure in figures.items():
-        print(f"{key:40} {figure:12.2f}")
-    write_results(
-        "probe",
-        figures,
-        command=f"python -m experiments.gpu.probe --device {options.device}",
-        seeds=[0],
-        extra={"hardware": about(accelerator)},
-        directory=options.results,
-    )
+    figures: Figures = {}
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        sections: tuple[Callable[[], Figures], ...] = (
+            partial(copy, accelerator),
+            partial(gather, accelerator),
+            partial(beside, accelerator, scratch),
+            partial(execute, accelerator, scratch, until_s=until_s),
+        )
+        for section in sections:
+            found = section()
+            for key, figure in found.items():
+                print(f"{key:40} {figure:12.2f}", flush=True)
+            figures |= found
+            # Each time: a limit from outside may come during the next one.
+            write_results(
+                "probe",
+                figures,
+                command=f"python -m experiments.gpu.probe --device {options.device}",
+                seeds=[0],
+                extra={"hardware": about(accelerator)},
+                directory=options.results,
+            )
 
 
 if __name__ == "__main__":
