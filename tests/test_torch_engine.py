@@ -370,6 +370,49 @@ def test_all_convolutions_of_a_residual_network_take_their_relus_along() -> None
     assert (types.count("conv_add_relu"), types.count("Conv")) == (17, 3)
 
 
+def any_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with a first dimension of any size."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    return model
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_normalisations_go_into_their_convolutions_whose_weights_stay_outside_the_graph(
+    precision: Precision, tmp_path: Path
+) -> None:
+    # The end of a residual block, its shortcut with a convolution of its own.
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+        node("BatchNormalization", "c gain bias mean variance", "d"),
+        node("Relu", "d", "e"),
+        node("Conv", "e v", "f"),
+        node("BatchNormalization", "f gain bias mean variance", "g"),
+        node("Conv", "x u", "h"),
+        node("BatchNormalization", "h gain bias mean variance", "i"),
+        node("Add", "g i", "j"),
+        node("Relu", "j", "y"),
+    ]
+    weights = {"w": draw(8, 6, 3, 3), "v": draw(8, 8, 1, 1, seed=1), "u": draw(8, 6, 1, 1, seed=2)}
+    for seed, name in enumerate(("gain", "bias", "mean", "variance"), start=3):
+        weights[name] = np.abs(draw(8, seed=seed)) + np.float32(0.5)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    onnx.save(any_batch(model_of(nodes, {"x": draw(1, 6, 9, 8)}, weights)), source / "model.onnx")
+    # Which also compares the answers.
+    found = compile_model(
+        Source(source), target, LIMITS, lambda stage: None, TorchTarget(precision)
+    )
+    graph = (target / "graph.onnx").read_bytes()
+    types = [each.op_type for each in Program(graph, CPU).nodes]
+    assert sorted(types) == ["Conv", "conv_add_relu", "conv_add_relu"]
+    assert not onnx.load_from_string(graph).graph.initializer
+    # Three kernels, and a bias that comes out the same for all of them.
+    assert sorted(len(weight.shape) for weight in found.weights) == [1, 4, 4, 4]
+
+
 def test_nothing_to_fuse_leaves_everything_as_it_is() -> None:
     assert fuse([], []) == []
 
