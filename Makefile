@@ -59,6 +59,9 @@ native: $(STAMP)
 # nine minutes begin: gigabytes, with torch for CUDA.
 .PHONY: gpu on-gpu
 gpu:
+	@test -e /dev/nvidiactl || test -e /dev/dxg || { \
+	  echo "make gpu: nothing was run: no NVIDIA driver on this machine (no /dev/nvidiactl)" >&2; \
+	  exit 1; }
 	@$(MAKE) --no-print-directory VENV=.venv-gpu EXTRAS=gpu,tools on-gpu
 
 on-gpu: $(STAMP)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +25,8 @@ from tests.test_gpu_live import wanted_of
 from worker.accelerator import HostAccelerator
 from worker.cuda import Installation
 from worker.precision import Precision
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
@@ -225,6 +230,37 @@ def test_without_a_gpu_nothing_is_run_and_one_sentence_says_why(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     assert "nothing was run: device 'cuda:0': found no usable GPU" in captured.err
+
+
+@pytest.mark.skipif(
+    Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists(),
+    reason="there is an NVIDIA driver, for which make gpu would install its environment",
+)
+def test_make_gpu_without_a_driver_says_so_before_it_installs_anything(tmp_path: Path) -> None:
+    make = shutil.which("make")
+    if make is None:
+        pytest.skip("there is no make")
+    # Elsewhere, where it could not install anything if it tried.
+    command = [make, "--file", str(ROOT / "Makefile"), "gpu"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    words = "make gpu: nothing was run: no NVIDIA driver on this machine (no /dev/nvidiactl)"
+    assert words in done.stderr.splitlines()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_torch_one_sentence_says_what_to_install() -> None:
+    program = (
+        "import runpy, sys; sys.modules['torch'] = None; "
+        "runpy.run_module('experiments.gpu', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("make gpu: ")
+    assert line.endswith("; install clockwright[gpu]")
 
 
 def test_a_part_that_fails_or_hangs_hides_no_other() -> None:

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from clockwright.errors import ConfigError
-from experiments.gpu.aims import show
-from experiments.gpu.hardware import GPU_RESULTS
 
 #: What runs, in this order, with the seconds that it is told (None: it takes no such word) and is given.
 PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
@@ -55,6 +53,9 @@ def main() -> int:
         The exit code: 0 when every part is done.
     """
     try:
+        # Here, because all of them need torch.
+        from experiments.gpu.aims import show
+        from experiments.gpu.hardware import GPU_RESULTS
         from worker.cuda import check_installation, installation
     except ImportError as error:
         print(f"make gpu: {error}; install clockwright[gpu]", file=sys.stderr)
