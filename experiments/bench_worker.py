@@ -20,6 +20,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,8 @@ def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
     loaded: dict[str, list[int]] = {}
     for step, row in loads:
         loaded.setdefault(row.model_id, []).append(step.end_ns)
+    for ends in loaded.values():
+        ends.sort()
     late = sorted(_lateness(execs, loaded) + _lateness(loads, {}))
     figures = {
         "start_late_us_p50": _quantile(late, 0.5),
@@ -80,6 +83,10 @@ def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
         "num_exec": float(len(execs)),
         "num_load": float(len(loads)),
     }
+    if pauses := sorted(_pauses(execs, loaded)):
+        # No figure where none was queued: that would look like no pause.
+        figures["exec_pause_us_p50"] = _quantile(pauses, 0.5)
+        figures["exec_pause_us_p99"] = _quantile(pauses, 0.99)
     for name, lane in (("exec", execs), ("load", loads)):
         errors = sorted(
             abs(step.duration_ns - row.expected_duration_ns) / 1000 for step, row in lane
@@ -118,22 +125,42 @@ def _lateness(
 
     Args:
         lane: its steps, with their actions.
-        loaded: by model, when its weights were there; for EXEC.
+        loaded: by model, when its weights were there, in order; for EXEC.
     """
-    for ends in loaded.values():
-        ends.sort()
     lane_free_ns = 0
     late = []
     for step, row in sorted(lane, key=lambda each: each[0].begin_ns):
-        able_ns = max(row.earliest_ns or 0, row.received_ns, lane_free_ns)
-        if row.input is not None:
-            able_ns = max(able_ns, row.input.end_ns)
-        ends = loaded.get(row.model_id, [])
-        if index := bisect_right(ends, step.begin_ns):
-            able_ns = max(able_ns, ends[index - 1])
+        able_ns = max(lane_free_ns, _ready_ns(step, row, loaded))
         late.append((step.begin_ns - able_ns) / 1000)
         lane_free_ns = step.end_ns
     return late
+
+
+def _pauses(
+    execs: Sequence[tuple[StepTime, ActionRow]], loaded: dict[str, list[int]]
+) -> list[float]:
+    """Microseconds between two EXEC in which the device did nothing though the second was ready.
+
+    By the device's own durations: an EXEC in its queue begins, by the host's clock, when the one before
+    ends, whatever the device did meanwhile, and is never late.
+    """
+    ordered = sorted(execs, key=lambda each: each[0].begin_ns)
+    return [
+        max(step.end_ns - before.end_ns - step.duration_ns, 0) / 1000
+        for (before, _), (step, row) in pairwise(ordered)
+        if _ready_ns(step, row, loaded) <= before.end_ns
+    ]
+
+
+def _ready_ns(step: StepTime, row: ActionRow, loaded: dict[str, list[int]]) -> int:
+    """When a step had all that it needs but its lane."""
+    ready_ns = max(row.earliest_ns or 0, row.received_ns)
+    if row.input is not None:
+        ready_ns = max(ready_ns, row.input.end_ns)
+    ends = loaded.get(row.model_id, [])
+    if index := bisect_right(ends, step.begin_ns):
+        ready_ns = max(ready_ns, ends[index - 1])
+    return ready_ns
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float:

@@ -353,6 +353,30 @@ def test_lateness_counts_from_when_a_step_could_have_begun() -> None:
     assert figures["exec_completion_error_us_p99"] == 500 - 100 - 93
 
 
+def test_a_pause_of_the_device_shows_though_the_next_exec_was_queued() -> None:
+    def exec_row(number: int, staged: int, begin: int, end: int) -> ActionRow:
+        each = row(
+            number, "a", received_ns=0, earliest_ns=0,
+            input=StepTime(0, staged * US, US),
+            exec=StepTime(begin * US, end * US, 100 * US),
+        )  # fmt: skip
+        each.expected_begin_ns = begin * US
+        each.expected_duration_ns = 100 * US
+        return each
+
+    rows = [
+        exec_row(1, staged=5, begin=10, end=110),
+        exec_row(2, staged=60, begin=110, end=213),  # queued, and 3 us were lost
+        exec_row(3, staged=230, begin=231, end=331),  # not there yet when the one before ended
+        exec_row(4, staged=300, begin=331, end=431),
+    ]
+    figures = action_figures(rows)
+    assert (figures["exec_pause_us_p50"], figures["exec_pause_us_p99"]) == (3, 3)
+    # By the host's clock nothing was late but what had nothing before it.
+    assert figures["start_late_us_p99"] == 5
+    assert "exec_pause_us_p99" not in action_figures(rows[:1])
+
+
 def test_nothing_done_is_no_figure_that_cannot_be_written() -> None:
     assert all(math.isfinite(figure) for figure in action_figures([]).values())
 

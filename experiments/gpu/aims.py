@@ -52,6 +52,7 @@ AIMS = (
     Aim("gather over copying", "probe", "gather_to_copy_ratio", 0.6, at_least=True),
     Aim("EXEC over bare kernels", "table1", f"{MAIN}_paged_to_bare_ratio", 1.1),
     Aim("start lateness p99, us", "serve", "live_start_late_us_p99", 100),
+    Aim("pause before a queued EXEC p99, us", "serve", "live_exec_pause_us_p99", 100),
     Aim("EXEC prediction error p99, us", "serve", "live_exec_error_us_p99", 250),
     Aim("LOAD prediction error p99, us", "serve", "live_load_error_us_p99", 250),
     Aim("EXEC completion error p99, us", "serve", "live_exec_completion_error_us_p99", 1000),
