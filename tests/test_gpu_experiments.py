@@ -84,16 +84,20 @@ def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_pa
     assert answers[0].abs().max() > 0.01
 
 
-def test_table_1_is_measured_with_the_workers_own_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("grace_s", "tail_runs"), [(0.0, 1), (float("inf"), 20)])
+def test_table_1_is_measured_with_the_workers_own_steps(
+    grace_s: float, tail_runs: int, tmp_path: Path
+) -> None:
     setting = table1.Setting(
         names=("tiny_conv", "never_reached"),
         batch_sizes=(1, 2),
         room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
         runs=3,
         tail_runs=20,
+        tail_grace_s=grace_s,
         main="tiny_conv",
     )
-    # Time is up from the start: one network, and one run of each kind.
+    # Time is up from the start: one network, and one run of each kind but those of the tail.
     told: list[tuple[dict[str, float], list[str]]] = []
     asyncio.run(
         table1.measure(
@@ -107,7 +111,7 @@ def test_table_1_is_measured_with_the_workers_own_steps(tmp_path: Path) -> None:
     ((figures, left_out),) = told
     assert left_out == ["never_reached"]
     assert figures["tiny_conv_memory_taken_while_running"] == 0
-    assert figures["tiny_conv_b1_runs"] == 1
+    assert figures["tiny_conv_b1_runs"] == tail_runs
     assert figures["tiny_conv_b1_us_p9999"] >= figures["tiny_conv_b1_us_p50"] > 0
     assert figures["tiny_conv_load_gbps"] > 0
     of_tiny_conv = {name.replace(table1.MAIN, "tiny_conv") for name in wanted_of("table1")}
@@ -139,7 +143,7 @@ def test_table_1_is_written_after_each_network(
     table1.main()
     assert f"no time for {len(names) - 2} of {len(names)}: {names[2]}," in capsys.readouterr().out
     with (tmp_path / "table1.csv").open(newline="") as file:
-        rows = [(line["model"], line["quantity"], line["ours_us"]) for line in csv.DictReader(file)]
+        rows = [(line["model"], line["quantity"], line["ours"]) for line in csv.DictReader(file)]
     assert rows == [(names[0], "EXEC 1", "5"), (names[1], "EXEC 1", "6")]
 
 
@@ -147,11 +151,15 @@ def test_the_papers_numbers_stand_beside_ours() -> None:
     names = table1.order_of_interest()
     assert names[0] == table1.MAIN
     assert sorted(names) == sorted(load_profile("table1").rows)
-    rows = table1.beside_the_paper(names, {"resnet50_v1_b16_us_p50": 7.0, "dla34_load_us_p50": 1.0})
+    figures = {"resnet50_v1_weights_mb": 102.04, "dla34_load_us_p50": 1.0, "dla34_load_us_p99": 2.0}
+    figures |= {f"resnet50_v1_b1_us_{quantile}": 3.0 for quantile in ("p50", "p99", "p9999")}
+    rows = table1.beside_the_paper(names, figures)
     paper = load_profile("table1").rows
+    resnet50, dla34 = paper["resnet50_v1"], paper["dla34"]
     assert rows == [
-        ("resnet50_v1", "EXEC 16", 7.0, paper["resnet50_v1"].exec_ns[16] / 1e3),
-        ("dla34", "LOAD", 1.0, paper["dla34"].load_ns / 1e3),
+        ("resnet50_v1", "weights", "MB", 102.0, None, None, resnet50.weights_bytes / 1e6),
+        ("resnet50_v1", "EXEC 1", "us", 3.0, 3.0, 3.0, resnet50.exec_ns[1] / 1e3),
+        ("dla34", "LOAD", "us", 1.0, 2.0, None, dla34.load_ns / 1e3),
     ]
 
 
