@@ -28,7 +28,7 @@ from worker.card import (
     stay_near,
 )
 from worker.config import WorkerConfig
-from worker.device import CardHealth
+from worker.device import CardHealth, WatchedDevice
 from worker.process import check_host_memory
 
 
@@ -140,7 +140,7 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
     ]
 
 
-def told_by(monitor: CardMonitor, count: int) -> list[CardHealth]:
+def told_by(watched: WatchedDevice, count: int) -> list[CardHealth]:
     """What a watch tells first."""
     told: list[CardHealth] = []
 
@@ -152,7 +152,7 @@ def told_by(monitor: CardMonitor, count: int) -> list[CardHealth]:
             if len(told) == count:
                 enough.set()
 
-        task = asyncio.create_task(monitor.watch(tell))
+        task = asyncio.create_task(watched.watch(tell))
         await asyncio.wait(
             [task, waiting := asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED"
         )
@@ -343,6 +343,36 @@ def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
     told = capfd.readouterr().err
     assert ("ended with 1" in told) is bool(code)
     assert told.count("worker host-gpu") == 2
+
+
+def test_a_gpus_worker_that_fails_does_not_take_the_others_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pid_file = str(tmp_path / "pid")
+    fails = f"""
+import os, sys
+with open({pid_file + ".new"!r}, "w") as file:
+    file.write(str(os.getpid()))
+os.rename({pid_file + ".new"!r}, {pid_file!r})
+sys.exit(1)
+"""
+    # Stays a little longer than the other one, so that whoever wants to end it can.
+    goes_on = f"""
+import os, time
+while not os.path.exists({pid_file!r}):
+    time.sleep(0.02)
+pid = open({pid_file!r}).read()
+while os.path.exists(f"/proc/{{pid}}"):
+    time.sleep(0.02)
+time.sleep(0.5)
+"""
+    monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    monkeypatch.setattr(Recorded, "programs", (fails, goes_on))
+    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", []) == 1
+    told = {line.split()[1]: line for line in capfd.readouterr().err.splitlines()}
+    assert told["host-gpu0"].endswith("ended with 1")
+    assert told["host-gpu1"].endswith("has left")
 
 
 def test_gpus_that_together_want_more_than_the_host_has_do_not_start(

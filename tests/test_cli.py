@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from clockwright.cli import gpu_workers
 from clockwright.cli.main import main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
@@ -115,6 +117,29 @@ def test_a_wrong_setting_is_one_line_and_ends_with_1(
     assert code == 1
     assert words in err
     assert err.strip().count("\n") == 0, err
+
+
+def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, str, str, list[str]]] = []
+
+    def run_on_each_gpu(*given: Any) -> int:  # noqa: ANN401
+        asked.append(given)
+        return 0
+
+    monkeypatch.setattr(gpu_workers, "visible_gpus", lambda: 3)
+    monkeypatch.setattr(gpu_workers, "run_on_each_gpu", run_on_each_gpu)
+    # However little this machine has.
+    monkeypatch.setattr("worker.process.available_bytes", lambda: None)
+    settings = ["--pages=7", "--arena-mib=32", "--precision=tf32", "--engine=torch"]
+    settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--verbose"]
+    who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]
+    code, _, _ = run("worker", *who, *settings)
+    assert code == 0
+    ((num_gpus, name, controller, arguments),) = asked
+    assert (num_gpus, name, controller) == (3, "host", "there:1")
+    assert sorted(arguments) == sorted(settings)
 
 
 def test_a_taken_port_is_named(run: Run) -> None:

@@ -11,6 +11,7 @@ import queue
 import random
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -31,6 +32,7 @@ from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.processes import PATIENCE_S, until, write_models
+from tests.test_card import driver, told_by
 from tests.test_worker_runtime import (
     IO_POOL_BYTES,
     LIMITS,
@@ -43,14 +45,16 @@ from tests.test_worker_runtime import (
 )
 from tests.test_worker_runtime import unpaged as onnxruntime_unpaged
 from worker.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
+from worker.card import Card, CardMonitor
 from worker.config import WorkerConfig
 from worker.core import Lane, Step
-from worker.cuda import Installation, check_installation
-from worker.device import DeviceLostError, Launched
+from worker.cuda import Installation, check_installation, installation
+from worker.device import CardHealth, DeviceLostError, Launched, WatchedDevice
 from worker.engine import PROCESSOR, Place
 from worker.engine_choice import Engine, Way, describe
 from worker.file_store import FileStore
 from worker.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
+from worker.offers import _encode_ready
 from worker.precision import Precision
 from worker.process import check_packages, make_device
 from worker.torch_device import TorchDevice, TorchModel
@@ -69,6 +73,7 @@ def torch_device(
     precision: Precision = Precision.FLOAT32,
     engine: Engine = Engine.AUTO,
     on_lost: Callable[[str], object] = lambda reason: None,
+    monitor: CardMonitor | None = None,
 ) -> TorchDevice:
     return TorchDevice(
         accelerator or HostAccelerator(),
@@ -81,6 +86,7 @@ def torch_device(
         compile_limit_s=300,
         engine=engine,
         on_lost=on_lost,
+        monitor=monitor,
     )
 
 
@@ -880,6 +886,59 @@ def test_a_card_that_cannot_be_opened_is_refused_with_the_drivers_words(
         make_device(config, FileStore(tmp_path))
 
 
+def test_the_worker_of_a_gpu_watches_its_card_and_goes_near_it_before_it_takes_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    class Gpu(HostAccelerator):
+        uuid = "GPU-1"
+
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            done.append(index)
+
+        def host_memory(self, num_bytes: int) -> torch.Tensor:
+            done.append("memory")
+            return super().host_memory(num_bytes)
+
+    def open_card(uuid: str) -> Card:
+        done.append(uuid)
+        return Card(driver(), uuid)
+
+    monkeypatch.setattr("worker.cuda.CudaAccelerator", Gpu)
+    monkeypatch.setattr("worker.process.open_card", open_card)
+    monkeypatch.setattr("worker.process.stay_near", lambda facts: done.append(facts.bus_id))
+    config = WorkerConfig(
+        controller="there:1",
+        device="cuda:1",
+        cache_dir=tmp_path,
+        num_pages=1,
+        arena_bytes=16 << 20,
+        host_bytes=16 << 20,
+        io_bytes=1 << 20,
+        precision="tf32",
+    )
+    device = make_device(config, FileStore(tmp_path))
+    assert done[:4] == [1, "GPU-1", "0000:3b:00.0", "memory"]
+    assert device.gpu_kind == "cpu/tf32"
+    assert isinstance(device, WatchedDevice)
+    assert told_by(device, 1) == [CardHealth(1980, 1980, ())]
+
+
+def test_seeds_carry_the_clock_that_they_were_measured_at(instances: Instances) -> None:
+    cache_dir, _ = instances
+    forget_trials(cache_dir)
+    slow = driver(nvmlDeviceGetClockInfo=960, nvmlDeviceGetCurrentClocksThrottleReasons=0x4)
+    device = torch_device(cache_dir, monitor=CardMonitor(Card(slow, "GPU-1")))
+    (model,) = served(device, instances, 1)
+    # The level that 960 MHz belong to.
+    assert model.clock_mhz == 966
+    assert _encode_ready(model).clock_mhz == 966
+    (record,) = trials(cache_dir)
+    assert record["clock_mhz"] == 966
+
+
 @pytest.mark.parametrize(
     ("plain", "gpu", "fits"),
     [("1.31.1", None, True), (None, "1.31.1", True), (None, None, True), ("1.30.0", "1.31", False)],
@@ -993,6 +1052,17 @@ def test_a_kernel_that_torch_cannot_run_is_refused_with_its_words(
 def test_a_gpu_that_is_not_there_is_refused_with_what_is(found: Installation, words: str) -> None:
     with pytest.raises(ConfigError, match=f"device 'cuda:3': .*{words}"):
         check_installation(found, 3)
+
+
+def test_what_torch_says_of_an_old_driver_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_available() -> bool:
+        warnings.warn("The NVIDIA driver on your system is too old\nmore", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    found = installation()
+    words = "The NVIDIA driver on your system is too old"
+    assert (found.num_devices, found.complaint) == (0, words)
 
 
 def test_a_gpu_that_is_there_is_taken() -> None:

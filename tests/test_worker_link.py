@@ -24,7 +24,8 @@ from controller.app import Controller, running
 from controller.catalogue import Model, ModelState
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.runtime import Answer, Submission, now_ns
+from controller.core.events import Event, ModelReady
+from controller.runtime import Answer, Runtime, Submission, now_ns
 from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Heartbeats, WorkerLink, parse
 from tests.scripted_worker import ScriptedWorker
 
@@ -423,6 +424,34 @@ def test_a_description_that_cannot_be_true_makes_the_model_unavailable(
             assert controller.catalogue.state(model) is ModelState.UNAVAILABLE
             assert reason in controller.catalogue.reason(model)
             assert controller.catalogue.ready
+
+    run(test)
+
+
+def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ModelReady] = []
+    apply = Runtime.apply
+
+    def applied(runtime: Runtime, event: Event) -> None:
+        if isinstance(event, ModelReady):
+            seen.append(event)
+        apply(runtime, event)
+
+    monkeypatch.setattr(Runtime, "apply", applied)
+
+    async def test() -> None:
+        class Slow(ScriptedWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                await super().ready(model_id, clock_mhz=966)
+
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            Slow(controller.port),
+        ):
+            await until_ready(controller)
+        assert [event.clock_mhz for event in seen] == [966]
 
     run(test)
 
