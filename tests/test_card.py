@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -112,6 +113,21 @@ def test_throttling_memory_errors_and_a_narrow_link_are_complaints() -> None:
         "3 memory errors could not be corrected: replace the card",
         "its PCIe link has 8 of 16 lanes",
     ]
+
+
+def test_a_card_that_the_driver_cannot_reach_any_more_is_a_complaint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Lost(NotSupportedError):
+        value = 15
+
+    questions = [name for name in vars(driver()) if re.match("nvmlDeviceGet(?!Handle)", name)]
+    facts = facts_of(**dict.fromkeys(questions, Lost("GPU is lost")))
+    words = "the driver cannot reach it any more: restart the host"
+    assert complaints(facts) == [words]
+    monitor = CardMonitor(Scripted(facts_of(), facts, facts_of()))
+    assert [monitor.look().complaints for _ in range(2)] == [(words,), ()]
+    assert caplog.records[0].getMessage() == f"GPU 0000:3b:00.0 (NVIDIA A GPU): {words}"
 
 
 class Scripted(Card):

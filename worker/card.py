@@ -40,6 +40,8 @@ _LEVEL_INERTIA = 0.2
 # Until the next look nobody knows whether the clock is still the same: what was measured since the last
 # one may have to be forgotten. A look takes milliseconds of one core.
 _WATCH_INTERVAL_S = 1.0
+# From nvml.h, nvmlReturn_t.
+_GPU_IS_LOST = 15
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
@@ -67,6 +69,8 @@ class CardFacts:
     throttled: tuple[str, ...] = ()
     #: Memory errors since the driver was loaded that could not be corrected.
     uncorrected_errors: int | None = None
+    #: The driver says that it cannot reach it any more, and nothing else of it.
+    lost: bool = False
 
     def as_table(self) -> dict[str, Any]:
         """For a results file."""
@@ -89,10 +93,13 @@ class Card:
         self._nvml = nvml
         nvml.nvmlInit()
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        #: As the driver answered since the last look began.
+        self._lost = False
 
     def look(self) -> CardFacts:
         """Ask the driver now. Takes a few milliseconds, hundreds after a long pause."""
         nvml, card = self._nvml, self._handle
+        self._lost = False
         memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
         reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)) or 0
         return CardFacts(
@@ -125,15 +132,17 @@ class Card:
                     )
                 )
             ),
+            # The last, because the questions before find it out.
+            lost=self._lost,
         )
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         try:
             return question()
-        except (
-            self._nvml.NVMLError,
-            AttributeError,
-        ):  # not supported, by the card or by the module
+        except AttributeError:  # not supported by the module
+            return None
+        except self._nvml.NVMLError as error:  # nor by the card, or there is none any more
+            self._lost = self._lost or getattr(error, "value", None) == _GPU_IS_LOST
             return None
 
 
@@ -154,6 +163,8 @@ def open_card(uuid: str) -> Card | None:
 def complaints(facts: CardFacts) -> list[str]:
     """What makes a card slower than it could be, or wrong, in words."""
     found = [f"its clock is held down: {reason}" for reason in facts.throttled]
+    if facts.lost:
+        found.append("the driver cannot reach it any more: restart the host")
     if facts.uncorrected_errors:
         found.append(
             f"{facts.uncorrected_errors} memory errors could not be corrected: replace the card"
@@ -200,6 +211,8 @@ class CardMonitor:
         self._throttled: tuple[str, ...] = ()
         self._lastingly_throttled: tuple[str, ...] = ()
         self.facts = card.look()
+        #: For the log: a card that is lost does not say which it is.
+        self._bus_id, self._name = self.facts.bus_id, self.facts.name
         self._judge(self.facts)
 
     def look(self) -> CardHealth:
@@ -222,7 +235,7 @@ class CardMonitor:
             except Exception:  # whatever the driver's module makes of a sick card
                 if not failed:
                     failed = True
-                    logger.exception("GPU %s: cannot be looked at; trying again", self.facts.bus_id)
+                    logger.exception("GPU %s: cannot be looked at; trying again", self._bus_id)
             else:
                 held_back = not held_back and told_mhz not in (None, health.clock_mhz)
                 if not held_back:
@@ -242,10 +255,10 @@ class CardMonitor:
         found = tuple(complaints(replace(facts, throttled=self._lastingly_throttled)))
         for words in found:
             if words not in self._complaints:
-                logger.error("GPU %s (%s): %s", facts.bus_id, facts.name, words)
+                logger.error("GPU %s (%s): %s", self._bus_id, self._name, words)
         for words in self._complaints:
             if words not in found:
-                logger.warning("GPU %s (%s): no more: %s", facts.bus_id, facts.name, words)
+                logger.warning("GPU %s (%s): no more: %s", self._bus_id, self._name, words)
         self._complaints = found
         if self._level is None and facts.sm_clock_mhz_max:
             self._level = ClockLevel(facts.sm_clock_mhz_max)
