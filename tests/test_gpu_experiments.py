@@ -17,6 +17,7 @@ import torch
 import worker.cuda
 from clockwright.errors import ConfigError
 from experiments import torch_zoo
+from experiments.figures import fig6
 from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
 from experiments.gpu.hardware import Room, open_accelerator
@@ -31,7 +32,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
     accelerator = HostAccelerator()
-    figures = probe.copy(accelerator, pages=1, runs=2) | probe.gather(accelerator, pages=1, runs=2)
+    figures = probe.copy(accelerator, pages=1, runs=2)
+    figures |= probe.gather(accelerator, pages=1, cache_pages=4, runs=2)
+    figures |= probe.gather(accelerator, pages=2, cache_pages=2, name="gather_large", runs=2)
     figures |= probe.beside(accelerator, tmp_path, name="tiny_conv", runs=2)
     figures |= probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2)
     assert all(figure > 0 for figure in figures.values())
@@ -41,6 +44,18 @@ def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
     for precision in ("float32", "tf32", "float16"):
         for kind in ("", "_apart"):
             assert f"exec_{precision}{kind}_b16_launched_us_p50" in figures
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "expected"), [(None, 28), (79, fig6.Setting().num_pages), (16, 512), (0, 7)]
+)
+def test_the_probe_gathers_from_a_cache_like_figure_6s_where_there_is_room(
+    free_gib: int | None, expected: int
+) -> None:
+    accelerator = HostAccelerator()
+    free_bytes = None if free_gib is None else free_gib << 30
+    accelerator.free_bytes = lambda: free_bytes  # type: ignore[method-assign]
+    assert probe.large_cache_pages(accelerator) == expected
 
 
 def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
@@ -57,7 +72,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     with pytest.raises(RuntimeError, match="out of memory"):
         probe.main()
     record = json.loads((tmp_path / "probe.json").read_text())
-    assert record["figures"] == {"copy": 1.0, "gather": 1.0, "beside": 1.0}
+    assert list(record["figures"]) == ["copy", "gather", "gather_large", "beside"]
     assert record["hardware"]["accelerator"] == "cpu"
 
 

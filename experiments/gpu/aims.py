@@ -50,6 +50,7 @@ AIMS = (
     Aim("EXEC p99.99 over the median", "table1", f"{MAIN}_b1_tail_ratio", 1.0003),
     Aim("LOAD over copying", "table1", f"{MAIN}_load_to_copy_ratio", 0.9, at_least=True),
     Aim("gather over copying", "probe", "gather_to_copy_ratio", 0.6, at_least=True),
+    Aim("gather from a large cache", "probe", "gather_large_to_copy_ratio", 0.6, at_least=True),
     Aim("EXEC over bare kernels", "table1", f"{MAIN}_paged_to_bare_ratio", 1.1),
     Aim("start lateness p99, us", "serve", "live_start_late_us_p99", 100),
     Aim("pause before a queued EXEC p99, us", "serve", "live_exec_pause_us_p99", 100),
