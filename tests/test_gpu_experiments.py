@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -302,6 +303,16 @@ def test_a_part_that_fails_or_hangs_hides_no_other() -> None:
 def test_all_parts_together_end_within_nine_minutes() -> None:
     assert sum(limit_s for _, _, _, limit_s in everything.PARTS) < 9 * 60
     assert all(seconds < limit for _, _, seconds, limit in everything.PARTS if seconds is not None)
+
+
+def test_make_gpu_runs_every_test_that_needs_a_gpu() -> None:
+    (words,) = (module for name, module, _, _ in everything.PARTS if name == "tests")
+    marked = [
+        path.relative_to(ROOT).as_posix()
+        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        if re.search(r"^ *@?pytest\.mark\.gpu\b", path.read_text(), re.MULTILINE)
+    ]
+    assert marked == [word for word in words if word.endswith(".py")]
 
 
 def test_a_device_that_is_no_accelerator_is_refused() -> None:
