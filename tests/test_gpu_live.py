@@ -283,6 +283,32 @@ def test_a_section_does_what_make_gpu_asks(
     assert directory == tmp_path
 
 
+@pytest.mark.parametrize("section", [fig5, fig6, serve], ids=lambda module: module.__name__)
+def test_a_section_may_be_asked_for_what_a_processor_can_serve(
+    section: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(section, "produce", lambda *arguments: asked.extend(arguments))
+    words = "--device torch:cpu --seconds 30 --architecture tiny_conv --pages 201 --share 0.5"
+    monkeypatch.setattr("sys.argv", ["section", *words.split()])
+    section.main()
+    *_, setting, command, _ = asked
+    assert command == f"python -m {section.__name__} {words}"
+    (model,) = setting.server.models
+    assert (model.name, model.architecture) == ("tiny_conv", "tiny_conv")
+    assert setting.server.num_pages == 201
+    whole = section.setting_of("torch:cpu", 30.0)
+    assert setting.server.model_ids != whole.server.model_ids
+    assert len(setting.server.model_ids) == len(whole.server.model_ids)
+    if section is fig5:
+        assert setting.concurrency == whole.concurrency / 2
+    elif section is fig6:
+        assert setting.share == whole.share / 2
+    else:
+        assert sum(setting.rates_rps) == sum(whole.rates_rps) / 2
+        assert setting.room.num_pages == 201
+
+
 def test_settings_keep_to_the_time_that_they_are_told() -> None:
     for seconds in (26.0, 33.3):
         five = fig5.setting_of("cuda:0", seconds)

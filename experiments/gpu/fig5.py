@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.figures.fig5 import ARCHITECTURE, CONCURRENCY, NUM_MODELS
-from experiments.gpu.hardware import arguments
+from experiments.gpu.hardware import CARD, Load, arguments
 from experiments.gpu.live import Server, Stretch, produce, whole_ns
 from experiments.live_run import LiveModel
 from traces.arrivals import ClosedLoop, Workload
@@ -67,17 +67,18 @@ class Setting:
         return ()
 
 
-def setting_of(device: str, seconds: float) -> Setting:
+def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
     """As the paper has it, within so many seconds of load."""
-    models = LiveModel(
-        name=ARCHITECTURE, copies=NUM_MODELS, batch_sizes=BATCH_SIZES, architecture=ARCHITECTURE
-    )
-    server = Server(device=device, models=(models,), num_pages=8 * NUM_MODELS, host_mib=512)
+    name = load.architecture or ARCHITECTURE
+    models = LiveModel(name=name, copies=NUM_MODELS, batch_sizes=BATCH_SIZES, architecture=name)
+    num_pages = load.num_pages or 8 * NUM_MODELS
+    server = Server(device=device, models=(models,), num_pages=num_pages, host_mib=512)
     slos_ms = Setting(server=server).slos_ms
     rehearsal_s = seconds / 10
     each_s = (seconds - 3 * rehearsal_s) / len(slos_ms)
     return Setting(
         server=server,
+        concurrency=max(round(CONCURRENCY * load.share), 1),
         warmup_ns=whole_ns(each_s / 4),
         measured_ns=whole_ns(each_s * 3 / 4),
         rehearsal_s=rehearsal_s,
@@ -86,11 +87,9 @@ def setting_of(device: str, seconds: float) -> Setting:
 
 def main() -> None:
     """Produce it as `make gpu` asks."""
-    options = arguments(__doc__.splitlines()[0], seconds=30.0)
-    command = (
-        f"python -m experiments.gpu.fig5 --device {options.device} --seconds {options.seconds:g}"
-    )
-    produce("fig5", setting_of(options.device, options.seconds), command, options.results)
+    options = arguments(__doc__.splitlines()[0], seconds=30.0, with_load=True)
+    setting = setting_of(options.device, options.seconds, options.load)
+    produce("fig5", setting, f"python -m experiments.gpu.fig5 {options.words}", options.results)
 
 
 if __name__ == "__main__":

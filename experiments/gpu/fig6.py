@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from clockwright.units import NS_PER_S
 from experiments.figures import fig6
-from experiments.gpu.hardware import arguments
+from experiments.gpu.hardware import CARD, Load, arguments
 from experiments.gpu.live import Server, Stretch, produce, whole_ns
 from experiments.live_run import LiveModel
 from traces.arrivals import Poisson, Workload
@@ -110,18 +110,15 @@ class Setting:
         return self.seed, self.seed + 1
 
 
-def setting_of(device: str, seconds: float) -> Setting:
+def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
     """A thousand instances, within so many seconds of load."""
-    models = LiveModel(
-        name=fig6.ARCHITECTURE,
-        copies=NUM_MODELS + 1,
-        batch_sizes=BATCH_SIZES,
-        architecture=fig6.ARCHITECTURE,
-    )
-    num_pages = fig6.Setting().num_pages
+    name = load.architecture or fig6.ARCHITECTURE
+    models = LiveModel(name=name, copies=NUM_MODELS + 1, batch_sizes=BATCH_SIZES, architecture=name)
+    num_pages = load.num_pages or fig6.Setting().num_pages
     server = Server(device=device, models=(models,), num_pages=num_pages, host_mib=512)
     return Setting(
         server=server,
+        share=SHARE * load.share,
         lead_ns=whole_ns(seconds / 20),
         ramp_ns=whole_ns(seconds / 2),
         end_state_ns=whole_ns(seconds / 5),
@@ -131,11 +128,9 @@ def setting_of(device: str, seconds: float) -> Setting:
 
 def main() -> None:
     """Produce it as `make gpu` asks."""
-    options = arguments(__doc__.splitlines()[0], seconds=36.0)
-    command = (
-        f"python -m experiments.gpu.fig6 --device {options.device} --seconds {options.seconds:g}"
-    )
-    produce("fig6", setting_of(options.device, options.seconds), command, options.results)
+    options = arguments(__doc__.splitlines()[0], seconds=36.0, with_load=True)
+    setting = setting_of(options.device, options.seconds, options.load)
+    produce("fig6", setting, f"python -m experiments.gpu.fig6 {options.words}", options.results)
 
 
 if __name__ == "__main__":

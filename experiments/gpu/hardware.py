@@ -34,13 +34,52 @@ GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5
 
 
-def arguments(description: str, seconds: float) -> argparse.Namespace:
-    """Read a section's command line: `--device`, `--seconds` (its budget), `--results`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of a server in place of what a card is asked: less, where the processor is to serve it."""
+
+    #: In place of every network.
+    architecture: str | None = None
+    #: Of the weights cache.
+    num_pages: int | None = None
+    #: Of the clients or of their rates.
+    share: float = 1.0
+
+
+CARD = Load()
+
+
+def arguments(description: str, seconds: float, *, with_load: bool = False) -> argparse.Namespace:
+    """Read a section's command line.
+
+    Args:
+        description: of the section.
+        seconds: its budget by default.
+        with_load: whether another load may be asked for, which is then in `load`.
+
+    Returns:
+        `device`, `seconds`, `results` and, with all that was said but the folder, `words`.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--device", default="cuda:0", help="cuda:N; torch:cpu tries the code only")
     parser.add_argument("--seconds", type=float, default=seconds, help="stop measuring after these")
     parser.add_argument("--results", type=Path, default=GPU_RESULTS, help="folder for the JSON")
-    return parser.parse_args()
+    if with_load:
+        parser.add_argument("--architecture", help="serve this network in place of any other")
+        parser.add_argument("--pages", type=int, help="weights cache")
+        parser.add_argument("--share", type=float, help="of the clients or of their rates")
+    options = parser.parse_args()
+    options.words = f"--device {options.device} --seconds {options.seconds:g}"
+    if with_load:
+        for name in ("architecture", "pages", "share"):
+            if (value := getattr(options, name)) is not None:
+                options.words += f" --{name} {value}"
+        options.load = Load(
+            architecture=options.architecture,
+            num_pages=options.pages,
+            share=1.0 if options.share is None else options.share,
+        )
+    return options
 
 
 def open_accelerator(device: str) -> Accelerator:

@@ -24,7 +24,15 @@ from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWe
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from controller.telemetry import OK
 from experiments.bench_worker import action_figures
-from experiments.gpu.hardware import Bench, Room, about, arguments, open_accelerator
+from experiments.gpu.hardware import (
+    CARD,
+    Bench,
+    Load,
+    Room,
+    about,
+    arguments,
+    open_accelerator,
+)
 from experiments.gpu.live import Server
 from experiments.live_run import LiveModel, LiveRun
 from experiments.results_file import write_results
@@ -72,18 +80,24 @@ class Setting:
         return Workload(models=self.server.model_ids, sources=tuple(sources))
 
 
-def setting_of(device: str, seconds: float) -> Setting:
+def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
     """Three hundred instances of three networks, half of them resident at a time."""
     copies = {"resnet50_v1": 150, "resnet18_v1": 100, "mobilenet0.25": 50}
+    rates_rps = [120.0, 120.0, 60.0]
+    if load.architecture is not None:
+        copies, rates_rps = {load.architecture: sum(copies.values())}, [sum(rates_rps)]
     models = tuple(
         LiveModel(name=name, copies=count, batch_sizes=(1, 2, 4, 8, 16), architecture=name)
         for name, count in copies.items()
     )
+    num_pages = load.num_pages or 700
     return Setting(
-        server=Server(device=device, models=models, num_pages=700, host_mib=1024),
-        rates_rps=(120.0, 120.0, 60.0),
+        server=Server(device=device, models=models, num_pages=num_pages, host_mib=1024),
+        rates_rps=tuple(rate_rps * load.share for rate_rps in rates_rps),
         live_s=seconds * 3 / 4,
-        room=Room(num_pages=700, arena_bytes=192 << 20, io_bytes=128 << 20, host_bytes=1 << 30),
+        room=Room(
+            num_pages=num_pages, arena_bytes=192 << 20, io_bytes=128 << 20, host_bytes=1 << 30
+        ),
         lanes_s=seconds / 4,
     )
 
@@ -224,11 +238,9 @@ def produce(setting: Setting, command: str, directory: Path) -> dict[str, float]
 
 def main() -> None:
     """Produce it as `make gpu` asks."""
-    options = arguments(__doc__.splitlines()[0], seconds=20.0)
-    command = (
-        f"python -m experiments.gpu.serve --device {options.device} --seconds {options.seconds:g}"
-    )
-    produce(setting_of(options.device, options.seconds), command, options.results)
+    options = arguments(__doc__.splitlines()[0], seconds=20.0, with_load=True)
+    setting = setting_of(options.device, options.seconds, options.load)
+    produce(setting, f"python -m experiments.gpu.serve {options.words}", options.results)
 
 
 if __name__ == "__main__":
