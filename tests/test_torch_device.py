@@ -1010,6 +1010,49 @@ def test_an_error_after_which_nothing_runs_loses_the_device_with_the_reason(
         device.run_load(load_step(models[0], (0, 1)))
 
 
+class GrowingAccelerator(HostAccelerator):
+    """Every kernel captured keeps memory for its intermediates."""
+
+    intermediates_bytes = 0
+    kept_bytes = 0
+
+    def capture(
+        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> Callable[[], None]:
+        self.kept_bytes += self.intermediates_bytes
+        return super().capture(work, rehearsal=rehearsal, tensor_cores=tensor_cores)
+
+    def reserved_bytes(self) -> int:
+        return super().reserved_bytes() + self.kept_bytes
+
+
+def test_a_model_whose_kernels_want_too_much_to_work_in_is_refused_and_no_other(
+    instances: Instances, convolutional: tuple[Path, bytes]
+) -> None:
+    cache_dir, contents = instances
+    files = FileStore(cache_dir)
+    accelerator = GrowingAccelerator()
+    device = torch_device(cache_dir, accelerator)
+
+    async def scenario() -> None:
+        # The limit is of all kernels together: these two are just within it.
+        accelerator.intermediates_bytes = 1 << 30
+        served = await device.prepare(offer(files, "m0", contents["m0"]), no_fetch, quiet)
+        accelerator.intermediates_bytes = 1 << 20
+        words = "a batch of 1 kernels work in 2049 MiB, expected at most 2048 MiB; offer it with"
+        other = offer(files, "other", convolutional[1], (1,))
+        with pytest.raises(ModelError, match=words):
+            await device.prepare(other, no_fetch, quiet)
+        # What is kept is there for it.
+        accelerator.intermediates_bytes = 0
+        await device.prepare(other, no_fetch, quiet)
+        await device.prepare(offer(files, "m1", contents["m1"]), no_fetch, quiet)
+        assert set(served.exec_ns) == {1, 2}
+        await device.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_lost_device_takes_no_model_and_is_closed_with_its_accelerator(
     instances: Instances,
 ) -> None:

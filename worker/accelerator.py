@@ -97,6 +97,9 @@ class Accelerator(Protocol):
     def num_allocations(self) -> int:
         """How often device memory has been taken from the driver so far: it stands still while serving."""
 
+    def reserved_bytes(self) -> int:
+        """Device memory that this process keeps: what was taken for good, and what captured kernels work in."""
+
     def free_bytes(self) -> int | None:
         """Device memory that nobody has; None where it is not the device's own.
 
@@ -155,6 +158,7 @@ class HostAccelerator:
     def __init__(self) -> None:
         self.name = "cpu"
         self._num_allocations = 0
+        self._reserved_bytes = 0
         # The lanes are threads already, and durations must not depend on who else computes.
         torch.set_num_threads(1)
 
@@ -169,6 +173,7 @@ class HostAccelerator:
     def device_memory(self, num_bytes: int) -> Tensor:
         """See `Accelerator`."""
         self._num_allocations += 1
+        self._reserved_bytes += num_bytes
         # Written to, so that no later use faults.
         return torch.empty(num_bytes, dtype=torch.uint8).zero_()
 
@@ -191,6 +196,10 @@ class HostAccelerator:
     def num_allocations(self) -> int:
         """See `Accelerator`. Intermediates are not counted: of captured kernels they have their place."""
         return self._num_allocations
+
+    def reserved_bytes(self) -> int:
+        """See `Accelerator`. Without intermediates, as above."""
+        return self._reserved_bytes
 
     def free_bytes(self) -> int | None:
         """See `Accelerator`. Everybody on this machine takes from the host's memory."""

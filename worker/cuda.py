@@ -242,6 +242,10 @@ class CudaAccelerator:
         """See `Accelerator`."""
         return int(torch.cuda.memory_stats(self.device)["num_device_alloc"])
 
+    def reserved_bytes(self) -> int:
+        """See `Accelerator`. Without what onnxruntime takes, of which torch knows nothing."""
+        return int(torch.cuda.memory_reserved(self.device))
+
     def free_bytes(self) -> int | None:
         """See `Accelerator`."""
         free, _ = torch.cuda.mem_get_info(self.device)

@@ -5,6 +5,10 @@ all weights. EXEC gathers the model's pages into the arena and replays kernels t
 architecture and batch size, with the arena and the static batch as their memory; always, even if the
 arena still holds that very model.
 
+One thing grows: the workspace, which is what captured kernels keep for their intermediates. Setting up an
+architecture may take more of it, serving never does. All kernels share it, so that it is as large as the
+most demanding one wants it, and stays so; an architecture that wants more than there may be is refused.
+
 Who waits for whom. A lane's step ends when the device says so, and the core starts nothing that needs it
 before. One thing could still go wrong: pages are free when the EXEC that reads them ends, but two EXEC
 may be under way, and whoever evicts and loads must not depend on that. So a LOAD also waits, on the
@@ -62,6 +66,9 @@ _WORD_BYTES = 8
 _PAGES_IN_FLIGHT = 2
 # EXEC that may be under way at once: one that runs, one behind it. The others are for stragglers.
 _LAUNCHES = 4
+# The paper's engine has 512 MB. Here rehearsals keep as much as captured kernels do, and at batch 16 some
+# networks have two layers' outputs of 200 MB each at a time: reckoned, not measured.
+_WORKSPACE_BYTES = 2 << 30
 # Seeds of the estimator, replaced by measurements as they come.
 _PROFILE_RUNS = 10
 
@@ -194,6 +201,8 @@ class TorchDevice:
             raise ConfigError(
                 f"not enough memory for {limits.num_pages} pages, arena and IO: {error}"
             ) from None
+        #: Beside the workspace.
+        self._fixed_bytes = accelerator.reserved_bytes()
         self._load_stream = accelerator.stream()
         self._input_stream = accelerator.stream()
         self._exec_stream = accelerator.stream(urgent=True)
@@ -277,6 +286,7 @@ class TorchDevice:
         kind = f"{self.gpu_kind}/torch {torch.__version__}"
         known = self._cache.read_trials(compiled.architecture_id, kind)
         trials = dict(known)
+        workspace_bytes = self._workspace_bytes
         kernels = {}
         # The largest first: the memory of its intermediates then serves the others.
         for size in sorted(batch_sizes, reverse=True):
@@ -286,12 +296,30 @@ class TorchDevice:
                 kernel, trials[size] = self._fastest_kernel(
                     folder, compiled, size, known.get(size, {})
                 )
+                self._check_workspace(size, before=workspace_bytes)
                 self._kernels[key] = kernel
             kernels[size] = kernel
         if trials != known:
             clock_mhz = min(kernel.clock_mhz for kernel in kernels.values())
             self._cache.write_trials(compiled.architecture_id, kind, trials, clock_mhz=clock_mhz)
         return weights, kernels, {size: kernels[size].exec_ns for size in sorted(kernels)}
+
+    @property
+    def _workspace_bytes(self) -> int:
+        return self._accelerator.reserved_bytes() - self._fixed_bytes
+
+    def _check_workspace(self, batch_size: int, *, before: int) -> None:
+        """Refuse the model that made the workspace too large; others find room in it all the same.
+
+        Raises:
+            ModelError: says how large it is, and what to do.
+        """
+        found = self._workspace_bytes
+        if found > max(_WORKSPACE_BYTES, before):
+            raise ModelError(
+                f"with a batch of {batch_size} kernels work in {found >> 20} MiB, "
+                f"expected at most {_WORKSPACE_BYTES >> 20} MiB; offer it with smaller batches"
+            )
 
     def _fastest_kernel(
         self,
