@@ -228,18 +228,15 @@ def test_how_near_the_torch_engine_comes_is_the_recorded_run() -> None:
     path = ROOT / "experiments" / "results" / "torch_zoo.json"
     record = json.loads(path.read_text())
     found = figures("torch_zoo")
-    text = " ".join(README.split())
-    for precision, words in (
-        ("float32", r"the (\d+) smallest of \d+ networks differ by at most (\S+) of"),
-        ("float16", r"the (\d+) smallest by at most (\S+) of it in float16"),
-    ):
-        match = re.search(words, text)
-        assert match is not None
+    match = re.search(
+        r"outputs of all (\d+) networks differ by at most (\S+) of the largest in float32, "
+        r"(\S+) in TF32 .* and (\S+) in float16",
+        " ".join(README.split()),
+    )
+    assert match is not None
+    for precision, said in zip(("float32", "tf32", "float16"), match.groups()[1:], strict=True):
         assert int(match[1]) == found[f"num_{precision}"]
         worst = found[f"worst_{precision}_error_ratio"]
-        assert worst <= float(match[2]) < 1.1 * worst
-    match = re.search(r"smallest of (\d+) networks", text)
-    assert match is not None
-    assert int(match[1]) == found["num_float32"] + len(record["left_out"])
-    # "Smallest" is true only while none is missing between them.
-    assert record["failed"] == {}
+        assert worst <= float(said) < 1.1 * worst
+    # All, and by the same code.
+    assert (record["left_out"], record["failed"], record["earlier"]) == ([], {}, {})
