@@ -27,10 +27,12 @@ from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.units import NS_PER_S, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from modelzoo.profile import load_profile
+from tests.processes import until
+from tests.test_worker_runtime import QueueDevice, Ticket, a_modelled
 from worker import process
 from worker.config import WorkerConfig
 from worker.core import Step
-from worker.device import DeviceLostError
+from worker.device import Device, DeviceLostError
 from worker.file_store import FileStore
 from worker.link import Link
 from worker.model_files import Limits
@@ -214,7 +216,13 @@ async def listening(controller: Controller) -> AsyncIterator[str]:
         await server.stop(0)
 
 
-def play(tmp_path: Path, *scripts: Script, device: str = "modelled:0us", **settings: Any) -> None:  # noqa: ANN401
+def play(
+    tmp_path: Path,
+    *scripts: Script,
+    device: str = "modelled:0us",
+    make: Callable[[WorkerConfig, FileStore], Device[Any]] = make_device,
+    **settings: Any,  # noqa: ANN401
+) -> None:
     """Attach a worker to a controller that plays the scripts; the last one must let it leave."""
 
     async def scenario() -> None:
@@ -229,7 +237,7 @@ def play(tmp_path: Path, *scripts: Script, device: str = "modelled:0us", **setti
                 **settings,
             )
             files = FileStore(config.cache_dir)
-            worker = make_device(config, files)
+            worker = make(config, files)
             link: Link[Any] = Link(config, worker, files)
             serving = asyncio.create_task(link.run())
             try:
@@ -622,6 +630,107 @@ def test_a_worker_whose_device_is_lost_says_why_and_ends(
     monkeypatch.setattr(process, "make_device", lost_device)
     with pytest.raises(DeviceGoneError, match="device 'cuda:0': it fell off the bus"):
         asyncio.run(scenario())
+
+
+HANGS = """
+import logging, sys, threading
+from pathlib import Path
+
+from modelzoo.profile import load_profile
+from tests.test_worker_runtime import IO_POOL_BYTES, LIMITS, QueueDevice
+from worker import link, process
+from worker.config import WorkerConfig
+
+address, cache_dir, launched = sys.argv[1:]
+
+
+class Hangs(QueueDevice):
+    def launch_exec(self, step):
+        ticket = super().launch_exec(step)
+        Path(launched).touch()
+        return ticket
+
+    def finish_exec(self, step, ticket):
+        threading.Event().wait()
+
+
+def make_device(config, files, on_lost):
+    return Hangs(
+        load_profile("0us"),
+        limits=LIMITS,
+        io_pool_bytes=IO_POOL_BYTES,
+        files=files,
+        compile_limit_s=100,
+    )
+
+
+logging.basicConfig(level=logging.ERROR)
+link._STEP_LIMIT_S = 0.2
+process.make_device = make_device
+config = WorkerConfig(controller=address, device="cuda:0", cache_dir=Path(cache_dir))
+sys.exit(process.run_worker(config))
+"""
+
+
+@pytest.mark.parametrize("told_to_leave", [False, True])
+def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -> None:
+    launched = tmp_path / "launched"
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        await stream.send(wire.encode_action(infer(2, "relu")), bytes(16))
+        await asyncio.to_thread(until, launched.exists, what="the EXEC is with the device")
+        if told_to_leave:
+            os.kill(stream.register.pid, signal.SIGTERM)
+            await stream.expect("drain")
+            await drain(stream)
+
+    async def scenario() -> None:
+        controller = Controller(script)
+        async with listening(controller) as address:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", HANGS, address, tmp_path / "cache", launched),
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    _, told = await process.communicate()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        assert not controller.failures, controller.failures
+        assert process.returncode == 1
+        words = "device 'cuda:0': an action has not ended for 0.2 s"
+        assert told.decode().splitlines()[-1].endswith(words)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None:
+    tickets: list[Ticket] = []
+
+    class Slow(QueueDevice):
+        def launch_exec(self, step: Step[ServedModel]) -> Ticket:
+            tickets.append(super().launch_exec(step))
+            return tickets[-1]
+
+    async def first(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        await stream.send(wire.encode_action(infer(2, "relu")), bytes(16))
+        await asyncio.to_thread(until, lambda: tickets, what="the EXEC is with the device")
+        asyncio.get_running_loop().call_later(0.5, tickets[0].ended.set)
+
+    async def second(stream: Stream) -> None:
+        assert tickets[0].ended.is_set()
+        await stream.send(WELCOME)
+        await drain(stream)
+
+    play(tmp_path, first, second, make=lambda config, _: a_modelled(Slow, config.cache_dir, "0us"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ them without protobuf (`clockwright.bulk`). Times on the stream are this machine
 translates.
 
 When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
-dials again, and starts empty. Its compiled models are on disk.
+dials again, and starts empty. Its compiled models are on disk. What runs is let end before: a controller
+that gave up on an action may have been right, and what it would ask for next would wait behind it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from google.protobuf.message import DecodeError
 
 from clockwright import __version__, wire
 from clockwright.bulk import SMALL_MESSAGE_BYTES, join_bulk, split_bulk
-from clockwright.errors import ConfigError, ProtocolError
+from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.units import PAGE_BYTES, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.device import CardHealth, Device, M, WatchedDevice
+from worker.device import CardHealth, Device, M, QueueingDevice, WatchedDevice
 from worker.file_store import FileStore
 from worker.offers import Offers
 from worker.runtime import Outcome, Runtime
@@ -55,6 +56,9 @@ _BACKOFF_S, _BACKOFF_S_MAX = 0.1, 2.0
 _WELCOME_LIMIT_S = 10.0
 # After our last word it has this long for its own.
 _PART_LIMIT_S = 2.0
+# No action of a GPU takes seconds: one that does not end in this time never will.
+_STEP_LIMIT_S = 10.0
+_STEP_LOOK_S = 0.02
 
 # Source: Clockwork's minimum filter over both directions (network clock synchronisation).
 _CLOCK_SAMPLES = 64
@@ -81,6 +85,8 @@ class Link(Generic[M]):
         self._runtime: Runtime[M] = Runtime(device, self._on_outcome, self._on_lost)
         self._lost_told = False
         self._health: CardHealth | None = None
+        #: A step does not end, and thus no thread that waits for it.
+        self._hangs = False
 
     def leave(self) -> None:
         """Ask the controller for permission to go, then go."""
@@ -91,6 +97,7 @@ class Link(Generic[M]):
 
         Raises:
             ConfigError: the controller rejected this worker.
+            DeviceGoneError: the device hangs. Threads of this process will never end.
         """
         self._runtime.start()
         watching: asyncio.Task[None] | None = None
@@ -110,6 +117,7 @@ class Link(Generic[M]):
                     self._session = None
                     self._runtime.abandon()
                     self._outcomes.clear()
+                await self._let_steps_end()
                 if end is _End.DRAINED:
                     logger.info("drained: leaving")
                     return
@@ -128,7 +136,25 @@ class Link(Generic[M]):
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
-            await asyncio.to_thread(self._runtime.stop)
+            if not self._hangs:
+                await asyncio.to_thread(self._runtime.stop)
+
+    async def _let_steps_end(self) -> None:
+        """Wait for what still runs when nobody waits for it any more.
+
+        Looks are counted, not time: when this process did not get to run, the device did all the same.
+
+        Raises:
+            DeviceGoneError: it does not end.
+        """
+        if not isinstance(self._device, QueueingDevice):
+            return  # It computes here, however slowly, or has a limit of its own.
+        for _ in range(round(_STEP_LIMIT_S / _STEP_LOOK_S)):
+            if not self._runtime.is_running:
+                return
+            await asyncio.sleep(_STEP_LOOK_S)
+        self._hangs = True
+        raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
 
     def _on_health(self, health: CardHealth) -> None:
         self._health = health

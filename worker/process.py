@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -38,6 +38,8 @@ _IO_SHARE = 4
 
 def run_worker(config: WorkerConfig) -> int:
     """Serve until drained, or told to stop by SIGTERM or SIGINT.
+
+    When the device hangs, the process ends at once with code 1.
 
     Returns:
         The exit code: 0.
@@ -75,10 +77,19 @@ async def _run(config: WorkerConfig) -> None:
             loop.add_signal_handler(number, link.leave)
         freeze_garbage()
         await link.run()
+    except DeviceGoneError as error:
+        _end_at_once(f"device {config.device!r}: {error}")
     finally:
         await device.close()
     if gone.done():
         raise DeviceGoneError(f"device {config.device!r}: {gone.result()}")
+
+
+def _end_at_once(reason: str) -> NoReturn:
+    """End without waiting for threads, as Python would: they wait for a device that says nothing more."""
+    logger.critical("%s", reason)
+    logging.shutdown()
+    os._exit(1)
 
 
 def make_device(

@@ -141,6 +141,12 @@ class Runtime(Generic[M]):
         with self._lock:
             return self._core.num_pending
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a step runs, of whichever stream."""
+        with self._lock:
+            return self._core.is_running()
+
     def check(self) -> None:
         """Assert the core's invariants."""
         with self._lock:
