@@ -676,7 +676,7 @@ class ThreadedAccelerator(HostAccelerator):
         self.streams.append(ThreadedStream())
         return self.streams[-1]
 
-    def event(self) -> Event:
+    def event(self, *, patient: bool = False) -> Event:
         return ThreadedEvent()
 
 
