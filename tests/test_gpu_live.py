@@ -324,6 +324,13 @@ def test_settings_keep_to_the_time_that_they_are_told() -> None:
     assert mixed.workload.end_ns == 15 * S
 
 
+def test_figure_6_asks_a_thousand_instances() -> None:
+    (seconds,) = (seconds for name, _, seconds, _ in everything.PARTS if name == "fig6")
+    assert seconds is not None
+    (workload,) = fig6.setting_of("cuda:0", seconds).workloads
+    assert len({request.model for request in workload}) >= 1000
+
+
 def test_predictions_of_one_executor_follow_from_a_single_client() -> None:
     alone = [
         processor_fig2.Exec(asked_ns=t * 10 * MS, begin_ns=t * 10 * MS, end_ns=t * 10 * MS + 9 * MS)
