@@ -3,9 +3,13 @@
 Nothing in this file has been run on a GPU yet; `tests/test_gpu.py` and `make gpu` do.
 
 Graphs are captured on one stream into one pool, so that they share the memory of their intermediates: one
-EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. Locked memory
-is a mapping of our own, registered with the driver: torch's allocator of pinned memory rounds every block
-up to a power of two.
+EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. They are
+rehearsed on another stream: what torch keeps for a stream, cuBLAS's workspace above all, is then taken from the
+pool. It is forgotten whenever a graph of the stream goes (pytorch#193402), but the pool's memory stays for the
+graphs that are left.
+
+Locked memory is a mapping of our own, registered with the driver: torch's allocator of pinned memory rounds
+every block up to a power of two.
 """
 
 from __future__ import annotations
@@ -166,7 +170,9 @@ class CudaAccelerator:
         self.uuid = f"GPU-{properties.uuid}"
         torch.backends.cudnn.benchmark = True
         self._pool = torch.cuda.graph_pool_handle()
-        self._capture_stream = torch.cuda.Stream(self.device)
+        # Captured kernels keep the priority of the stream that they were captured on: EXEC's.
+        self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
+        self._rehearsal_stream = torch.cuda.Stream(self.device)
         # Two captures at once would need two pools.
         self._capturing = threading.Lock()
         self._locked = LockedMemory()
@@ -198,20 +204,24 @@ class CudaAccelerator:
         self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
     ) -> Callable[[], None]:
         """See `Accelerator`."""
-        with self._capturing, torch.inference_mode(), torch.cuda.stream(self._capture_stream):
+        with self._capturing, torch.inference_mode():
             torch.backends.cuda.matmul.allow_tf32 = tensor_cores
             torch.backends.cudnn.allow_tf32 = tensor_cores
-            for _ in range(_WARM_UP_RUNS):
-                rehearsal()
+            with torch.cuda.stream(self._rehearsal_stream):
+                for _ in range(_WARM_UP_RUNS):
+                    rehearsal()
+            self._rehearsal_stream.synchronize()
+            # onnxruntime rehearses where it is captured (`onnxruntime_place`).
             self._capture_stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
-            # threads go on serving meanwhile, so only this thread's calls may spoil the capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                work()
-            finally:
-                graph.capture_end()
+            with torch.cuda.stream(self._capture_stream):
+                # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
+                # threads go on serving meanwhile, so only this thread's calls may spoil the capture.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                finally:
+                    graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
 
