@@ -188,13 +188,16 @@ class CudaAccelerator:
     def device_memory(self, num_bytes: int) -> Tensor:
         """See `Accelerator`."""
         try:
-            return torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+            memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
             free, total = torch.cuda.mem_get_info(self.device)
             raise MemoryError(
                 f"{self.name}: {num_bytes // _MIB} MiB are needed, {free // _MIB} of "
                 f"{total // _MIB} MiB are free"
             ) from None
+        # Zeroed on another stream than the ones it is used on, none of which waits for that one.
+        torch.cuda.current_stream(self.device).synchronize()
+        return memory
 
     def host_memory(self, num_bytes: int) -> Tensor:
         """See `Accelerator`."""
