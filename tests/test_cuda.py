@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -22,18 +24,31 @@ class FakeStream:
         pass
 
 
+class FakePool:
+    """Memory that several graphs share; of no use once the last of them is gone."""
+
+    def __init__(self) -> None:
+        self.graphs: weakref.WeakSet[FakeGraph] = weakref.WeakSet()
+        self.is_new = True
+
+    def add(self, graph: FakeGraph) -> None:
+        if not self.graphs and not self.is_new:
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self.is_new = False
+        self.graphs.add(graph)
+
+
 class FakeGraph:
     """Of one card."""
 
     def __init__(self, card: FakeCard) -> None:
         self._card = card
-        self.stream: FakeStream | None = None
 
     def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
         assert pool is self._card.pool
+        self._card.pool.add(self)
         self._card.capturing = self
-        self.stream = self._card.current
 
     def capture_end(self) -> None:
         self._card.capturing = None
@@ -46,7 +61,7 @@ class FakeCard:
     """What `worker.cuda` calls as `torch.cuda`."""
 
     def __init__(self) -> None:
-        self.pool = object()
+        self.pool = FakePool()
         self.current = FakeStream(torch.device("cpu"))
         self.capturing: FakeGraph | None = None
 
@@ -56,13 +71,16 @@ class FakeCard:
     def device_count(self) -> int:
         return 1
 
+    def current_stream(self, device: torch.device) -> FakeStream:
+        return self.current
+
     def set_device(self, device: torch.device) -> None:
         pass
 
     def get_device_properties(self, device: torch.device) -> Any:  # noqa: ANN401
         return SimpleNamespace(name="fake", uuid="0")
 
-    def graph_pool_handle(self) -> object:
+    def graph_pool_handle(self) -> FakePool:
         return self.pool
 
     def Stream(self, device: torch.device, priority: int = 0) -> FakeStream:
@@ -103,6 +121,12 @@ def card(monkeypatch: pytest.MonkeyPatch) -> FakeCard:
     return fake.cuda
 
 
+def capture(
+    accelerator: CudaAccelerator, work: Callable[[], None] = lambda: None
+) -> Callable[[], None]:
+    return accelerator.capture(work, rehearsal=lambda: None, tensor_cores=False)
+
+
 def test_kernels_are_captured_on_an_urgent_stream_and_rehearsed_on_another(card: FakeCard) -> None:
     seen: list[tuple[FakeStream, bool]] = []
 
@@ -117,3 +141,12 @@ def test_kernels_are_captured_on_an_urgent_stream_and_rehearsed_on_another(card:
     for other, captured in rehearsals:
         assert not captured
         assert other is not stream
+
+
+def test_when_all_graphs_are_gone_others_can_be_captured(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+    kernels = [capture(accelerator) for _ in range(2)]
+    assert len(card.pool.graphs) == 3
+    kernels.clear()
+    gc.collect()
+    capture(accelerator)()

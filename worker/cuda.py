@@ -18,6 +18,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import onnxruntime as ort
 import torch
@@ -176,6 +177,13 @@ class CudaAccelerator:
         # Two captures at once would need two pools.
         self._capturing = threading.Lock()
         self._locked = LockedMemory()
+        # torch takes no pool again that had graphs and has none: this one is never replayed, and stays.
+        self._anchor = self._capture_anchor()
+
+    def _capture_anchor(self) -> Callable[[], None]:
+        memory = self.device_memory(1)
+        work = partial(memory.add_, 1)
+        return self.capture(work, rehearsal=work, tensor_cores=False)
 
     def stream(self, *, urgent: bool = False) -> Stream:
         """See `Accelerator`."""
