@@ -43,6 +43,7 @@ class FakeGraph:
 
     def __init__(self, card: FakeCard) -> None:
         self._card = card
+        self.is_spoilt = False
 
     def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
@@ -52,6 +53,8 @@ class FakeGraph:
 
     def capture_end(self) -> None:
         self._card.capturing = None
+        if self.is_spoilt:
+            raise RuntimeError("operation failed due to a previous error during capture")
 
     def replay(self) -> None:
         pass
@@ -92,8 +95,10 @@ class FakeCard:
     @contextmanager
     def stream(self, stream: FakeStream) -> Iterator[None]:
         before, self.current = self.current, stream
-        yield
-        self.current = before
+        try:
+            yield
+        finally:
+            self.current = before
 
 
 class FakeTorch:
@@ -150,3 +155,17 @@ def test_when_all_graphs_are_gone_others_can_be_captured(card: FakeCard) -> None
     kernels.clear()
     gc.collect()
     capture(accelerator)()
+
+
+def test_what_went_wrong_in_a_capture_is_told_and_it_has_ended(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+
+    def work() -> None:
+        assert card.capturing is not None
+        card.capturing.is_spoilt = True
+        raise RuntimeError("cuDNN has no such kernel")
+
+    with pytest.raises(RuntimeError, match="cuDNN has no such kernel"):
+        capture(accelerator, work)
+    assert card.capturing is None
+    capture(accelerator)

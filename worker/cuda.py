@@ -14,6 +14,7 @@ every block up to a power of two.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable
@@ -231,8 +232,12 @@ class CudaAccelerator:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
-                finally:
-                    graph.capture_end()
+                except BaseException:
+                    # Its own complaint would hide what went wrong.
+                    with contextlib.suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         replay: Callable[[], None] = graph.replay
         return replay
 
