@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +75,10 @@ class FakeCard:
 
     def device_count(self) -> int:
         return 1
+
+    def synchronize(self, device: torch.device) -> None:
+        if self.capturing is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
 
     def current_stream(self, device: torch.device) -> FakeStream:
         return self.current
@@ -169,3 +175,35 @@ def test_what_went_wrong_in_a_capture_is_told_and_it_has_ended(card: FakeCard) -
         capture(accelerator, work)
     assert card.capturing is None
     capture(accelerator)
+
+
+def test_a_card_is_not_lost_because_an_action_failed_while_another_thread_captures(
+    card: FakeCard,
+) -> None:
+    accelerator = CudaAccelerator(0)
+    captures, goes_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        captures.set()
+        assert goes_on.wait(60)
+
+    with ThreadPoolExecutor(2) as pool:
+        captured = pool.submit(capture, accelerator, work)
+        assert captures.wait(60)
+        fault = pool.submit(accelerator.fault)
+        # Time enough to fail at once, were it not to wait.
+        assert not wait([fault], timeout=0.05).done
+        goes_on.set()
+        assert fault.result(60) is None
+        captured.result(60)
+
+
+def test_a_capture_that_failed_leaves_a_card_that_can_be_asked(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+
+    def work() -> None:
+        raise RuntimeError("cuDNN has no such kernel")
+
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        capture(accelerator, work)
+    assert accelerator.fault() is None

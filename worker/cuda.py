@@ -175,7 +175,7 @@ class CudaAccelerator:
         # Captured kernels keep the priority of the stream that they were captured on: EXEC's.
         self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
         self._rehearsal_stream = torch.cuda.Stream(self.device)
-        # Two captures at once would need two pools.
+        # Two captures at once would need two pools. Held by `fault` too.
         self._capturing = threading.Lock()
         self._locked = LockedMemory()
         # torch takes no pool again that had graphs and has none: this one is never replayed, and stays.
@@ -279,13 +279,15 @@ class CudaAccelerator:
 
     def fault(self) -> str | None:
         """See `Accelerator`. After a fault in a kernel every call of the process fails."""
-        try:
-            torch.cuda.synchronize(self.device)
-            probe = torch.zeros(1, device=self.device)
-            if float((probe + 1).item()) != 1.0:
-                return f"{self.name}: 0 + 1 is not 1 on it"
-        except RuntimeError as error:
-            return f"{self.name}: {plain_words(error)}"
+        # Nobody may wait for the whole device while a stream of it is being captured.
+        with self._capturing:
+            try:
+                torch.cuda.synchronize(self.device)
+                probe = torch.zeros(1, device=self.device)
+                if float((probe + 1).item()) != 1.0:
+                    return f"{self.name}: 0 + 1 is not 1 on it"
+            except RuntimeError as error:
+                return f"{self.name}: {plain_words(error)}"
         return None
 
     def close(self) -> None:
