@@ -18,9 +18,8 @@ from worker.cuda import CudaAccelerator
 
 
 class FakeStream:
-    def __init__(self, device: torch.device, priority: int = 0) -> None:
-        self.device, self.priority = device, priority
-        self.device_index = device.index or 0
+    def __init__(self, device: torch.device, priority: int = 0, device_index: int = 0) -> None:
+        self.device, self.priority, self.device_index = device, priority, device_index
 
     def synchronize(self) -> None:
         pass
@@ -63,10 +62,13 @@ class FakeGraph:
 
 
 class FakeCard:
-    """What `worker.cuda` calls as `torch.cuda`."""
+    """What `worker.cuda` calls as `torch.cuda`. Its last device is the one in use."""
 
     def __init__(self) -> None:
         self.pool = FakePool()
+        self.num_devices = 1
+        #: Of which GPU each thread is.
+        self._thread = threading.local()
         self.current = FakeStream(torch.device("cpu"))
         self.capturing: FakeGraph | None = None
 
@@ -74,7 +76,7 @@ class FakeCard:
         return True
 
     def device_count(self) -> int:
-        return 1
+        return self.num_devices
 
     def synchronize(self, device: torch.device) -> None:
         if self.capturing is not None:
@@ -83,8 +85,11 @@ class FakeCard:
     def current_stream(self, device: torch.device) -> FakeStream:
         return self.current
 
+    def current_device(self) -> int:
+        return int(getattr(self._thread, "device_index", 0))
+
     def set_device(self, device: torch.device) -> None:
-        pass
+        self._thread.device_index = self.num_devices - 1
 
     def get_device_properties(self, device: torch.device) -> Any:  # noqa: ANN401
         return SimpleNamespace(name="fake", uuid="0")
@@ -93,7 +98,7 @@ class FakeCard:
         return self.pool
 
     def Stream(self, device: torch.device, priority: int = 0) -> FakeStream:
-        return FakeStream(device, priority)
+        return FakeStream(device, priority, device_index=self.num_devices - 1)
 
     def CUDAGraph(self) -> FakeGraph:
         return FakeGraph(self)
@@ -207,3 +212,17 @@ def test_a_capture_that_failed_leaves_a_card_that_can_be_asked(card: FakeCard) -
     with pytest.raises(RuntimeError, match="no such kernel"):
         capture(accelerator, work)
     assert accelerator.fault() is None
+
+
+def test_a_lanes_thread_works_on_the_card_of_its_stream_from_its_first_kernel_on(
+    card: FakeCard,
+) -> None:
+    card.num_devices = 3
+    stream = CudaAccelerator(2).stream()
+    devices: list[int] = []
+    thread = threading.Thread(
+        target=stream.run, args=(lambda: devices.append(card.current_device()),)
+    )
+    thread.start()
+    thread.join()
+    assert devices == [2]

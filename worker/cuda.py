@@ -113,6 +113,9 @@ class CudaStream:
 
     def run(self, work: Callable[[], object]) -> None:
         """See `Stream`."""
+        # Each thread begins on the first GPU, and would take memory there for nothing.
+        if torch.cuda.current_device() != self._stream.device_index:
+            torch.cuda.set_device(self._stream.device)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             work()
 
