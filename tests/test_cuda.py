@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.cuda import CudaAccelerator
+from worker.cuda import CudaAccelerator, CudaEvent
 
 
 class FakeStream:
@@ -99,6 +99,9 @@ class FakeCard:
 
     def Stream(self, device: torch.device, priority: int = 0) -> FakeStream:
         return FakeStream(device, priority, device_index=self.num_devices - 1)
+
+    def Event(self, *, enable_timing: bool, blocking: bool) -> Any:  # noqa: ANN401
+        return SimpleNamespace(is_timed=enable_timing, blocks=blocking)
 
     def CUDAGraph(self) -> FakeGraph:
         return FakeGraph(self)
@@ -226,3 +229,10 @@ def test_a_lanes_thread_works_on_the_card_of_its_stream_from_its_first_kernel_on
     thread.start()
     thread.join()
     assert devices == [2]
+
+
+def test_only_waits_for_patient_events_sleep(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+    for event, blocks in ((accelerator.event(), False), (accelerator.event(patient=True), True)):
+        assert isinstance(event, CudaEvent)
+        assert event.event == SimpleNamespace(is_timed=True, blocks=blocks)

@@ -507,7 +507,7 @@ class DeferredAccelerator(HostAccelerator):
         self._streams.append(DeferredStream())
         return self._streams[-1]
 
-    def event(self) -> Event:
+    def event(self, *, patient: bool = False) -> Event:
         return DeferredEvent(self)
 
     def advance_until(self, condition: Callable[[], bool]) -> None:
@@ -801,6 +801,45 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
     device.run_load(load_step(model, (3, 0, 2, 1)))
     assert copied == [PAGE_BYTES] * 3 + [PAGE_BYTES - 5]
     assert on_their_way == [1, 2, 2, 2]
+
+
+class WaitedForAccelerator(HostAccelerator):
+    """Notes which kind of event is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[bool] = []
+
+    def event(self, *, patient: bool = False) -> Event:
+        return WaitedForEvent(self.waits, patient)
+
+
+class WaitedForEvent(HostEvent):
+    def __init__(self, waits: list[bool], patient: bool) -> None:
+        super().__init__()
+        self._waits, self._patient = waits, patient
+
+    def synchronize(self) -> None:
+        self._waits.append(self._patient)
+
+
+def test_a_load_sleeps_until_its_pages_are_copied_and_nothing_else_does(
+    instances: Instances,
+) -> None:
+    accelerator = WaitedForAccelerator()
+    device = torch_device(instances[0], accelerator)
+    (model,) = served(device, instances, 1)
+    accelerator.waits.clear()
+    device.run_load(load_step(model, (2, 0)))
+    # Each page, and the end.
+    assert accelerator.waits == [True] * 3
+    accelerator.waits.clear()
+    infer = infer_step(model, (2, 0), 0)
+    device.run_input(infer, [bytes(4 * NARROW)])
+    device.run_exec(infer)
+    device.run_output(infer)
+    assert accelerator.waits
+    assert not any(accelerator.waits)
 
 
 # --- failure ----------------------------------------------------------------------------------------

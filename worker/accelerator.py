@@ -57,8 +57,12 @@ class Accelerator(Protocol):
     def stream(self, *, urgent: bool = False) -> Stream:
         """Make a stream; the kernels of an urgent one go first."""
 
-    def event(self) -> Event:
-        """Make an event, not yet recorded: it is done."""
+    def event(self, *, patient: bool = False) -> Event:
+        """Make an event, not yet recorded: it is done.
+
+        Args:
+            patient: whoever waits for it sleeps, and wakes tens of microseconds late; others may spin.
+        """
 
     def device_memory(self, num_bytes: int) -> Tensor:
         """Take zeroed memory for good: uint8, one dimension.
@@ -166,7 +170,7 @@ class HostAccelerator:
         """See `Accelerator`."""
         return HostStream()
 
-    def event(self) -> Event:
+    def event(self, *, patient: bool = False) -> Event:
         """See `Accelerator`."""
         return HostEvent()
 

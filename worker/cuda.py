@@ -87,9 +87,8 @@ def check_installation(found: Installation, index: int) -> None:
 class CudaEvent:
     """A CUDA event with a time."""
 
-    def __init__(self) -> None:
-        # Not `blocking`: that frees a core and wakes tens of microseconds late.
-        self.event = torch.cuda.Event(enable_timing=True)
+    def __init__(self, *, patient: bool = False) -> None:
+        self.event = torch.cuda.Event(enable_timing=True, blocking=patient)
 
     def synchronize(self) -> None:
         """See `Event`."""
@@ -193,9 +192,9 @@ class CudaAccelerator:
         """See `Accelerator`."""
         return CudaStream(torch.cuda.Stream(self.device, priority=-1 if urgent else 0))
 
-    def event(self) -> Event:
+    def event(self, *, patient: bool = False) -> Event:
         """See `Accelerator`."""
-        return CudaEvent()
+        return CudaEvent(patient=patient)
 
     def device_memory(self, num_bytes: int) -> Tensor:
         """See `Accelerator`."""

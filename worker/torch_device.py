@@ -215,8 +215,10 @@ class TorchDevice:
         self._num_launched = 0
         #: By page: how many EXEC had been launched when one that reads it was.
         self._last_read = [0] * limits.num_pages
-        self._copied = [accelerator.event() for _ in range(_PAGES_IN_FLIGHT)]
-        self._load_times = accelerator.event(), accelerator.event()
+        # Patient: a busy LOAD lane does nothing but wait, and the kernel stops a real-time thread that
+        # spins. A page lasts longer than it takes to wake up, and there is one in flight meanwhile.
+        self._copied = [accelerator.event(patient=True) for _ in range(_PAGES_IN_FLIGHT)]
+        self._load_times = accelerator.event(patient=True), accelerator.event(patient=True)
         self._input_times = accelerator.event(), accelerator.event()
         self._output_times = accelerator.event(), accelerator.event()
         self._host_room = IoPool(host_bytes)
