@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,7 @@ class FakeGraph:
     def __init__(self, card: FakeCard) -> None:
         self._card = card
         self.is_spoilt = False
+        self.is_ready = False
 
     def capture_begin(self, *, pool: object, capture_error_mode: str) -> None:
         assert capture_error_mode == "thread_local"
@@ -57,8 +59,15 @@ class FakeGraph:
         if self.is_spoilt:
             raise RuntimeError("operation failed due to a previous error during capture")
 
+    def raw_cuda_graph(self) -> int:
+        return self._card.raw_graph
+
+    def instantiate(self) -> None:
+        assert self._card.capturing is None
+        self.is_ready = True
+
     def replay(self) -> None:
-        pass
+        assert self.is_ready
 
 
 class FakeCard:
@@ -67,6 +76,7 @@ class FakeCard:
     def __init__(self) -> None:
         self.pool = FakePool()
         self.num_devices = 1
+        self.raw_graph = 1
         #: Of which GPU each thread is.
         self._thread = threading.local()
         self.current = FakeStream(torch.device("cpu"))
@@ -103,7 +113,8 @@ class FakeCard:
     def Event(self, *, enable_timing: bool, blocking: bool) -> Any:  # noqa: ANN401
         return SimpleNamespace(is_timed=enable_timing, blocks=blocking)
 
-    def CUDAGraph(self) -> FakeGraph:
+    def CUDAGraph(self, *, keep_graph: bool) -> FakeGraph:
+        assert keep_graph
         return FakeGraph(self)
 
     @contextmanager
@@ -236,3 +247,48 @@ def test_only_waits_for_patient_events_sleep(card: FakeCard) -> None:
     for event, blocks in ((accelerator.event(), False), (accelerator.event(patient=True), True)):
         assert isinstance(event, CudaEvent)
         assert event.event == SimpleNamespace(is_timed=True, blocks=blocks)
+
+
+class FakeRuntime(ModuleType):
+    """`cuda.bindings.runtime`: graphs are lists of the types of their nodes."""
+
+    cudaGraphNodeType = SimpleNamespace(cudaGraphNodeTypeKernel=0, cudaGraphNodeTypeHost=3)
+
+    def __init__(self) -> None:
+        super().__init__("cuda.bindings.runtime")
+        self.graphs: dict[int, list[int]] = {}
+
+    def cudaGraphGetNodes(
+        self, graph: int, numNodes: int = 0
+    ) -> tuple[int, list[int] | None, int | None]:
+        if graph not in self.graphs:
+            return 1, None, None
+        nodes = self.graphs[graph]
+        return 0, nodes[:numNodes], numNodes or len(nodes)
+
+    def cudaGraphNodeGetType(self, node: int) -> tuple[int, int]:
+        return 0, node
+
+
+def test_kernels_that_call_functions_of_the_host_are_refused(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = FakeRuntime()
+    runtime.graphs = {1: [], 2: [0, 0], 3: [0, 3]}
+    bindings = SimpleNamespace(runtime=runtime)
+    monkeypatch.setitem(sys.modules, "cuda", SimpleNamespace(bindings=bindings))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    accelerator = CudaAccelerator(0)
+    # 4: the driver does not say, and the graph is taken.
+    for card.raw_graph in (1, 2, 4):
+        capture(accelerator)()
+    card.raw_graph = 3
+    with pytest.raises(RuntimeError, match="call functions of the host"):
+        capture(accelerator)
+
+
+def test_without_bindings_of_cuda_kernels_are_taken_as_they_are(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    capture(CudaAccelerator(0))()

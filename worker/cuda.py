@@ -227,7 +227,7 @@ class CudaAccelerator:
             self._rehearsal_stream.synchronize()
             # onnxruntime rehearses where it is captured (`onnxruntime_place`).
             self._capture_stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)  # to be looked into
             with torch.cuda.stream(self._capture_stream):
                 # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
                 # threads go on serving meanwhile, so only this thread's calls may spoil the capture.
@@ -240,6 +240,8 @@ class CudaAccelerator:
                         graph.capture_end()
                     raise
                 graph.capture_end()
+            _refuse_host_functions(graph)
+            graph.instantiate()
         replay: Callable[[], None] = graph.replay
         return replay
 
@@ -295,3 +297,23 @@ class CudaAccelerator:
     def close(self) -> None:
         """See `Accelerator`."""
         self._locked.close()
+
+
+def _refuse_host_functions(graph: torch.cuda.CUDAGraph) -> None:
+    """What onnxruntime frees in a function of the host would be freed again by each replay.
+
+    Releases before 1.31 do so, and the process is aborted (onnxruntime#32081).
+
+    Raises:
+        RuntimeError: the graph calls such a function.
+    """
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        return  # clockwright[gpu] has it, and an onnxruntime that needs no such look
+    raw = graph.raw_cuda_graph()
+    _, _, count = runtime.cudaGraphGetNodes(raw)
+    _, nodes, _ = runtime.cudaGraphGetNodes(raw, count or 0)
+    host = runtime.cudaGraphNodeType.cudaGraphNodeTypeHost
+    if any(runtime.cudaGraphNodeGetType(node)[1] == host for node in nodes or ()):
+        raise RuntimeError("its kernels call functions of the host, which cannot be replayed")
