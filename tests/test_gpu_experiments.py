@@ -23,6 +23,7 @@ from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
 from experiments.gpu.hardware import Room, open_accelerator
 from modelzoo.profile import load_profile
+from tests.processes import lives, until
 from tests.test_gpu_live import wanted_of
 from worker.accelerator import HostAccelerator
 from worker.cuda import Installation
@@ -298,6 +299,20 @@ def test_a_part_that_fails_or_hangs_hides_no_other() -> None:
     assert outcomes["hangs"].startswith("not done within 0.3 s")
     assert outcomes["fails"].startswith("failed with 1")
     assert outcomes["works"].startswith("done")
+
+
+def test_a_part_that_hangs_leaves_no_server_behind(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    program = (
+        "import pathlib, subprocess, sys, time; "
+        "server = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); "
+        f"pathlib.Path({str(told)!r}).write_text(str(server.pid)); time.sleep(600)"
+    )
+    # Long enough for a slow machine to start the server.
+    parts = (("hangs", ("timeit", "-n1", "-r1", program), None, 5.0),)
+    assert everything.run_parts(parts, "cuda:0")["hangs"].startswith("not done within 5 s")
+    server = int(told.read_text())
+    until(lambda: not lives(server), what="the server of a part that was ended is gone")
 
 
 def test_all_parts_together_end_within_nine_minutes() -> None:

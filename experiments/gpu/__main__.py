@@ -6,6 +6,9 @@ write to `experiments/results/gpu`; without a GPU nothing is run or written.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -37,11 +40,18 @@ def run_parts(
             command += ["--device", device, "--seconds", str(seconds)]
         print(f"--- {name}: at most {limit_s:g} s", flush=True)
         begin_s = time.monotonic()
+        # In a session of its own, so that whatever it started can be ended with it: a server that is
+        # left behind would keep the GPU's memory from the parts that follow.
+        process = subprocess.Popen(command, start_new_session=True)
         try:
-            code = subprocess.run(command, timeout=limit_s, check=False).returncode
+            code = process.wait(limit_s)
             outcomes[name] = "done" if code == 0 else f"failed with {code}"
         except subprocess.TimeoutExpired:
             outcomes[name] = f"not done within {limit_s:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         outcomes[name] += f" after {time.monotonic() - begin_s:.0f} s"
     return outcomes
 
