@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gc
 import json
 import re
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,14 +94,45 @@ def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_pa
     answers = []
     for joined in (True, False):
         places.clear()
-        replay, _ = probe.bare_kernel(accelerator, folder, compiled, 2, joined=joined)
+        kernel = probe.bare_kernel(accelerator, folder, compiled, 2, joined=joined)
         # Weights, then the input, then the output.
         assert len(places) == 3
         places[1].view(torch.float32).copy_(torch.linspace(-1, 1, 128))
-        replay()
+        kernel.replay()
         answers.append(places[2].view(torch.float32).clone())
     assert torch.allclose(answers[0], answers[1], atol=1e-6)
     assert answers[0].abs().max() > 0.01
+
+
+class ForgetfulAccelerator(HostAccelerator):
+    """As on a GPU, captured kernels know their memory by its address only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[weakref.ref[np.ndarray]] = []
+
+    def device_memory(self, num_bytes: int) -> torch.Tensor:
+        memory = np.zeros(num_bytes, np.uint8)
+        self.taken.append(weakref.ref(memory))
+        return torch.from_numpy(memory)
+
+    def capture(
+        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> Callable[[], None]:
+        super().capture(work, rehearsal=rehearsal, tensor_cores=tensor_cores)
+        return lambda: None
+
+
+def test_kernels_that_may_still_run_keep_their_memory(tmp_path: Path) -> None:
+    accelerator = ForgetfulAccelerator()
+    folder, compiled = probe.compiled_for("tiny_conv", Precision.FLOAT32, tmp_path)
+    replay = probe.bare_kernel(accelerator, folder, compiled, 1).replay
+    gc.collect()
+    assert len(accelerator.taken) == 3
+    assert all(memory() is not None for memory in accelerator.taken)
+    del replay
+    gc.collect()
+    assert not any(memory() is not None for memory in accelerator.taken)
 
 
 @pytest.mark.parametrize(("grace_s", "tail_runs"), [(0.0, 1), (float("inf"), 20)])

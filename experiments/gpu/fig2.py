@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +20,7 @@ from controller.telemetry import Telemetry
 from experiments.figures import fig2
 from experiments.gpu.hardware import about, arguments, open_accelerator
 from experiments.gpu.live import figures_of
-from experiments.gpu.probe import ARCHITECTURE, bare_kernel, compiled_for
+from experiments.gpu.probe import ARCHITECTURE, BareKernel, bare_kernel, compiled_for
 from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
 from modelzoo.profile import ProfileRow
@@ -46,13 +46,13 @@ class Setting(fig2.Setting):
 class _Executor:
     """One EXEC that may run beside others."""
 
-    def __init__(self, accelerator: Accelerator, replay: Callable[[], None]) -> None:
-        self._replay = replay
+    def __init__(self, accelerator: Accelerator, kernel: BareKernel) -> None:
+        self._kernel = kernel
         self._stream, self._done = accelerator.stream(), accelerator.event()
 
     def run(self) -> None:
         """Run it; returns at its end."""
-        self._stream.run(self._replay)
+        self._stream.run(self._kernel.replay)
         self._stream.record(self._done)
         self._done.synchronize()
 
@@ -68,8 +68,8 @@ class Card:
             for _ in range(max(setting.concurrencies)):
                 # Each its own: kernels captured on one accelerator share the memory of their intermediates.
                 accelerator = open_accelerator(setting.device)
-                replay, _ = bare_kernel(accelerator, folder, compiled, 1)
-                self._executors.append(_Executor(accelerator, replay))
+                kernel = bare_kernel(accelerator, folder, compiled, 1)
+                self._executors.append(_Executor(accelerator, kernel))
         for index in range(len(self._executors)):
             self.run(index)
 

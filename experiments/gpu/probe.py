@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -128,6 +129,19 @@ def large_cache_pages(accelerator: Accelerator) -> int:
     return max(PAGES, min(fig6.Setting().num_pages, free_bytes // 2 // PAGE_BYTES))
 
 
+@dataclass(frozen=True, slots=True)
+class BareKernel:
+    """A model with its weights where they are, without pages, arena or slots."""
+
+    captured: Callable[[], None]
+    #: The same kernels one by one. Holds all their memory, of which captured ones know the address only.
+    launch: Callable[[], None]
+
+    def replay(self) -> None:
+        """Hand over what was captured."""
+        self.captured()
+
+
 def bare_kernel(
     accelerator: Accelerator,
     folder: Path,
@@ -135,8 +149,8 @@ def bare_kernel(
     batch_size: int,
     *,
     joined: bool = True,
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A model with its weights where they are, without pages, arena or slots.
+) -> BareKernel:
+    """Capture a model.
 
     Args:
         accelerator: where.
@@ -144,9 +158,6 @@ def bare_kernel(
         compiled: what is in it.
         batch_size: rows.
         joined: convolutions with their ReLUs, as served.
-
-    Returns:
-        The captured kernels, and the same launched one by one.
     """
     program = Program((folder / GRAPH_FILE).read_bytes(), accelerator.device, join=joined)
     blob = accelerator.device_memory(compiled.weights_bytes)
@@ -167,7 +178,7 @@ def bare_kernel(
             place.copy_(result)
 
     cores = program.precision.tensor_cores
-    return accelerator.capture(work, rehearsal=work, tensor_cores=cores), work
+    return BareKernel(accelerator.capture(work, rehearsal=work, tensor_cores=cores), work)
 
 
 def execute(
@@ -184,11 +195,9 @@ def execute(
         folder, compiled = compiled_for(name, precision, scratch)
         for joined in (True, False):
             for batch_size in sorted(BATCH_SIZES, reverse=True):
-                replay, launch = bare_kernel(
-                    accelerator, folder, compiled, batch_size, joined=joined
-                )
+                kernel = bare_kernel(accelerator, folder, compiled, batch_size, joined=joined)
                 key = f"{precision.value}{'' if joined else '_apart'}_b{batch_size}"
-                for suffix, work in (("", replay), ("_launched", launch)):
+                for suffix, work in (("", kernel.replay), ("_launched", kernel.launch)):
                     times = device_times_ns(
                         accelerator, accelerator.stream(), work, runs=runs, until_s=until_s
                     )
@@ -202,21 +211,22 @@ def beside(
 ) -> Figures:
     """One EXEC of batch 1, alone and with something else going on."""
     folder, compiled = compiled_for(name, Precision.FLOAT32, scratch)
-    first, _ = bare_kernel(accelerator, folder, compiled, 1)
-    second, _ = bare_kernel(accelerator, folder, compiled, 1)
+    first, second = (bare_kernel(accelerator, folder, compiled, 1) for _ in range(2))
     host = accelerator.host_memory(PAGE_BYTES)
     page = accelerator.device_memory(PAGE_BYTES)
     figures = {}
     for key, other in (
         ("alone", None),
         ("load", partial(page.copy_, host, non_blocking=True)),
-        ("exec", second),
+        ("exec", second.replay),
     ):
         stop = threading.Event()
         thread = threading.Thread(target=_repeat, args=(accelerator, other, stop))
         thread.start()
         try:
-            times = device_times_ns(accelerator, accelerator.stream(urgent=True), first, runs=runs)
+            times = device_times_ns(
+                accelerator, accelerator.stream(urgent=True), first.replay, runs=runs
+            )
         finally:
             stop.set()
             thread.join()

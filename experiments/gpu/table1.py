@@ -138,8 +138,8 @@ async def _measure_one(
             figures[f"{key}_tail_ratio"] = quantile(times, 0.9999) / median_us(times)
     figures[f"{name}_memory_taken_while_running"] = float(bench.device.num_allocations - taken)
     folder, compiled = bench.folder(model)
-    replay, _ = bare_kernel(accelerator, folder, compiled, min(model.exec_ns))
-    bare = device_times_ns(accelerator, accelerator.stream(), replay, runs=setting.runs)
+    kernel = bare_kernel(accelerator, folder, compiled, min(model.exec_ns))
+    bare = device_times_ns(accelerator, accelerator.stream(), kernel.replay, runs=setting.runs)
     figures[f"{name}_bare_us_p50"] = median_us(bare)
     single = figures[f"{name}_b{min(model.exec_ns)}_us_p50"]
     figures[f"{name}_paged_to_bare_ratio"] = single / median_us(bare)
