@@ -31,6 +31,7 @@ from tests.test_gpu_live import wanted_of
 from worker.accelerator import HostAccelerator
 from worker.cuda import Installation
 from worker.precision import Precision
+from worker.torch_operators import OPERATORS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -102,6 +103,31 @@ def test_a_kernel_that_is_measured_bare_computes_what_the_served_one_does(tmp_pa
         answers.append(places[2].view(torch.float32).clone())
     assert torch.allclose(answers[0], answers[1], atol=1e-6)
     assert answers[0].abs().max() > 0.01
+
+
+class UnjoinedAccelerator(HostAccelerator):
+    """As on a GPU for which cuDNN has no joint kernels."""
+
+    def capture(
+        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> Callable[[], None]:
+        def refuse(*arguments: object) -> torch.Tensor:
+            raise RuntimeError("FIND was unable to find an engine to execute this computation")
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(OPERATORS, "conv_add_relu", refuse)
+            return super().capture(work, rehearsal=rehearsal, tensor_cores=tensor_cores)
+
+
+def test_where_joint_kernels_are_missing_others_are_measured_and_that_is_said(
+    tmp_path: Path,
+) -> None:
+    accelerator = UnjoinedAccelerator()
+    figures = probe.beside(accelerator, tmp_path, name="tiny_conv", runs=2)
+    assert figures["beside_joined"] == 0
+    figures = probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2)
+    assert "exec_float32_apart_b1_us_p50" in figures
+    assert not any("float32_b1" in key for key in figures)
 
 
 class ForgetfulAccelerator(HostAccelerator):

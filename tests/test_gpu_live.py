@@ -102,6 +102,7 @@ def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: P
     )
     fig2.produce(setting, "here", tmp_path)
     figures = json.loads((tmp_path / "fig2.json").read_text())["figures"]
+    assert figures["joined"] == 1
     for concurrency in (1, 3):
         for mode in processor_fig2.MODES:
             assert figures[f"{mode}_c{concurrency}_num_execs"] > 0

@@ -48,6 +48,7 @@ class _Executor:
 
     def __init__(self, accelerator: Accelerator, kernel: BareKernel) -> None:
         self._kernel = kernel
+        self.joined = kernel.joined
         self._stream, self._done = accelerator.stream(), accelerator.event()
 
     def run(self) -> None:
@@ -72,6 +73,11 @@ class Card:
                 self._executors.append(_Executor(accelerator, kernel))
         for index in range(len(self._executors)):
             self.run(index)
+
+    @property
+    def joined(self) -> bool:
+        """Whether convolutions and their ReLUs are one kernel in all of them."""
+        return all(executor.joined for executor in self._executors)
 
     def run(self, index: int) -> None:
         """See `Device`."""
@@ -116,7 +122,7 @@ def measure(setting: Setting) -> dict[str, float]:
     card = Card(setting)
     alone = fig2.one_at_a_time(card, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
     points = fig2.measure(setting, card)
-    figures = fig2.figures_of(points)
+    figures = {"joined": float(card.joined), **fig2.figures_of(points)}
     for point in points:
         key = f"{point.mode}_c{point.concurrency}"
         print(

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import tempfile
 import threading
@@ -136,6 +137,8 @@ class BareKernel:
     captured: Callable[[], None]
     #: The same kernels one by one. Holds all their memory, of which captured ones know the address only.
     launch: Callable[[], None]
+    #: Convolutions with their ReLUs.
+    joined: bool
 
     def replay(self) -> None:
         """Hand over what was captured."""
@@ -157,8 +160,23 @@ def bare_kernel(
         folder: of the compiled model.
         compiled: what is in it.
         batch_size: rows.
-        joined: convolutions with their ReLUs, as served.
+        joined: convolutions with their ReLUs where that works; cuDNN has no such kernel for some
+            shapes, and then they are apart.
     """
+    if joined:
+        with contextlib.suppress(RuntimeError):
+            return _bare_kernel(accelerator, folder, compiled, batch_size, joined=True)
+    return _bare_kernel(accelerator, folder, compiled, batch_size, joined=False)
+
+
+def _bare_kernel(
+    accelerator: Accelerator,
+    folder: Path,
+    compiled: CompiledModel,
+    batch_size: int,
+    *,
+    joined: bool,
+) -> BareKernel:
     program = Program((folder / GRAPH_FILE).read_bytes(), accelerator.device, join=joined)
     blob = accelerator.device_memory(compiled.weights_bytes)
     blob.copy_(torch.from_file(str(folder / WEIGHTS_FILE), size=blob.nbytes, dtype=torch.uint8))
@@ -178,7 +196,8 @@ def bare_kernel(
             place.copy_(result)
 
     cores = program.precision.tensor_cores
-    return BareKernel(accelerator.capture(work, rehearsal=work, tensor_cores=cores), work)
+    captured = accelerator.capture(work, rehearsal=work, tensor_cores=cores)
+    return BareKernel(captured, work, joined)
 
 
 def execute(
@@ -196,6 +215,8 @@ def execute(
         for joined in (True, False):
             for batch_size in sorted(BATCH_SIZES, reverse=True):
                 kernel = bare_kernel(accelerator, folder, compiled, batch_size, joined=joined)
+                if kernel.joined is not joined:
+                    continue  # no figure, but for those of convolutions apart
                 key = f"{precision.value}{'' if joined else '_apart'}_b{batch_size}"
                 for suffix, work in (("", kernel.replay), ("_launched", kernel.launch)):
                     times = device_times_ns(
@@ -214,7 +235,7 @@ def beside(
     first, second = (bare_kernel(accelerator, folder, compiled, 1) for _ in range(2))
     host = accelerator.host_memory(PAGE_BYTES)
     page = accelerator.device_memory(PAGE_BYTES)
-    figures = {}
+    figures = {"beside_joined": float(first.joined and second.joined)}
     for key, other in (
         ("alone", None),
         ("load", partial(page.copy_, host, non_blocking=True)),
