@@ -13,6 +13,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,8 +29,10 @@ from experiments.gpu.hardware import Room, open_accelerator
 from modelzoo.profile import load_profile
 from tests.processes import lives, until
 from tests.test_gpu_live import wanted_of
+from tests.test_torch_device import OnnxruntimeAccelerator, time_says
 from worker.accelerator import HostAccelerator
 from worker.cuda import Installation
+from worker.engine_choice import Way
 from worker.precision import Precision
 from worker.torch_operators import OPERATORS
 
@@ -161,10 +164,9 @@ def test_kernels_that_may_still_run_keep_their_memory(tmp_path: Path) -> None:
     assert not any(memory() is not None for memory in accelerator.taken)
 
 
-@pytest.mark.parametrize(("grace_s", "tail_runs"), [(0.0, 1), (float("inf"), 20)])
-def test_table_1_is_measured_with_the_workers_own_steps(
-    grace_s: float, tail_runs: int, tmp_path: Path
-) -> None:
+def small_table_1(
+    accelerator: HostAccelerator, cache_dir: Path, *, grace_s: float = 0.0
+) -> tuple[dict[str, float], list[str]]:
     setting = table1.Setting(
         names=("tiny_conv", "never_reached"),
         batch_sizes=(1, 2),
@@ -178,14 +180,43 @@ def test_table_1_is_measured_with_the_workers_own_steps(
     told: list[tuple[dict[str, float], list[str]]] = []
     asyncio.run(
         table1.measure(
-            HostAccelerator(),
+            accelerator,
             setting,
             until_s=0.0,
             measured=lambda *found: told.append(found),
-            cache_dir=tmp_path,
+            cache_dir=cache_dir,
         )
     )
-    ((figures, left_out),) = told
+    (found,) = told
+    return found
+
+
+@pytest.mark.parametrize("way", Way)
+def test_table_1_compares_an_exec_with_the_bare_kernels_of_the_way_that_was_taken(
+    way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = OnnxruntimeAccelerator()
+    accelerator.on_host = False  # so that all ways are tried
+    time_says(monkeypatch, {each: 1000 if each is way else 2000 for each in Way})
+    kernels: list[probe.BareKernel] = []
+
+    def bare_kernel(*arguments: Any, **settings: Any) -> probe.BareKernel:  # noqa: ANN401
+        kernels.append(probe.bare_kernel(*arguments, **settings))
+        return kernels[-1]
+
+    monkeypatch.setattr(table1, "bare_kernel", bare_kernel)
+    figures, _ = small_table_1(accelerator, tmp_path)
+    assert figures["tiny_conv_bare_us_p50"] > 0
+    (kernel,) = kernels
+    assert kernel.joined is (way is not Way.TORCH_APART)
+    assert ("tiny_conv_paged_to_bare_ratio" in figures) is (way is not Way.ONNXRUNTIME)
+
+
+@pytest.mark.parametrize(("grace_s", "tail_runs"), [(0.0, 1), (float("inf"), 20)])
+def test_table_1_is_measured_with_the_workers_own_steps(
+    grace_s: float, tail_runs: int, tmp_path: Path
+) -> None:
+    figures, left_out = small_table_1(HostAccelerator(), tmp_path, grace_s=grace_s)
     assert left_out == ["never_reached"]
     assert figures["tiny_conv_memory_taken_while_running"] == 0
     assert figures["tiny_conv_b1_runs"] == tail_runs
