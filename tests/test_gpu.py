@@ -57,7 +57,8 @@ FEW = ("bert_tiny", "mobile_pose_mobilenetv3", "resnest14", "resnet18_v1")
 
 @pytest.fixture(scope="module")
 def accelerator() -> CudaAccelerator:
-    return CudaAccelerator(0)
+    # Compiling takes long enough: nobody waits here for the fastest kernels too.
+    return CudaAccelerator(0, search=False)
 
 
 @pytest.fixture(scope="module")

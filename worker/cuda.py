@@ -30,7 +30,7 @@ from worker.engine import Place, plain_words
 from worker.host_memory import present_memory
 from worker.torch_operators import Tensor
 
-# cuDNN looks for its fastest algorithm in the first run; the others are for the allocator.
+# cuDNN may look for its fastest algorithm in the first run; the others are for the allocator.
 _WARM_UP_RUNS = 3
 _MIB = 1 << 20
 
@@ -159,8 +159,13 @@ class CudaAccelerator:
 
     on_host = False
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, *, search: bool = True) -> None:
         """Open it.
+
+        Args:
+            index: of those that CUDA_VISIBLE_DEVICES leaves.
+            search: have cuDNN try all its algorithms in the first run of each convolution; it guesses
+                otherwise, which is sooner done.
 
         Raises:
             ConfigError: there is no such GPU, or no driver for it.
@@ -172,7 +177,7 @@ class CudaAccelerator:
         self.name = f"cuda:{properties.name}"
         #: As NVML knows it.
         self.uuid = f"GPU-{properties.uuid}"
-        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.benchmark = search
         self._pool = torch.cuda.graph_pool_handle()
         # Captured kernels keep the priority of the stream that they were captured on: EXEC's.
         self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
@@ -259,8 +264,9 @@ class CudaAccelerator:
             "device_id": str(self.device.index),
             "user_compute_stream": str(self._capture_stream.cuda_stream),
             "do_copy_in_default_stream": "1",
-            # As torch does here (`cudnn.benchmark`): the search is over when the capture begins.
-            "cudnn_conv_algo_search": "EXHAUSTIVE",
+            # The search is each session's own, and there is one session per batch size: to try all
+            # algorithms takes too long. What is found is measured against torch anyway.
+            "cudnn_conv_algo_search": "HEURISTIC",
             "arena_extend_strategy": "kSameAsRequested",
             # By default float32 is TF32.
             "use_tf32": "0",
