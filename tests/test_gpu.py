@@ -26,6 +26,8 @@ _FOUND = installation()
 
 pytestmark = [
     pytest.mark.gpu,
+    # What torch has to say of a card or a driver is no reason to fail: a warning is not an error here.
+    pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(
         _FOUND.num_devices == 0,
         reason=f"no GPU that torch {_FOUND.torch_version} can use"
