@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from clockwright.errors import ModelError
 from experiments.gpu.hardware import Bench, Room
 from modelzoo.build import build_model
 from worker.core import Step
@@ -121,23 +122,33 @@ def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
 
 
 @pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)
-@pytest.mark.parametrize("name", FEW)
-def test_the_other_engine_answers_as_on_the_processor(
-    bench: Bench, name: str, monkeypatch: pytest.MonkeyPatch
+def test_the_other_engine_answers_as_on_the_processor_unless_it_refuses_the_network(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if bench.device._place is None:
         pytest.skip("onnxruntime is installed without CUDA")
     monkeypatch.setattr(bench.device, "_ways", (Way.ONNXRUNTIME,))
-    model = asyncio.run(bench.model(name, (1, 4)))
-    assert {kernel.way for kernel in model.kernels.values()} == {Way.ONNXRUNTIME}
-    pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
-    bench.load(model, pages)
-    step = bench.infer(model, pages, 4)
-    if model.inputs[0].datatype != "FP32":
-        bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
-    wanted = reference(name, model, 4)
-    tolerance = 2e-3 * float(np.abs(wanted).max())
-    np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance)
+    refused = []
+    for name in FEW:
+        try:
+            model = asyncio.run(bench.model(name, (1, 4)))
+        except ModelError as error:
+            # An operator that it runs on the processor alone is enough; a worker then takes torch.
+            refused.append(f"{name} ({error})")
+            continue
+        assert {kernel.way for kernel in model.kernels.values()} == {Way.ONNXRUNTIME}
+        pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
+        bench.load(model, pages)
+        step = bench.infer(model, pages, 4)
+        if model.inputs[0].datatype != "FP32":
+            bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
+        wanted = reference(name, model, 4)
+        tolerance = 2e-3 * float(np.abs(wanted).max())
+        np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance)
+    words = ", ".join(refused)
+    assert len(refused) < len(FEW), words
+    if refused:
+        pytest.skip(f"the other networks are right, but onnxruntime refuses {words}")
 
 
 def test_paging_changes_no_bit_and_takes_no_memory(bench: Bench) -> None:
