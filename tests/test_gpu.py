@@ -84,6 +84,14 @@ def outputs(bench: Bench, step: Step[TorchModel]) -> np.ndarray:
     return np.frombuffer(b"".join(bench.device.run_output(step)), np.float32)
 
 
+def assert_close(found: np.ndarray, wanted: np.ndarray, bench: Bench) -> None:
+    """But for the order of sums, which kernels that share one sum among blocks leave to chance."""
+    precision = bench.device._models._precision
+    assert precision is not None
+    tolerance = precision.tolerance * float(np.abs(wanted).max())
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
+
+
 def reference(name: str, model: TorchModel, rows: int, seed: int = 0) -> np.ndarray:
     """Onnxruntime's answer to what `Bench.infer` puts in."""
     session = ort.InferenceSession(
@@ -151,14 +159,16 @@ def test_the_other_engine_answers_as_on_the_processor_unless_it_refuses_the_netw
         pytest.skip(f"the other networks are right, but onnxruntime refuses {words}")
 
 
-def test_paging_changes_no_bit_and_takes_no_memory(bench: Bench) -> None:
+def test_paging_changes_no_answer_and_takes_no_memory(bench: Bench) -> None:
     models = [asyncio.run(bench.model("resnet18_v1", (1, 2), seed=seed)) for seed in range(3)]
     first = tuple(range(models[0].num_pages))
     expected = []
     for model in models:
         bench.load(model, first)
         expected.append(outputs(bench, bench.infer(model, first, 2)))
-    assert not np.array_equal(expected[0], expected[1])
+    for other in expected[1:]:
+        with pytest.raises(AssertionError, match="Not equal to tolerance"):
+            assert_close(other, expected[0], bench)
     taken = bench.device.num_allocations
     rng = random.Random(0)
     for _ in range(50):
@@ -166,7 +176,7 @@ def test_paging_changes_no_bit_and_takes_no_memory(bench: Bench) -> None:
         pages = rng.sample(range(ROOM.num_pages), models[chosen].num_pages)
         bench.load(models[chosen], pages)
         found = outputs(bench, bench.infer(models[chosen], pages, 2))
-        np.testing.assert_array_equal(found, expected[chosen])
+        assert_close(found, expected[chosen], bench)
     assert bench.device.num_allocations == taken
 
 
@@ -183,7 +193,7 @@ def test_pages_overwritten_behind_a_queued_exec_do_not_change_its_answer(bench: 
         for step, ticket in zip((ahead, behind), launched, strict=True):
             bench.device.finish_exec(step, ticket)
         payload = bench.device.run_output(behind)
-        np.testing.assert_array_equal(np.frombuffer(b"".join(payload), np.float32), expected)
+        assert_close(np.frombuffer(b"".join(payload), np.float32), expected, bench)
 
 
 def test_a_fault_in_a_kernel_is_told_from_an_error_in_a_call() -> None:
