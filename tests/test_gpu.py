@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 import pytest
+import torch
 
 from clockwright.errors import ModelError
 from experiments.gpu.hardware import Bench, Room
@@ -22,6 +23,7 @@ from worker.cuda import CudaAccelerator, installation
 from worker.engine_choice import Way
 from worker.precision import Precision
 from worker.torch_device import TorchModel
+from worker.torch_operators import Node, conv_add_relu
 
 _FOUND = installation()
 
@@ -194,6 +196,26 @@ def test_pages_overwritten_behind_a_queued_exec_do_not_change_its_answer(bench: 
             bench.device.finish_exec(step, ticket)
         payload = bench.device.run_output(behind)
         assert_close(np.frombuffer(b"".join(payload), np.float32), expected, bench)
+
+
+def test_a_joint_convolution_makes_nothing_of_what_lay_where_its_output_goes(
+    accelerator: CudaAccelerator,
+) -> None:
+    # cuDNN's kernel adds a tensor that this one does not have: torch gives it the output, times 0.
+    generator = torch.Generator().manual_seed(0)
+    shapes = (4, 64, 56, 56), (64, 64, 3, 3), (64,)
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    wanted = torch.nn.functional.conv2d(x, weight, bias, padding=1).relu().numpy()
+    on_device = [tensor.to(accelerator.device) for tensor in (x, weight, bias)]
+    # What the allocator hands out next.
+    stale = [torch.full(wanted.shape, float("nan"), device=accelerator.device) for _ in range(8)]
+    del stale
+    try:
+        found = conv_add_relu(Node("conv_add_relu", (), (), {"pads": [1] * 4}), *on_device)
+    except RuntimeError as error:
+        pytest.skip(f"cuDNN has no joint kernel for it: {error}")
+    tolerance = Precision.TF32.tolerance * float(wanted.max())
+    np.testing.assert_allclose(found.cpu().numpy(), wanted, rtol=0, atol=tolerance)
 
 
 def test_a_fault_in_a_kernel_is_told_from_an_error_in_a_call() -> None:
