@@ -151,10 +151,6 @@ def _torch_device(
     if kind == "torch":
         on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
     _check_memory(on_host, "weights and IO on the host", "less host memory")
-    # Kernels come with torch; what else the driver might compile or cache at run time takes seconds
-    # at a moment that nobody chose.
-    os.environ.setdefault("CUDA_DISABLE_PTX_JIT", "1")
-    os.environ.setdefault("CUDA_CACHE_DISABLE", "1")
     try:
         # Here, because torch takes seconds to import and other devices do without.
         from worker.accelerator import Accelerator, HostAccelerator
@@ -166,6 +162,9 @@ def _torch_device(
         if kind == "cuda":
             from worker.cuda import CudaAccelerator
 
+            # Clockwork forbids the driver to compile and to cache kernels (CUDA_DISABLE_PTX_JIT,
+            # CUDA_CACHE_DISABLE). Here each has run before it is captured, so that none is new while
+            # serving, and an engine of cuDNN's may hand it some as PTX.
             accelerator = CudaAccelerator(int(argument))
             card = open_card(accelerator.uuid)
             if card is not None:
