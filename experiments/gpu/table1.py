@@ -3,8 +3,11 @@
 LOAD and EXEC are the worker's own steps: pages in random places, the gather, kernels, both copies. For
 each network: LOAD, EXEC by batch size, and how much more a single EXEC takes than the same captured kernels
 with their weights in place, where they are torch's; for LOAD, its share of what copying from locked memory
-reaches. For ResNet-50 at batch size 1, and for nothing else, the tail of 10,000 runs. Device memory that is
-taken meanwhile is counted; it should be none.
+reaches. Device memory that is taken meanwhile is counted; it should be none.
+
+For ResNet-50 at batch size 1, and for nothing else, the tail of 10,000 runs. Each begins on an idle stream and is
+handed over in three pieces, so the tail is also that of Python between them: while a worker serves, the next
+EXEC is handed over before the last ends.
 
 Networks are measured in the paper's order of interest until time is up; those left out are named. What has been
 compiled stays in the cache folder, so a second run gets further. Within `make gpu` there is time for a few;
