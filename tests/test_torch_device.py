@@ -1121,7 +1121,10 @@ def test_a_kernel_that_torch_cannot_run_is_refused_with_its_words(
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (Installation("2.13.0+cpu", None, 0), r"found torch 2\.13\.0\+cpu, .* without CUDA"),
+        (
+            Installation("2.13.0+cpu", None, 0),
+            r"found torch 2\.13\.0\+cpu, .* without CUDA; .*: uninstall torch and install it from",
+        ),
         (
             Installation("2.13.0", "13.0", 0, "The NVIDIA driver on your system is too old"),
             r"found no usable GPU \(The NVIDIA driver .* too old\); .* driver for CUDA 13\.0",

@@ -68,7 +68,8 @@ def check_installation(found: Installation, index: int) -> None:
     if found.cuda_version is None:
         raise ConfigError(
             f"{device}: found torch {found.torch_version}, which was built without CUDA; "
-            "expected a build with it (clockwright[gpu])"
+            "expected a build with it (clockwright[gpu]): uninstall torch and install it from an index "
+            "that has no +cpu builds, as https://pypi.org/simple, because pip prefers those"
         )
     if found.num_devices == 0:
         why = found.complaint or "the driver reports no GPU"
