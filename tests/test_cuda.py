@@ -21,6 +21,7 @@ from worker.cuda import CudaAccelerator, CudaEvent
 class FakeStream:
     def __init__(self, device: torch.device, priority: int = 0, device_index: int = 0) -> None:
         self.device, self.priority, self.device_index = device, priority, device_index
+        self.cuda_stream = id(self)
 
     def synchronize(self) -> None:
         pass
@@ -81,6 +82,10 @@ class FakeCard:
         self._thread = threading.local()
         self.current = FakeStream(torch.device("cpu"))
         self.capturing: FakeGraph | None = None
+        #: Torch's settings.
+        self.backends = SimpleNamespace(
+            cudnn=SimpleNamespace(), cuda=SimpleNamespace(matmul=SimpleNamespace())
+        )
 
     def is_available(self) -> bool:
         return True
@@ -104,7 +109,18 @@ class FakeCard:
     def get_device_properties(self, device: torch.device) -> Any:  # noqa: ANN401
         return SimpleNamespace(name="fake", uuid="0")
 
+    def memory_stats(self, device: torch.device) -> dict[str, int]:
+        return {"num_device_alloc": 5, "num_alloc_retries": 9}
+
+    def memory_reserved(self, device: torch.device) -> int:
+        return 6 << 20
+
+    def mem_get_info(self, device: torch.device) -> tuple[int, int]:
+        return 3 << 20, 7 << 20
+
     def graph_pool_handle(self) -> FakePool:
+        """Another one each time."""
+        self.pool = FakePool()
         return self.pool
 
     def Stream(self, device: torch.device, priority: int = 0) -> FakeStream:
@@ -133,9 +149,7 @@ class FakeTorch:
 
     def __init__(self) -> None:
         self.cuda = FakeCard()
-        self.backends = SimpleNamespace(
-            cudnn=SimpleNamespace(), cuda=SimpleNamespace(matmul=SimpleNamespace())
-        )
+        self.backends = self.cuda.backends
 
     def device(self, kind: str, index: int) -> torch.device:
         return torch.device("cpu")
@@ -171,6 +185,121 @@ def test_kernels_are_captured_on_an_urgent_stream_and_rehearsed_on_another(card:
     for other, captured in rehearsals:
         assert not captured
         assert other is not stream
+
+
+def test_a_capture_begins_when_three_rehearsals_have_ended(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = CudaAccelerator(0)
+    order: list[object] = []
+    rehearsed_on: set[FakeStream] = set()
+
+    def rehearsal() -> None:
+        rehearsed_on.add(card.current)
+        order.append("rehearsal")
+
+    def work() -> None:
+        # Onnxruntime's rehearsals are handed to the stream that is captured.
+        streams = {*rehearsed_on, card.current}
+        assert len(streams) == 2
+        assert set(order[3:]) == streams
+        order.append("work")
+
+    def synchronize(stream: FakeStream) -> None:
+        order.append(stream)
+
+    monkeypatch.setattr(FakeStream, "synchronize", synchronize)
+    accelerator.capture(work, rehearsal=rehearsal, tensor_cores=False)
+    assert order[:3] == ["rehearsal"] * 3
+    assert order[-1] == "work"
+    assert order.count("work") == 1
+
+
+@pytest.mark.parametrize("tensor_cores", [True, False])
+def test_float32_products_are_tf32_only_where_the_model_is(
+    tensor_cores: bool, card: FakeCard
+) -> None:
+    accelerator = CudaAccelerator(0)
+    seen: list[tuple[bool, bool]] = []
+
+    def work() -> None:
+        settings = card.backends
+        seen.append((settings.cuda.matmul.allow_tf32, settings.cudnn.allow_tf32))
+
+    # As the model before has left them.
+    accelerator.capture(lambda: None, rehearsal=lambda: None, tensor_cores=not tensor_cores)
+    accelerator.capture(work, rehearsal=work, tensor_cores=tensor_cores)
+    assert set(seen) == {(tensor_cores, tensor_cores)}
+
+
+@pytest.mark.parametrize("search", [True, False])
+def test_cudnn_looks_for_its_fastest_algorithms_where_that_is_asked_for(
+    search: bool, card: FakeCard
+) -> None:
+    CudaAccelerator(0, search=search)
+    assert card.backends.cudnn.benchmark is search
+
+
+def test_only_the_kernels_of_an_urgent_stream_go_first(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+    priorities: list[int] = []
+    for stream in (accelerator.stream(urgent=True), accelerator.stream()):
+        stream.run(lambda: priorities.append(card.current.priority))
+    assert priorities == [-1, 0]
+
+
+def test_too_little_memory_of_a_card_is_said_with_what_there_is(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = CudaAccelerator(0)
+
+    def full(*arguments: object, **settings: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 MiB")
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(MemoryError, match=r"^cuda:fake: 16 MiB are needed, 3 of 7 MiB are free$"):
+        accelerator.device_memory(16 << 20)
+
+
+def test_a_fault_is_told_in_its_first_words(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = CudaAccelerator(0)
+    assert accelerator.fault() is None
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nand much more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(card, "synchronize", fail)
+        words = "cuda:fake: CUDA error: an illegal memory access was encountered"
+        assert accelerator.fault() == words
+    monkeypatch.setattr(torch, "zeros", torch.ones)
+    assert accelerator.fault() == "cuda:fake: 0 + 1 is not 1 on it"
+
+
+def test_a_cards_memory_is_counted_by_its_driver(card: FakeCard) -> None:
+    accelerator = CudaAccelerator(0)
+    assert accelerator.num_allocations() == 5
+    assert accelerator.reserved_bytes() == 6 << 20
+    assert accelerator.free_bytes() == 3 << 20
+
+
+def test_onnxruntime_works_on_the_stream_that_is_captured_and_does_not_wait_for_it(
+    card: FakeCard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accelerator = CudaAccelerator(0)
+    providers = ["CPUExecutionProvider"]
+    monkeypatch.setattr("worker.cuda.ort.get_available_providers", lambda: providers)
+    assert accelerator.onnxruntime_place() is None
+    providers.append("CUDAExecutionProvider")
+    place = accelerator.onnxruntime_place()
+    assert place is not None
+    captured: list[FakeStream] = []
+    capture(accelerator, lambda: captured.append(card.current))
+    assert [place.options["user_compute_stream"]] == [str(each.cuda_stream) for each in captured]
+    assert place.options["use_tf32"] == "0"
+    assert place.run_options["disable_synchronize_execution_providers"] == "1"
 
 
 def test_when_all_graphs_are_gone_others_can_be_captured(card: FakeCard) -> None:
