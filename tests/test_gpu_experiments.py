@@ -35,6 +35,7 @@ from worker.cuda import Installation
 from worker.engine_choice import Way
 from worker.precision import Precision
 from worker.torch_operators import OPERATORS
+from worker.torch_program import Program
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,13 +47,66 @@ def test_the_probe_measures_copies_gathers_and_kernels(tmp_path: Path) -> None:
     figures |= probe.gather(accelerator, pages=2, cache_pages=2, name="gather_large", runs=2)
     figures |= probe.beside(accelerator, tmp_path, name="tiny_conv", runs=2)
     figures |= probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2)
+    figures |= probe.graphs(accelerator, tmp_path, name="tiny_conv", more=2)
     assert all(figure > 0 for figure in figures.values())
-    for key in ("h2d_gbps", "d2d_gbps", "gather_index_select_us_p50", "beside_load_us_p99"):
+    for key in (
+        *("h2d_gbps", "d2d_gbps", "gather_index_select_us_p50", "gather_captured_us_p50"),
+        *("beside_load_us_p99", "graph_ms"),
+    ):
         assert key in figures
+    # The processor's kernels are not captured: there is no memory to count.
+    assert "graph_kib" not in figures
     assert wanted_of("probe") <= figures.keys()
-    for precision in ("float32", "tf32", "float16"):
-        for kind in ("", "_apart"):
-            assert f"exec_{precision}{kind}_b16_launched_us_p50" in figures
+    for precision, other in (
+        ("float32", "_channels_last"),
+        ("tf32", "_channels_first"),
+        ("float16", "_channels_first"),
+    ):
+        for variant in ("", "_apart", other):
+            assert f"exec_{precision}{variant}_b16_launched_us_p50" in figures
+    hurried = probe.execute(accelerator, tmp_path, name="tiny_conv", runs=2, until_s=0.0)
+    assert len(hurried) == len(Precision) * len(probe.BATCH_SIZES) * 4
+
+
+def test_the_probe_measures_what_serving_takes_of_the_host() -> None:
+    figures = probe.host(HostAccelerator(), num_bytes=16 << 20, runs=2)
+    steps = ("input_b1", "input_b16", "output_b1", "output_b16")
+    for key in (*steps, "wake_up_plain", "wake_up_tuned"):
+        assert 0 <= figures[f"{key}_us_p50"] <= figures[f"{key}_us_p99"]
+    assert figures["host_memory_present_ms"] > 0
+    assert figures["host_memory_locked_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "layout"),
+    [
+        (Precision.FLOAT32, torch.channels_last),
+        (Precision.TF32, torch.contiguous_format),
+        (Precision.FLOAT16, torch.contiguous_format),
+    ],
+)
+def test_bare_kernels_are_also_measured_in_the_layout_that_is_not_served(
+    precision: Precision,
+    layout: torch.memory_format,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder, compiled = probe.compiled_for("cifar_resnet20_v1", precision, tmp_path)
+    told: list[bool] = []
+    run = Program.run
+
+    def watched(program: Program, inputs: Any, weights: Any, moved: Any) -> Any:  # noqa: ANN401
+        # By strides: a kernel of 1 x 1, as in shortcuts, is contiguous in both layouts.
+        kernels = [weight for weight in weights.values() if weight.dim() == 4]
+        wanted = [torch.empty(each.shape).clone(memory_format=layout) for each in kernels]
+        told.append([each.stride() for each in kernels] == [each.stride() for each in wanted])
+        return run(program, inputs, weights, moved)
+
+    monkeypatch.setattr(Program, "run", watched)
+    for given in (None, layout):
+        probe.bare_kernel(HostAccelerator(), folder, compiled, 1, layout=given).replay()
+    # Rehearsed, then run.
+    assert told == [False, False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +127,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     def fails(*arguments: object, **settings: object) -> probe.Figures:
         raise RuntimeError("out of memory")
 
-    for name in ("copy", "gather", "beside"):
+    for name in ("copy", "gather", "host", "beside", "graphs"):
         monkeypatch.setattr(probe, name, lambda *given, name=name, **settings: {name: 1.0})
     monkeypatch.setattr(probe, "execute", fails)
     words = ["probe", "--device", "torch:cpu", "--seconds", "1", "--results", str(tmp_path)]
@@ -81,7 +135,8 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     with pytest.raises(RuntimeError, match="out of memory"):
         probe.main()
     record = json.loads((tmp_path / "probe.json").read_text())
-    assert list(record["figures"]) == ["copy", "gather", "gather_large", "beside"]
+    kept = ["copy", "gather", "gather_large", "host", "beside", "graphs"]
+    assert list(record["figures"]) == kept
     assert record["hardware"]["accelerator"] == "cpu"
 
 

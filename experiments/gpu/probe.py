@@ -1,29 +1,39 @@
 """What the hardware itself can do, which says how good a LOAD, a gather or an EXEC is.
 
 * `copy`: host to device bandwidth from locked memory, one page at a time and many; device to device.
-* `gather`: a model's pages into the arena, by index_select and by one copy per page; from a small weights cache
-  and from Figure 6's, whose words are too many for 32 bits to count, which some kernels are slower for.
-* `exec`: captured ResNet-50 in each precision, convolutions joined with their ReLUs or not, largest batch
-  and single; kernel launches without a graph for comparison.
+* `gather`: a model's pages into the arena, by index_select, the same captured, and by one copy per page; from
+  a small weights cache and from Figure 6's, whose words are too many for 32 bits to count, which some kernels
+  are slower for.
+* `host`: inputs and outputs of ResNet-50 on their way; what it takes to have locked memory; how late threads
+  wake up, tuned as the lanes' are and not.
+* `exec`: captured ResNet-50 in each precision, convolutions joined with their ReLUs or not, and with their
+  weights in the order that this precision is not served in (channels first, channels last), largest batch and
+  single; kernel launches without a graph for comparison.
 * `beside`: a single EXEC alone, while pages are copied from the host, and while a second EXEC runs on
   another stream (the paper's argument for one EXEC at a time).
+* `graphs`: time and device memory of one captured graph more.
+
+Mapping a model's pages into a range of addresses, in place of the gather, is not measured: it needs bindings
+to the driver that nothing else here does, and would be of interest only if the gather took more than a
+tenth of a single EXEC.
 """
 
 from __future__ import annotations
 
 import contextlib
+import random
 import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from clockwright.units import PAGE_BYTES
+from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.figures import fig6
 from experiments.gpu.hardware import (
     about,
@@ -37,6 +47,7 @@ from experiments.results_file import write_results
 from modelzoo.build import write_model
 from worker.accelerator import Accelerator
 from worker.compile import compile_model
+from worker.host_memory import present_memory
 from worker.model_files import (
     GRAPH_FILE,
     WEIGHTS_FILE,
@@ -46,6 +57,7 @@ from worker.model_files import (
     Source,
 )
 from worker.precision import Precision
+from worker.timing import sleep_until, tune_thread
 from worker.torch_compile import TorchTarget
 from worker.torch_operators import Tensor
 from worker.torch_program import Program
@@ -54,6 +66,7 @@ from worker.torch_tensors import typed_view, weight_views
 ARCHITECTURE = "resnet50_v1"
 PAGES = 7  # of ResNet-50 in float32
 SMALL_CACHE_PAGES = 4 * PAGES
+ROW_BYTES = {"input": 4 * 3 * 224 * 224, "output": 4 * 1000}
 RUNS = 300
 BATCH_SIZES = (1, 16)
 
@@ -109,9 +122,14 @@ def gather(
         for row, page in enumerate(chosen):
             arena[row].copy_(cache[page], non_blocking=True)
 
+    def by_index() -> None:
+        torch.index_select(cache, 0, listed, out=arena)
+
+    captured = accelerator.capture(by_index, rehearsal=by_index, tensor_cores=False)
     figures = {f"{name}_cache_pages": float(cache_pages)}
     for key, work in (
-        ("index_select", partial(torch.index_select, cache, 0, listed, out=arena)),
+        ("index_select", by_index),
+        ("captured", captured),
         ("copies", by_copies),
         ("in_one_piece", partial(arena.copy_, cache[:pages], non_blocking=True)),
     ):
@@ -128,6 +146,69 @@ def large_cache_pages(accelerator: Accelerator) -> int:
     if free_bytes is None:
         return SMALL_CACHE_PAGES
     return max(PAGES, min(fig6.Setting().num_pages, free_bytes // 2 // PAGE_BYTES))
+
+
+def host(accelerator: Accelerator, *, num_bytes: int = 1 << 30, runs: int = RUNS) -> Figures:
+    """What serving takes of the host.
+
+    Args:
+        accelerator: where inputs go to and outputs come from.
+        num_bytes: of locked memory, which is taken twice: without locking it, and with.
+        runs: of each kind.
+    """
+    begin_s = time.perf_counter()
+    unlocked = present_memory(num_bytes)
+    figures = {"host_memory_present_ms": 1e3 * (time.perf_counter() - begin_s)}
+    del unlocked
+    begin_s = time.perf_counter()
+    there = accelerator.host_memory(num_bytes)
+    figures["host_memory_locked_ms"] = 1e3 * (time.perf_counter() - begin_s)
+    stream = accelerator.stream()
+    for batch_size in BATCH_SIZES:
+        for kind, row_bytes in ROW_BYTES.items():
+            far = there[: batch_size * row_bytes]
+            near = accelerator.device_memory(far.nbytes)
+            target, source = (near, far) if kind == "input" else (far, near)
+            work = partial(target.copy_, source, non_blocking=True)
+            times = device_times_ns(accelerator, stream, work, runs=runs)
+            figures[f"{kind}_b{batch_size}_us_p50"] = median_us(times)
+            figures[f"{kind}_b{batch_size}_us_p99"] = quantile(times, 0.99)
+    for key, tuned in (("plain", False), ("tuned", True)):
+        late: list[int] = []
+        # A thread of its own: it cannot be tuned back.
+        thread = threading.Thread(
+            target=_wake_up, args=(late,), kwargs={"runs": runs, "tuned": tuned}
+        )
+        thread.start()
+        thread.join()
+        figures[f"wake_up_{key}_us_p50"] = median_us(late)
+        figures[f"wake_up_{key}_us_p99"] = quantile(late, 0.99)
+    return figures
+
+
+def _wake_up(late: list[int], *, runs: int, tuned: bool) -> None:
+    """Sleep for 1 to 4 ms, again and again; by how many ns each was too long."""
+    if tuned:
+        tune_thread(realtime=True)
+    rng = random.Random(0)
+    for _ in range(runs):
+        time_ns = time.monotonic_ns() + rng.randint(NS_PER_MS, 4 * NS_PER_MS)
+        sleep_until(time_ns)
+        late.append(time.monotonic_ns() - time_ns)
+
+
+def graphs(
+    accelerator: Accelerator, scratch: Path, *, name: str = ARCHITECTURE, more: int = 8
+) -> Figures:
+    """Milliseconds and KiB of a graph of batch 1, captured beside one that has the same kernels."""
+    folder, compiled = compiled_for(name, Precision.FLOAT32, scratch)
+    work = bare_kernel(accelerator, folder, compiled, 1).launch
+    free, begin_s = accelerator.free_bytes(), time.perf_counter()
+    kept = [accelerator.capture(work, rehearsal=work, tensor_cores=False) for _ in range(more)]
+    figures = {"graph_ms": 1e3 * (time.perf_counter() - begin_s) / len(kept)}
+    if free is not None and (left := accelerator.free_bytes()) is not None:
+        figures["graph_kib"] = (free - left) / 1024 / len(kept)
+    return figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +233,7 @@ def bare_kernel(
     batch_size: int,
     *,
     joined: bool = True,
+    layout: torch.memory_format | None = None,
 ) -> BareKernel:
     """Capture a model.
 
@@ -162,11 +244,12 @@ def bare_kernel(
         batch_size: rows.
         joined: convolutions with their ReLUs where that works; cuDNN has no such kernel for some
             shapes, and then they are apart.
+        layout: of convolutions' weights; None: as compiled.
     """
     if joined:
         with contextlib.suppress(RuntimeError):
-            return _bare_kernel(accelerator, folder, compiled, batch_size, joined=True)
-    return _bare_kernel(accelerator, folder, compiled, batch_size, joined=False)
+            return _bare_kernel(accelerator, folder, compiled, batch_size, layout, joined=True)
+    return _bare_kernel(accelerator, folder, compiled, batch_size, layout, joined=False)
 
 
 def _bare_kernel(
@@ -174,6 +257,7 @@ def _bare_kernel(
     folder: Path,
     compiled: CompiledModel,
     batch_size: int,
+    layout: torch.memory_format | None,
     *,
     joined: bool,
 ) -> BareKernel:
@@ -181,6 +265,13 @@ def _bare_kernel(
     blob = accelerator.device_memory(compiled.weights_bytes)
     blob.copy_(torch.from_file(str(folder / WEIGHTS_FILE), size=blob.nbytes, dtype=torch.uint8))
     weights = weight_views(blob, compiled.weights)
+    if layout is not None:
+        # Not `to`: a kernel of 1 x 1 is in either order already, and keeps strides that say the other.
+        weights |= {
+            name: weight.clone(memory_format=layout)
+            for name, weight in weights.items()
+            if weight.dim() == 4
+        }
 
     def tensors(bound: tuple[BoundTensor, ...]) -> list[Tensor]:
         return [
@@ -208,23 +299,42 @@ def execute(
     runs: int = RUNS,
     until_s: float = float("inf"),
 ) -> Figures:
-    """Microseconds by precision and batch size; largest batch first, as when serving."""
-    figures = {}
-    for precision in Precision:
+    """Microseconds by precision and batch size; largest batch first, as when serving.
+
+    Kernels as they are served come first: when time is up, what they are compared with is left out.
+    """
+    figures: Figures = {}
+    for precision, variant, joined, layout in _variants():
+        if variant and time.monotonic() > until_s:
+            break
         folder, compiled = compiled_for(name, precision, scratch)
-        for joined in (True, False):
-            for batch_size in sorted(BATCH_SIZES, reverse=True):
-                kernel = bare_kernel(accelerator, folder, compiled, batch_size, joined=joined)
-                if kernel.joined is not joined:
-                    continue  # no figure, but for those of convolutions apart
-                key = f"{precision.value}{'' if joined else '_apart'}_b{batch_size}"
-                for suffix, work in (("", kernel.replay), ("_launched", kernel.launch)):
-                    times = device_times_ns(
-                        accelerator, accelerator.stream(), work, runs=runs, until_s=until_s
-                    )
-                    figures[f"exec_{key}{suffix}_us_p50"] = median_us(times)
-                    figures[f"exec_{key}{suffix}_us_p99"] = quantile(times, 0.99)
+        for batch_size in sorted(BATCH_SIZES, reverse=True):
+            kernel = bare_kernel(
+                accelerator, folder, compiled, batch_size, joined=joined, layout=layout
+            )
+            if kernel.joined is not joined:
+                continue  # no figure, but for those of convolutions apart
+            key = f"exec_{precision.value}{variant}_b{batch_size}"
+            for suffix, work in (("", kernel.replay), ("_launched", kernel.launch)):
+                times = device_times_ns(
+                    accelerator, accelerator.stream(), work, runs=runs, until_s=until_s
+                )
+                figures[f"{key}{suffix}_us_p50"] = median_us(times)
+                figures[f"{key}{suffix}_us_p99"] = quantile(times, 0.99)
     return figures
+
+
+def _variants() -> Iterator[tuple[Precision, str, bool, torch.memory_format | None]]:
+    """Precision, name of the variant, whether convolutions are joined, and their weights' other layout."""
+    for precision in Precision:
+        yield precision, "", True, None
+    for precision in Precision:
+        yield precision, "_apart", False, None
+    for precision in Precision:
+        if precision.tensor_cores:
+            yield precision, "_channels_first", True, torch.contiguous_format
+        else:
+            yield precision, "_channels_last", True, torch.channels_last
 
 
 def beside(
@@ -296,7 +406,9 @@ def main() -> None:
                 cache_pages=large_cache_pages(accelerator),
                 name="gather_large",
             ),
+            partial(host, accelerator),
             partial(beside, accelerator, scratch),
+            partial(graphs, accelerator, scratch),
             partial(execute, accelerator, scratch, until_s=until_s),
         )
         for section in sections:
