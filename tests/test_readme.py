@@ -224,6 +224,20 @@ def test_the_aims_of_edf_mh_and_what_was_measured_are_the_recorded_run() -> None
         assert quoted in section
 
 
+def test_what_is_said_of_figure_6_on_the_processor_is_the_recorded_run() -> None:
+    found = figures("gpu_on_cpu/fig6")
+    section = " ".join(README.split("\n## On a GPU")[1].split("\n## ")[0].split())
+    instances, answered = (
+        f"{found[key]:,.0f}" for key in ("num_instances", "num_instances_answered")
+    )
+    worst_pct = abs(found["worst_goodput_gap_pct"])
+    assert f"for 201 of {instances} instances: {answered} were asked and answered" in section
+    assert f"was within {worst_pct:.1f} % of the simulated one" in section
+    record = json.loads((ROOT / "experiments/results/gpu_on_cpu/fig6.json").read_text())
+    assert record["hardware"]["accelerator"] == "cpu"
+    assert "--pages 201" in record["command"]
+
+
 def test_how_near_the_torch_engine_comes_is_the_recorded_run() -> None:
     path = ROOT / "experiments" / "results" / "torch_zoo.json"
     record = json.loads(path.read_text())
