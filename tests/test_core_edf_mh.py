@@ -397,6 +397,34 @@ def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
         assert batches(bench.finish(Infer))[0] == expected
 
 
+def test_where_few_models_share_gpus_and_requests_are_dropped_batches_wait_to_grow() -> None:
+    """With two in time for four until 3 ms from now; without drops, or with as many models as GPUs, at once."""
+    for dropped, models, deferral, expected in (
+        (50, 1, True, []),
+        (0, 1, True, [("m0", 2)]),
+        (50, 1, False, [("m0", 2)]),
+        (50, 2, True, [("m0", 2)]),
+    ):
+        bench = Bench(gpus=2, models=models, edf_mh=EdfMhConfig(deferral=deferral))
+        for model in range(models):
+            for gpu in range(2):
+                bench.resident(model, worker=gpu)
+        policy = bench.scheduler._policy
+        policy._exec_drops.count(bench.now_ns, dropped=dropped, served=1000)  # type: ignore[attr-defined]
+        begin_ns = bench.now_ns
+        case = dropped, models, deferral
+        assert batches(bench.ask(0, 9, count=2)) == expected, case
+        if expected:
+            continue
+        assert batches(bench.wait(begin_ns + 3 * MS - 1)) == [], case
+        assert batches(bench.wait(begin_ns + 3 * MS)) == [("m0", 2)], case
+        # Two more in time make four, which go at once.
+        bench.finish(Infer)
+        policy._exec_drops.count(bench.now_ns, dropped=dropped, served=1000)  # type: ignore[attr-defined]
+        assert batches(bench.ask(0, 20, count=2)) == [], case
+        assert batches(bench.ask(0, 20, count=6)) == [("m0", 8)], case
+
+
 def test_a_model_below_its_floor_is_not_struck_out() -> None:
     for floor, expected in ((0.0, ("m1", 4)), (0.5, ("m0", 1))):
         bench = Bench(edf_mh=EdfMhConfig(fairness=0.0, served_floor=floor))

@@ -19,13 +19,13 @@ of requests that carry a tenant, the smaller the tenant's is, and the more by it
 limited number of GPUs at a time, because a long batch that has begun is in the way of whatever comes. The
 limit follows the share of the other requests that are dropped.
 
-Tried in the simulator in passing, and left out; no run of these is recorded:
+**Deferral** (Symphony, arXiv 2308.07470). Where many GPUs share few models and requests were dropped of late,
+a batch waits while it can grow and be in time: GPUs that take what there is run small batches all the time.
 
-* **Deferral** (Symphony, arXiv 2308.07470): a batch waits for more requests while it stays in time, where lanes
-  are busy. It paid for one model alone, cost with two, and did next to nothing from four on: late binding gathers
-  most of what there is to gather.
-* **Prefetch** of models with periodic demand, with every arrival known beforehand: on the Azure replay it made
-  the few cold requests warm, which had been answered in time without it.
+Left out, and recorded beside what was kept (`experiments.figures.ablation`):
+
+* **Prefetch** of models with periodic demand, with every arrival of the next second known: on the Azure replay
+  it makes the few cold requests warm, which had been answered in time without it.
 * **The slowest GPU that is in time** among unlike ones: see `Scheduler._offer`.
 * **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
 """
@@ -36,7 +36,7 @@ from bisect import bisect_left
 from heapq import heappop, heappush, heapreplace
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.batch_limit import BatchLimit
 from controller.core.clockwork import ClockworkPolicy, best_batch
 from controller.core.config import SchedulerConfig
@@ -66,6 +66,14 @@ _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
 # A refusal calls for another copy for this long.
 _SHORT_NS = 100 * NS_PER_MS
 
+# On a GPU that holds more models than this no batch waits to grow: several would end their wait together, and
+# some of them would be late.
+_MAX_WAITING = 2
+
+# So long after requests were dropped batches wait to grow. Shorter: they would stop to, more would be dropped,
+# and so on.
+_DEFER_NS = 3 * NS_PER_S
+
 # A lane that is idle because batch work may not run there is looked at again after this.
 _RETRY_NS = 10 * NS_PER_MS
 
@@ -87,6 +95,8 @@ class EdfMhPolicy(ClockworkPolicy):
             self.lookahead_ns = min(_FIRST_LOOKAHEAD_NS, config.lookahead_ns)
         self._margin = Margin(config.margin_ns)
         self._exec_drops = RecentDrops()
+        #: Batches that would grow wait until then.
+        self._defer_until_ns = 0
         self._load_drops = RecentDrops()
         self._served = ServedShare()
         self._tenants = TenantShares()
@@ -158,18 +168,29 @@ class EdfMhPolicy(ClockworkPolicy):
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         """See `Policy`."""
         pressure = self._pressure(self._exec_drops, now_ns) if self._config.prune_infers else 0.0
+        if pressure > 0.0:
+            self._defer_until_ns = now_ns + _DEFER_NS
+        defers = now_ns < self._defer_until_ns and self._config.deferral
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
-        best = _largest_run if pressure >= 1.0 else _urgent_run
+        best = _urgent_run
+        if pressure >= 1.0:
+            best = _largest_run
+        elif pressure > 0.0 and defers:
+            best = _growing_run
         soon_ns = now_ns + worker.exec_lookahead_ns
         found: list[Batch] = []
         loading: list[Batch] = []
         aside: list[Batch] = []
+        growing: list[Batch] = []
         while len(found) < most and len(aside) < _MAX_CANDIDATES:
             candidate = self._take_candidate(worker, free_ns, soon_ns, best, loading)
             if candidate is None:
                 break
             if not self._is_batch_work(candidate):
-                found.append(candidate)
+                if defers and _full_ns(candidate) > free_ns:
+                    growing.append(candidate)
+                else:
+                    found.append(candidate)
                 continue
             aside.append(candidate)
             if candidate.required_start_ns >= now_ns + self._batch_slo_ns:
@@ -184,12 +205,14 @@ class EdfMhPolicy(ClockworkPolicy):
                 chosen = aside[0]
             if chosen and self._is_batch_work(chosen) and not self._may_run(chosen, worker, now_ns):
                 chosen = None
-        for candidates in (aside, loading, found):
+        for candidates in (aside, loading, growing, found):
             for candidate in candidates:
                 if candidate is not chosen:
                     self._put_back(candidate)
         if chosen is None:
-            if worker.strategies:
+            if growing:
+                worker.retry_ns = min(map(_full_ns, growing)) - (free_ns - now_ns)
+            elif worker.strategies:
                 worker.retry_ns = now_ns + _RETRY_NS
         elif not self._is_batch_work(chosen):
             self._count(chosen, now_ns)
@@ -383,6 +406,28 @@ def _urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
                 if other is not None and _pays(other, first, index):
                     return other
     return Batch(copy, first, estimates.sizes[index], index, due_ns - exec_ns[index], begin_ns)
+
+
+def _growing_run(copy: Copy, begin_ns: int) -> Batch | None:
+    """Where batches wait to grow, Appendix B's: those who cannot wait for it are dropped. Else the urgent run."""
+    return best_batch(copy, begin_ns) if _few_models(copy) else _urgent_run(copy, begin_ns)
+
+
+def _few_models(copy: Copy) -> bool:
+    """Whether twice as many GPUs hold the model as its GPU holds models.
+
+    Else batches of the others fill the time while this one grows by itself.
+    """
+    return len(copy.model.copies) >= 2 * len(copy.worker.copies)
+
+
+def _full_ns(batch: Batch) -> int:
+    """From when on no larger batch that begins with the same request would be in time; 0: it need not wait."""
+    copy, larger = batch.copy, batch.size_index + 1
+    exec_ns = copy.estimates.exec_ns
+    if larger == len(exec_ns) or len(copy.worker.copies) > _MAX_WAITING or not _few_models(copy):
+        return 0
+    return batch.required_start_ns + exec_ns[batch.size_index] - exec_ns[larger]
 
 
 def _others_wait(copy: Copy) -> bool:
