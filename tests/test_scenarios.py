@@ -7,10 +7,21 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.figures import ablation, azure_replay, edf_mh, fig5, fig6, fig7_left, fig9, scale
+from experiments.figures import (
+    ablation,
+    azure_replay,
+    edf_mh,
+    fig5,
+    fig6,
+    fig7_left,
+    fig9,
+    scale,
+    tried,
+)
 from experiments.figures.edf_mh import COMPARED, Row
 from experiments.figures.scenario_runs import Outcome, bound_of, measure
 from experiments.figures.scenarios import (
@@ -18,6 +29,7 @@ from experiments.figures.scenarios import (
     Scenario,
     azure,
     closed,
+    further_scenarios,
     larger,
     poisson,
     pressed,
@@ -25,11 +37,13 @@ from experiments.figures.scenarios import (
     resnets,
     scenarios,
     shared,
+    unlike,
     zoo,
 )
 from experiments.figures.study import POLICIES
 from experiments.results_file import write_results
-from experiments.simulator import Case
+from experiments.simulator import Case, Cluster, production_scheduler, run
+from traces.arrivals import TraceReplay, Workload
 
 OVERLOAD = Scenario(
     "small",
@@ -119,10 +133,11 @@ def test_batch_clients_are_counted_apart_and_leave_the_others_in_time() -> None:
 
 
 def test_every_scenario_has_a_name_of_its_own() -> None:
-    keys = [scenario.key for scenario in scenarios()]
+    keys = [scenario.key for scenario in (*scenarios(), *further_scenarios())]
     assert len(set(keys)) == len(keys)
-    for prefix in ablation.SCENARIOS:
-        assert any(key.startswith(prefix) for key in keys), prefix
+    for contender in ablation.contenders():
+        for prefix in contender.only:
+            assert any(key.startswith(prefix) for key in keys), (contender.name, prefix)
 
 
 def test_every_case_of_the_paper_is_among_the_scenarios() -> None:
@@ -289,11 +304,71 @@ def test_an_ablation_needs_no_bounds_but_those_of_closed_loops() -> None:
         processes=1,
         bounds=False,
     )
-    rows = edf_mh.run_all(setting, {"all": POLICIES["edf_mh"]})
+    whole = edf_mh.Contender(name="all", config=POLICIES["edf_mh"])
+    rows = edf_mh.run_all(setting.scenarios, [whole], setting)
     assert {row.scenario.group: row.outcomes[0].bound > 0 for row in rows} == {
         "fig5": True,
         "fig7_left": False,
     }
     for row in rows:
         assert len(row.outcomes) == 2
-        assert 0 < row.points < 100
+
+
+def test_an_ablation_tells_what_pieces_are_worth_and_what_others_would_gain(tmp_path: Path) -> None:
+    setting = edf_mh.Setting(seeds=(1,), bounds=False)
+    rows = ablation.produce(setting, tmp_path, only=("unlike_r1000", "fig7_right"))
+    of: dict[str, set[str]] = {row.scenario.key: set() for row in rows}
+    for row in rows:
+        of[row.scenario.key].add(row.policy)
+    # Nobody runs where it is not asked to, and everybody is compared with the whole.
+    right = "fig7_right_m12c16_x3.38"
+    assert of == {
+        "unlike_r1000": {"all", "contiguous_run", "fastest_idle", "slowest_idle"},
+        right: {"all", *ablation.OFF, "batch_beside_idle"},
+    }
+    figures = json.loads((tmp_path / "ablation.json").read_text())["figures"]
+    for piece, key, sign in (
+        ("limit_batch", right, -1),
+        ("batch_beside_idle", right, 1),
+        ("fastest_idle", "unlike_r1000", -1),
+    ):
+        difference = figures[f"{piece}_{key}_goodput_pct"] - figures[f"all_{key}_goodput_pct"]
+        kind = "gain" if sign > 0 else "worth"
+        assert figures[f"{piece}_{key}_{kind}_points"] == pytest.approx(sign * difference)
+    assert figures[f"limit_batch_{right}_worth_points"] > 5
+    assert figures[f"batch_beside_idle_{right}_gain_points"] < 0
+    assert figures["slowest_idle_unlike_r1000_p50_ms"] > figures["all_unlike_r1000_p50_ms"]
+    lines = (tmp_path / "ablation.csv").read_text().splitlines()
+    assert len(lines) == 1 + len(rows)
+
+
+def test_prefetching_loads_before_the_request() -> None:
+    models = resnets(2)
+    counts = np.array([[600, 0], [600, 600]], np.int32)
+    case = Case(
+        workload=Workload(
+            models=tuple(model.model_id for model in models),
+            sources=(TraceReplay(counts=counts, models=np.arange(2), slo_ns=NS_PER_S, seed=1),),
+        ),
+        cluster=Cluster(models=models),
+        duration_ns=2 * 60 * NS_PER_S,
+        scheduler=POLICIES["edf_mh"],
+    )
+    cold = [
+        run(case, make_scheduler=make).summary.total().cold_answered
+        for make in (production_scheduler, tried.Prefetch)
+    ]
+    # Before the run's very first request nothing happens at which it could be loaded.
+    assert cold == [2, 1]
+
+
+def test_a_tried_scheduler_keeps_the_books() -> None:
+    """Whatever is tried, no invariant of the mechanism may break."""
+    for name, (scheduler, _) in (ablation.REPLACED | ablation.LEFT_OUT).items():
+        scenario = unlike(1, rate_rps=1000, duration_ns=NS_PER_S // 2)
+        case = replace(scenario, scheduler=ablation.ALL)
+        result = run(case, make_scheduler=scheduler, check=True)
+        total = result.summary.total()
+        assert total.arrived == total.answered + total.num_refused, name
+        assert result.num_unanswered == 0, name
+        assert total.answered > 0.9 * total.arrived, name

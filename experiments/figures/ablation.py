@@ -1,8 +1,13 @@
 """What each piece of `edf_mh` is worth: all of it, and all but one, on the scenarios where pieces matter.
 
-Goodput in points (as in `edf_mh.py`), of all pieces less of all but one: above 0 the piece pays there.
-Fairness is no matter of goodput: it costs some, and is judged by the shares of the models that are served
-worst. Bounds play no part in differences, and are in `edf_mh.json`.
+Goodput in points (as in `edf_mh.py`):
+
+* `PIECE_SCENARIO_worth_points`: with all pieces, less with all but this one, or with the obvious other rule
+  in its place; above 0 the piece pays there. Fairness is no matter of goodput: it costs some, and is judged
+  by the shares of the models that are served worst.
+* `PIECE_SCENARIO_gain_points`: with a piece that was left out, less without it; above 0 it would pay there.
+
+Bounds play no part in differences, and are in `edf_mh.json`. Not for `make native` (see `tried.py`).
 """
 
 from __future__ import annotations
@@ -11,9 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller.core import EdfMhConfig, SchedulerConfig
-from experiments.figures.edf_mh import Row, Setting, run_all, write_table
+from experiments.figures import tried
+from experiments.figures.edf_mh import Contender, Row, Setting, run_all, write_table
+from experiments.figures.scenarios import Scenario, further_scenarios, scenarios
 from experiments.results_file import RESULTS, write_results
 
+ALL = SchedulerConfig(policy="edf_mh")
+
+#: Where pieces with a switch are compared.
 SCENARIOS = (
     "fig5_slo10",
     "fig7_left_n12_r2400_x3.38",
@@ -23,6 +33,7 @@ SCENARIOS = (
     "zoo_zoo600_slo100",
     "zoo_zoo1500",
 )
+_LOADS = ("overload_n48_r5514", "zoo_zoo600_slo100", "zoo_zoo1500", "azure_x1_quiet")
 
 #: What is changed, by the name of the piece that is off.
 OFF = {
@@ -34,33 +45,91 @@ OFF = {
     "fairness": EdfMhConfig(fairness=0.0, served_floor=0.0),
     "served_floor": EdfMhConfig(served_floor=0.0),
     "limit_batch": EdfMhConfig(limit_batch=False),
+    "deferral": EdfMhConfig(deferral=False),
+}
+
+#: Kept, and without a switch: what stands in its place, and where.
+REPLACED = {
+    "contiguous_run": (
+        tried.LargestFill,
+        ("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
+    ),
+    "placement": (tried.AnyPlace, _LOADS),
+    "further_copy": (tried.OneCopy, (*_LOADS, "few_n4_gpus8")),
+    "copy_when_refused": (tried.CopiesAtOnce, (*_LOADS, "few_n4_gpus8")),
+    "wanted_not_evicted": (tried.PlainLru, _LOADS),
+    "fastest_idle": (tried.AnyIdle, ("unlike",)),
+}
+
+#: Left out: how it was tried, and where.
+LEFT_OUT = {
+    "prefetch": (tried.Prefetch, ("azure_x1_quiet", "azure_x2_exact")),
+    "slowest_idle": (tried.SlowestIdle, ("unlike",)),
+    "batch_beside_idle": (tried.BatchBesideIdle, ("fig7_right_m12c16_x3.38",)),
 }
 
 
-def policies() -> dict[str, SchedulerConfig]:
-    """All of `edf_mh`, and it without each piece."""
-    whole = SchedulerConfig(policy="edf_mh")
-    return {"all": whole} | {name: replace(whole, edf_mh=off) for name, off in OFF.items()}
+def contenders() -> list[Contender]:
+    """All of `edf_mh`, and it with each piece off, replaced, or added."""
+    return [
+        Contender(name="all", config=ALL),
+        *(
+            Contender(
+                name=name,
+                config=replace(ALL, edf_mh=off),
+                only=(*SCENARIOS, "few") if name == "deferral" else SCENARIOS,
+            )
+            for name, off in OFF.items()
+        ),
+        *(
+            Contender(name=name, config=ALL, scheduler=scheduler, only=only)
+            for name, (scheduler, only) in (REPLACED | LEFT_OUT).items()
+        ),
+    ]
+
+
+def compared() -> list[Scenario]:
+    """The scenarios under which any piece is compared."""
+    pieces = [contender for contender in contenders() if contender.only]
+    return [
+        scenario
+        for scenario in (*scenarios(), *further_scenarios())
+        if any(piece.runs(scenario) for piece in pieces)
+    ]
 
 
 def figures_of(rows: list[Row]) -> dict[str, float]:
-    """Name every number: `PIECE_SCENARIO_METRIC`, and of everything on `all_SCENARIO_METRIC`."""
+    """Name every number: `PIECE_SCENARIO_METRIC`, and of the whole `all_SCENARIO_METRIC`."""
     by_key = {(row.policy, row.scenario.key): row for row in rows}
     figures: dict[str, float] = {}
     for (policy, key), row in by_key.items():
         figures[f"{policy}_{key}_goodput_pct"] = row.points
-        for share in ("p5_model_share", "worst_model_share"):
-            figures[f"{policy}_{key}_{share}"] = row.mean(share)
+        for metric in ("p5_model_share", "worst_model_share", "p50_ms"):
+            figures[f"{policy}_{key}_{metric}"] = row.mean(metric)
         if row.scenario.group == "fig7_right":
             figures[f"{policy}_{key}_bc_rps"] = row.mean("batch_rps")
-        if policy != "all":
-            figures[f"{policy}_{key}_worth_points"] = by_key["all", key].points - row.points
+        if row.scenario.group == "azure":
+            figures[f"{policy}_{key}_cold_per_million"] = row.per_million("cold")
+        gain = row.points - by_key["all", key].points
+        if policy in LEFT_OUT:
+            figures[f"{policy}_{key}_gain_points"] = gain
+        elif policy != "all":
+            figures[f"{policy}_{key}_worth_points"] = -gain
     return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
-    """Measure everything and write `ablation.json` and `ablation.csv`."""
-    rows = run_all(setting, policies())
+def produce(
+    setting: Setting, directory: Path = RESULTS, only: tuple[str, ...] | None = None
+) -> list[Row]:
+    """Measure everything and write `ablation.json` and `ablation.csv`.
+
+    Args:
+        setting: seeds and processes.
+        directory: where to.
+        only: scenarios whose keys begin so; None: all.
+    """
+    chosen = [s for s in compared() if only is None or s.key.startswith(only)]
+    rows = run_all(chosen, contenders(), setting)
     figures = figures_of(rows)
     write_table(rows, directory / "ablation.csv")
     for key, value in figures.items():
@@ -77,4 +146,4 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
 
 
 if __name__ == "__main__":
-    produce(Setting(only=SCENARIOS, bounds=False))
+    produce(Setting(bounds=False))

@@ -12,21 +12,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from controller.core import EdfMhConfig, SchedulerConfig
+from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments import bench_core
 from experiments.figures.fig7_left import SATISFIED, lowest_multiple
 from experiments.figures.report import write_csv
 from experiments.figures.scenario_runs import Outcome, bound_of, measure
-from experiments.figures.scenarios import Scenario, scenarios
+from experiments.figures.scenarios import Scenario, named, scenarios
 from experiments.figures.study import POLICIES
 from experiments.results_file import RESULTS, add_results, write_results
+from experiments.simulator import Case, production_scheduler
 
 COMPARED = ("clockwork", "clockwork1ms", "edf_mh")
 LOW_UTILISATION = 0.7
@@ -54,6 +55,22 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """A policy that is compared."""
+
+    name: str
+    config: SchedulerConfig
+    #: Makes its scheduler; has a name of its own in a module, so that it can be sent to another process.
+    scheduler: Callable[[Case], Scheduler] = production_scheduler
+    #: The only scenarios that it runs, whose keys begin so; empty: all.
+    only: tuple[str, ...] = ()
+
+    def runs(self, scenario: Scenario) -> bool:
+        """Whether it is compared under the scenario."""
+        return not self.only or scenario.key.startswith(self.only)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One policy under one scenario, by seed."""
 
@@ -75,14 +92,19 @@ class Row:
         return 1e6 * self.mean(name) / self.mean("arrived")
 
 
-def run_all(setting: Setting, policies: dict[str, SchedulerConfig]) -> list[Row]:
-    """Measure every scenario under every policy."""
-    runs = [(scenario, seed) for scenario in setting.scenarios for seed in setting.seeds]
+def run_all(
+    scenarios: Sequence[Scenario], contenders: Sequence[Contender], setting: Setting
+) -> list[Row]:
+    """Measure every contender under all of its scenarios."""
+    runs = [(scenario, seed) for scenario in scenarios for seed in setting.seeds]
+    pairs = [(s, contender) for s in scenarios for contender in contenders if contender.runs(s)]
     with ProcessPoolExecutor(setting.processes or os.cpu_count()) as pool:
         calls = {
-            (scenario.key, policy, seed): pool.submit(_measure, scenario.key, asdict(config), seed)
-            for scenario, seed in runs
-            for policy, config in policies.items()
+            (scenario.key, contender.name, seed): pool.submit(
+                _measure, scenario.key, asdict(contender.config), contender.scheduler, seed
+            )
+            for scenario, contender in pairs
+            for seed in setting.seeds
         }
         bounds = {
             (scenario.key, seed): pool.submit(_bound, scenario.key, seed)
@@ -100,34 +122,35 @@ def run_all(setting: Setting, policies: dict[str, SchedulerConfig]) -> list[Row]
         return [
             Row(
                 scenario=scenario,
-                policy=policy,
+                policy=contender.name,
                 outcomes=tuple(
                     replace(
-                        calls[scenario.key, policy, seed].result(),
+                        calls[scenario.key, contender.name, seed].result(),
                         bound=bound.get((scenario.key, seed), -1),
                     )
                     for seed in setting.seeds
                 ),
             )
-            for scenario in setting.scenarios
-            for policy in policies
+            for scenario, contender in pairs
         ]
 
 
-def _measure(key: str, config: dict[str, Any], seed: int) -> Outcome:
+def _measure(
+    key: str, config: dict[str, Any], scheduler: Callable[[Case], Scheduler], seed: int
+) -> Outcome:
     # A frozen dataclass that was compiled cannot be sent to another process; its fields can.
     edf_mh = EdfMhConfig(**config["edf_mh"])
-    return measure(_named(key), SchedulerConfig(**(config | {"edf_mh": edf_mh})), seed)
+    return measure(
+        named(key),
+        SchedulerConfig(**(config | {"edf_mh": edf_mh})),
+        seed,
+        make_scheduler=scheduler,
+    )
 
 
 def _bound(key: str, seed: int) -> int:
-    return bound_of(_named(key), seed)
-
-
-def _named(key: str) -> Scenario:
     # What draws a scenario's requests cannot be sent to another process; its name can.
-    (scenario,) = (s for s in scenarios() if s.key == key)
-    return scenario
+    return bound_of(named(key), seed)
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -355,7 +378,8 @@ def judge(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
 
 def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
     """Measure everything and write `edf_mh.json` and `edf_mh.csv`."""
-    rows = run_all(setting, {name: POLICIES[name] for name in COMPARED})
+    contenders = [Contender(name=name, config=POLICIES[name]) for name in COMPARED]
+    rows = run_all(setting.scenarios, contenders, setting)
     figures, table = figures_of(rows), tabulate(rows)
     write_table(rows, directory / "edf_mh.csv")
     groups = {row.scenario.group for row in rows}

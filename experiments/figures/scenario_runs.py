@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from controller.core import SchedulerConfig
+from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
 from experiments.bounds import Case as BoundCase
 from experiments.bounds import Cost, density_bound, density_rate, memory_bound
 from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
+from experiments.simulator import Case, production_scheduler
 
 # The memory bound takes seconds for some thousand requests; longer runs go by windows.
 _BOUND_WINDOW_NS = 4 * NS_PER_S
@@ -69,7 +70,12 @@ class Outcome:
 
 
 def measure(
-    scenario: Scenario, scheduler: SchedulerConfig, seed: int, *, bound: int = -1
+    scenario: Scenario,
+    scheduler: SchedulerConfig,
+    seed: int,
+    *,
+    bound: int = -1,
+    make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
 ) -> Outcome:
     """Simulate one policy under one scenario; `bound` is passed on."""
     case = replace(scenario.case(seed), scheduler=scheduler)
@@ -103,7 +109,7 @@ def measure(
                 outcomes["cold"] += row.cold
                 latencies.append(row.departure_ns - row.arrival_ns)
 
-    result = run_rows(case, take)
+    result = run_rows(case, take, make_scheduler=make_scheduler)
     total = result.summary.total(begin_ns, end_ns)
     shares = [answered[model_id] / number for model_id, number in arrived.items()]
     seconds = (end_ns - begin_ns) / NS_PER_S

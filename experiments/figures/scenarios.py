@@ -17,7 +17,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import SchedulerConfig
 from experiments.figures import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
 from experiments.simulator import Case, Cluster, HostedModel, copies_of
-from modelzoo.profile import Noise, load_profile
+from modelzoo.profile import Noise, ProfileRow, load_profile
 from traces.arrivals import ClosedLoop, Poisson, TraceReplay, Workload
 
 #: As in the figures.
@@ -27,6 +27,14 @@ NOISE_MODELS = {
     model.name: model
     for model in (fig9.NoiseModel(name="exact", noise=Noise()), *fig9.NOISE_MODELS)
 }
+
+#: Symphony's example of a network that gains much by batches (arXiv 2308.07470): 1.053 b + 5.072 ms.
+STEEP = ProfileRow(
+    name="steep",
+    weights_bytes=100_000_000,
+    load_ns=8 * NS_PER_MS,
+    exec_ns={size: 1_053_000 * size + 5_072_000 for size in (1, 2, 4, 8, 16)},
+)
 
 BATCH_SLO_NS = 3600 * NS_PER_S
 _MINUTE_NS = 60 * NS_PER_S
@@ -202,6 +210,20 @@ def azure(
     )
 
 
+def unlike(seed: int, *, rate_rps: int, duration_ns: int) -> Case:
+    """12 models on three GPUs and three that take 2.5 times as long, SLO 25 ms."""
+    case = poisson(
+        resnets(12),
+        seed,
+        num_gpus=6,
+        rate_rps=rate_rps,
+        slo_ns=25 * NS_PER_MS,
+        duration_ns=duration_ns,
+    )
+    factors = (1.0, 2.5) * 3
+    return replace(case, cluster=replace(case.cluster, exec_factors=factors))
+
+
 def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_ns: int, measured_ns: int) -> Case:
     """A line of the scale table."""
     setting = scale.Setting(noise=NOISE, seed=seed)
@@ -292,6 +314,33 @@ def _shared(num_batch: int, concurrency: int, multiple: float) -> Scenario:
     )
 
 
+def _few(num_models: int, num_gpus: int, rps_per_gpu: int) -> Scenario:
+    return Scenario(
+        f"n{num_models}_gpus{num_gpus}_r{rps_per_gpu * num_gpus}",
+        "few",
+        lambda seed: poisson(
+            copies_of(STEEP, num_models),
+            seed,
+            num_gpus=num_gpus,
+            rate_rps=rps_per_gpu * num_gpus,
+            slo_ns=25 * NS_PER_MS,
+            duration_ns=6 * NS_PER_S,
+        ),
+        3 * NS_PER_S,
+    )
+
+
+def _unlike(rate_rps: int) -> Scenario:
+    # The bound takes all GPUs for equal.
+    return Scenario(
+        f"r{rate_rps}",
+        "unlike",
+        lambda seed: unlike(seed, rate_rps=rate_rps, duration_ns=6 * NS_PER_S),
+        2 * NS_PER_S,
+        bound="",
+    )
+
+
 def _azure(rate: float, noise: str, seconds: int) -> Scenario:
     # Six GPUs load 700 models a second.
     warmup_ns = 8 * NS_PER_S
@@ -372,3 +421,19 @@ def scenarios() -> list[Scenario]:
         _pressed("zoo600", 600, 0.8, 1, 600, 25, 8),
         _pressed("zoo1500", 1500, 1.1, 2, 2000, 100, 4),
     ]
+
+
+def further_scenarios() -> list[Scenario]:
+    """Those in which single pieces matter that matter nowhere else: few models on many GPUs, unlike GPUs."""
+    return [
+        # Full batches could answer 730 per GPU and second.
+        *(_few(num_models, 8, rps) for num_models in (1, 2, 4, 8) for rps in (550, 625)),
+        *(_few(num_models, 32, rps) for num_models in (1, 4) for rps in (600, 690)),
+        *(_unlike(rate_rps) for rate_rps in (1000, 2500, 4500)),
+    ]
+
+
+def named(key: str) -> Scenario:
+    """The scenario of that key."""
+    (scenario,) = (s for s in (*scenarios(), *further_scenarios()) if s.key == key)
+    return scenario
