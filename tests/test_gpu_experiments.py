@@ -137,6 +137,7 @@ def test_what_the_probe_has_measured_is_kept_when_a_section_fails(
     record = json.loads((tmp_path / "probe.json").read_text())
     kept = ["copy", "gather", "gather_large", "host", "beside", "graphs"]
     assert list(record["figures"]) == kept
+    assert record["command"] == "python -m experiments.gpu.probe --device torch:cpu --seconds 1"
     assert record["hardware"]["accelerator"] == "cpu"
 
 

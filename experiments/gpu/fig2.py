@@ -163,10 +163,7 @@ def main() -> None:
     setting = Setting(device=options.device)
     turns = setting.rounds * len(setting.concurrencies) * len(fig2.MODES)
     setting = Setting(device=options.device, round_s=options.seconds / turns)
-    command = (
-        f"python -m experiments.gpu.fig2 --device {options.device} --seconds {options.seconds:g}"
-    )
-    produce(setting, command, options.results)
+    produce(setting, f"python -m experiments.gpu.fig2 {options.words}", options.results)
 
 
 if __name__ == "__main__":

@@ -191,8 +191,7 @@ def main() -> None:
         write_results(
             "table1",
             figures,
-            command=f"python -m experiments.gpu.table1 --device {options.device} "
-            f"--seconds {options.seconds:g}",
+            command=f"python -m experiments.gpu.table1 {options.words}",
             seeds=[0],
             extra={"hardware": hardware, "left_out": rest},
             directory=options.results,
