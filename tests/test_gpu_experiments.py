@@ -8,6 +8,7 @@ import gc
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import weakref
@@ -27,7 +28,7 @@ from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
 from experiments.gpu.hardware import Room, open_accelerator
 from modelzoo.profile import load_profile
-from tests.processes import lives, until
+from tests.processes import PATIENCE_S, lives, until
 from tests.test_gpu_live import wanted_of
 from tests.test_torch_device import OnnxruntimeAccelerator, time_says
 from worker.accelerator import HostAccelerator
@@ -460,6 +461,33 @@ def test_a_part_that_hangs_leaves_no_server_behind(tmp_path: Path) -> None:
     assert everything.run_parts(parts, "cuda:0")["hangs"].startswith("not done within 5 s")
     server = int(told.read_text())
     until(lambda: not lives(server), what="the server of a part that was ended is gone")
+
+
+ALL_PARTS = """
+import sys
+import worker.cuda
+from experiments.gpu import __main__ as everything
+
+program = f"import os, time; open({sys.argv[1]!r}, 'w').write(str(os.getpid()) + ' '); time.sleep(600)"
+worker.cuda.installation = lambda: None
+worker.cuda.check_installation = lambda found, index: None
+everything.PARTS = (("hangs", ("timeit", "-n1", "-r1", program), None, 600.0),)
+sys.exit(everything.main())
+"""
+
+
+def test_when_make_gpu_is_ended_so_is_the_part_that_runs(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    process = subprocess.Popen([sys.executable, "-c", ALL_PARTS, str(told)], cwd=ROOT)
+    try:
+        until(lambda: told.exists() and told.read_text().endswith(" "), what="the part runs")
+        process.terminate()
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+    part = int(told.read_text())
+    until(lambda: not lives(part), what="the part is gone")
 
 
 def test_all_parts_together_end_within_nine_minutes() -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NoReturn
 
 from clockwright.errors import ConfigError
 
@@ -56,6 +57,13 @@ def run_parts(
     return outcomes
 
 
+def _end(number: int, _: object) -> NoReturn:
+    """By an exception, so that the part that runs is ended too: it hears nothing that its parents hear."""
+    # `make` passes it on beside whoever sent it to all of the group.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Check that there is a GPU, run everything, and say what became of it.
 
@@ -75,6 +83,8 @@ def main() -> int:
     except ConfigError as error:
         print(f"make gpu: nothing was run: {error}", file=sys.stderr)
         return 1
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
     begin = datetime.now(UTC)
     outcomes = run_parts(PARTS, "cuda:0")
     print("---")
