@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import worker.cuda
-from clockwright.errors import ConfigError
+from clockwright.errors import ConfigError, ModelError
 from experiments import torch_zoo
 from experiments.figures import fig6
 from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
-from experiments.gpu.hardware import Room, open_accelerator
+from experiments.gpu.hardware import Bench, Room, open_accelerator
 from modelzoo.profile import load_profile
 from tests.processes import PATIENCE_S, lives, until
 from tests.test_gpu_live import wanted_of
@@ -35,6 +35,7 @@ from worker.accelerator import HostAccelerator
 from worker.cuda import Installation
 from worker.engine_choice import Way
 from worker.precision import Precision
+from worker.torch_device import TorchModel
 from worker.torch_operators import OPERATORS
 from worker.torch_program import Program
 
@@ -222,10 +223,15 @@ def test_kernels_that_may_still_run_keep_their_memory(tmp_path: Path) -> None:
 
 
 def small_table_1(
-    accelerator: HostAccelerator, cache_dir: Path, *, grace_s: float = 0.0
+    accelerator: HostAccelerator,
+    cache_dir: Path,
+    *,
+    names: tuple[str, ...] = ("tiny_conv", "never_reached"),
+    until_s: float = 0.0,
+    grace_s: float = 0.0,
 ) -> tuple[dict[str, float], list[str]]:
     setting = table1.Setting(
-        names=("tiny_conv", "never_reached"),
+        names=names,
         batch_sizes=(1, 2),
         room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
         runs=3,
@@ -233,13 +239,13 @@ def small_table_1(
         tail_grace_s=grace_s,
         main="tiny_conv",
     )
-    # Time is up from the start: one network, and one run of each kind but those of the tail.
+    # Unless told otherwise, time is up from the start: one network, and one run of each kind but those of the tail.
     told: list[tuple[dict[str, float], list[str]]] = []
     asyncio.run(
         table1.measure(
             accelerator,
             setting,
-            until_s=0.0,
+            until_s=until_s,
             measured=lambda *found: told.append(found),
             cache_dir=cache_dir,
         )
@@ -283,6 +289,26 @@ def test_table_1_is_measured_with_the_workers_own_steps(
     assert of_tiny_conv <= figures.keys()
 
 
+def test_a_network_that_is_refused_does_not_end_table_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Bench.model
+
+    async def refuses(bench: Bench, name: str, batch_sizes: Sequence[int]) -> TorchModel:
+        if name == "greedy":
+            raise ModelError("its kernels want too much")
+        return await model(bench, name, batch_sizes)
+
+    monkeypatch.setattr(Bench, "model", refuses)
+    figures, left_out = small_table_1(
+        HostAccelerator(), tmp_path, names=("greedy", "tiny_conv"), until_s=float("inf")
+    )
+    assert figures["tiny_conv_b1_us_p50"] > 0
+    assert left_out == ["greedy"]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.split(maxsplit=1) == ["greedy", "refused: its kernels want too much"]
+
+
 def test_table_1_is_written_after_each_network(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,7 +332,7 @@ def test_table_1_is_written_after_each_network(
     words = ["table1", "--device", "torch:cpu", "--seconds", "1", "--results", str(tmp_path)]
     monkeypatch.setattr("sys.argv", words)
     table1.main()
-    assert f"no time for {len(names) - 2} of {len(names)}: {names[2]}," in capsys.readouterr().out
+    assert f"left out: {len(names) - 2} of {len(names)}: {names[2]}," in capsys.readouterr().out
     with (tmp_path / "table1.csv").open(newline="") as file:
         rows = [(line["model"], line["quantity"], line["ours"]) for line in csv.DictReader(file)]
     assert rows == [(names[0], "EXEC 1", "5"), (names[1], "EXEC 1", "6")]
