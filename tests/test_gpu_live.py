@@ -310,6 +310,17 @@ def test_a_section_may_be_asked_for_what_a_processor_can_serve(
         assert setting.room.num_pages == 201
 
 
+@pytest.mark.parametrize("words", ["--pages 0", "--share -1", "--share nan", "--seconds 0"])
+def test_a_section_cannot_be_asked_for_nothing(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["section", *words.split()])
+    with pytest.raises(SystemExit):
+        fig6.main()
+    option, value = words.split()
+    assert f"{option} is {value}" in capsys.readouterr().err
+
+
 def test_settings_keep_to_the_time_that_they_are_told() -> None:
     for seconds in (26.0, 33.3):
         five = fig5.setting_of("cuda:0", seconds)

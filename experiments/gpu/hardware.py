@@ -69,6 +69,10 @@ def arguments(description: str, seconds: float, *, with_load: bool = False) -> a
         parser.add_argument("--pages", type=int, help="weights cache")
         parser.add_argument("--share", type=float, help="of the clients or of their rates")
     options = parser.parse_args()
+    for name in ("seconds", "pages", "share"):
+        # The comparison is false for NaN too.
+        if (value := getattr(options, name, None)) is not None and not value > 0:
+            parser.error(f"--{name} is {value}, expected more than 0")
     options.words = f"--device {options.device} --seconds {options.seconds:g}"
     if with_load:
         for name in ("architecture", "pages", "share"):
