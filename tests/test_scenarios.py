@@ -315,8 +315,8 @@ def test_an_ablation_needs_no_bounds_but_those_of_closed_loops() -> None:
 
 
 def test_an_ablation_tells_what_pieces_are_worth_and_what_others_would_gain(tmp_path: Path) -> None:
-    setting = edf_mh.Setting(seeds=(1,), bounds=False)
-    rows = ablation.produce(setting, tmp_path, only=("unlike_r1000", "fig7_right"))
+    setting = edf_mh.Setting(seeds=(1,), only=("unlike_r1000", "fig7_right"), bounds=False)
+    rows = ablation.produce(setting, tmp_path)
     of: dict[str, set[str]] = {row.scenario.key: set() for row in rows}
     for row in rows:
         of[row.scenario.key].add(row.policy)

@@ -88,13 +88,13 @@ def contenders() -> list[Contender]:
     ]
 
 
-def compared() -> list[Scenario]:
-    """The scenarios under which any piece is compared."""
+def compared(setting: Setting) -> list[Scenario]:
+    """The scenarios under which any piece is compared, of those that are asked for."""
     pieces = [contender for contender in contenders() if contender.only]
     return [
         scenario
         for scenario in (*scenarios(), *further_scenarios())
-        if any(piece.runs(scenario) for piece in pieces)
+        if setting.asks_for(scenario) and any(piece.runs(scenario) for piece in pieces)
     ]
 
 
@@ -118,18 +118,9 @@ def figures_of(rows: list[Row]) -> dict[str, float]:
     return figures
 
 
-def produce(
-    setting: Setting, directory: Path = RESULTS, only: tuple[str, ...] | None = None
-) -> list[Row]:
-    """Measure everything and write `ablation.json` and `ablation.csv`.
-
-    Args:
-        setting: seeds and processes.
-        directory: where to.
-        only: scenarios whose keys begin so; None: all.
-    """
-    chosen = [s for s in compared() if only is None or s.key.startswith(only)]
-    rows = run_all(chosen, contenders(), setting)
+def produce(setting: Setting, directory: Path = RESULTS) -> list[Row]:
+    """Measure everything and write `ablation.json` and `ablation.csv`."""
+    rows = run_all(compared(setting), contenders(), setting)
     figures = figures_of(rows)
     write_table(rows, directory / "ablation.csv")
     for key, value in figures.items():

@@ -51,7 +51,11 @@ class Setting:
     @property
     def scenarios(self) -> list[Scenario]:
         """Those to be run."""
-        return [s for s in scenarios() if not self.only or s.key.startswith(self.only)]
+        return [scenario for scenario in scenarios() if self.asks_for(scenario)]
+
+    def asks_for(self, scenario: Scenario) -> bool:
+        """Whether it is to be run."""
+        return not self.only or scenario.key.startswith(self.only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
