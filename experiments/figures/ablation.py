@@ -12,14 +12,17 @@ Bounds play no part in differences, and are in `edf_mh.json`. Not for `make nati
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from controller.core import EdfMhConfig, SchedulerConfig
+from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments.figures import tried
 from experiments.figures.edf_mh import Contender, Row, Setting, run_all, write_table
 from experiments.figures.scenarios import Scenario, further_scenarios, scenarios
 from experiments.results_file import RESULTS, write_results
+from experiments.simulator import Case
 
 ALL = SchedulerConfig(policy="edf_mh")
 
@@ -48,24 +51,33 @@ OFF = {
     "deferral": EdfMhConfig(deferral=False),
 }
 
+#: How its scheduler is made, and the scenarios that it runs, whose keys begin so.
+_Trial = tuple[Callable[[Case], Scheduler], tuple[str, ...]]
+
 #: Kept, and without a switch: what stands in its place, and where.
-REPLACED = {
+REPLACED: dict[str, _Trial] = {
     "contiguous_run": (
-        tried.LargestFill,
+        partial(tried.with_policy, tried.LargestFill),
         ("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
     ),
     "placement": (tried.AnyPlace, _LOADS),
-    "further_copy": (tried.OneCopy, (*_LOADS, "few_n4_gpus8")),
-    "copy_when_refused": (tried.CopiesAtOnce, (*_LOADS, "few_n4_gpus8")),
-    "wanted_not_evicted": (tried.PlainLru, _LOADS),
+    "further_copy": (partial(tried.with_policy, tried.OneCopy), (*_LOADS, "few_n4_gpus8")),
+    "copy_when_refused": (
+        partial(tried.with_policy, tried.CopiesAtOnce),
+        (*_LOADS, "few_n4_gpus8"),
+    ),
+    "wanted_not_evicted": (partial(tried.with_policy, tried.PlainLru), _LOADS),
     "fastest_idle": (tried.AnyIdle, ("unlike",)),
 }
 
 #: Left out: how it was tried, and where.
-LEFT_OUT = {
+LEFT_OUT: dict[str, _Trial] = {
     "prefetch": (tried.Prefetch, ("azure_x1_quiet", "azure_x2_exact")),
     "slowest_idle": (tried.SlowestIdle, ("unlike",)),
-    "batch_beside_idle": (tried.BatchBesideIdle, ("fig7_right_m12c16_x3.38",)),
+    "batch_beside_idle": (
+        partial(tried.with_policy, tried.BatchBesideIdle),
+        ("fig7_right_m12c16_x3.38",),
+    ),
 }
 
 

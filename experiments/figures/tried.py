@@ -22,20 +22,24 @@ from controller.core.state import Copy, Model, WorkerState
 from experiments.simulator import Case
 
 
-class Tried(Scheduler):
+def with_policy(policy: type[EdfMhPolicy], case: Case) -> Scheduler:
     """The production scheduler with another policy."""
+    scheduler = Scheduler(case.scheduler)
+    scheduler._policy = policy(case.scheduler)
+    return scheduler
 
-    policy_type: ClassVar[type[EdfMhPolicy]] = EdfMhPolicy
+
+class Tried(Scheduler):
+    """Another scheduler with the production policy."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case.scheduler)
-        self._policy = self.policy_type(case.scheduler)
 
 
 # --- left out ---------------------------------------------------------------------------------------
 
 
-class Prefetch(Scheduler):
+class Prefetch(Tried):
     """Knows every request a second before it comes, and loads what it will ask for over idle PCIe buses.
 
     No prediction from periods can do better. In the place of the least recently used weights where no
@@ -47,7 +51,7 @@ class Prefetch(Scheduler):
     most = 8
 
     def __init__(self, case: Case) -> None:
-        super().__init__(case.scheduler)
+        super().__init__(case)
         self._coming = _arrivals(case)
         self._next = next(self._coming, None)
         #: Models that will be asked for, and when first.
@@ -78,7 +82,7 @@ def _arrivals(case: Case) -> Iterator[tuple[int, ModelId]]:
             yield time_ns, names[model]
 
 
-class BesideIdlePolicy(EdfMhPolicy):
+class BatchBesideIdle(EdfMhPolicy):
     """Batch work may run on one GPU more than its limit while yet another is idle."""
 
     def _may_run(self, batch: Batch, worker: WorkerState, now_ns: int) -> bool:
@@ -91,19 +95,10 @@ class BesideIdlePolicy(EdfMhPolicy):
         return True
 
 
-class BatchBesideIdle(Tried):
-    """`BesideIdlePolicy` on the production mechanism."""
-
-    policy_type = BesideIdlePolicy
-
-
-class _IdleOrder(Scheduler):
+class _IdleOrder(Tried):
     """Of idle GPUs, which is offered a model's requests first."""
 
     sign: ClassVar[int]
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case.scheduler)
 
     def _offer(self, model: Model) -> None:
         now_ns = self._now_ns
@@ -141,11 +136,8 @@ class AnyIdle(_IdleOrder):
     sign = 0
 
 
-class AnyPlace(Scheduler):
+class AnyPlace(Tried):
     """A model is loaded where there is room first in the order of joining, whatever each GPU has to do."""
-
-    def __init__(self, case: Case) -> None:
-        super().__init__(case.scheduler)
 
     def _seek_load(self, model: Model) -> None:
         if not self._policy.want_load(model, self._now_ns):
@@ -163,7 +155,7 @@ class AnyPlace(Scheduler):
         return None
 
 
-class OneCopyPolicy(EdfMhPolicy):
+class OneCopy(EdfMhPolicy):
     """No further copy of a model for want of time."""
 
     eager_copies = False
@@ -174,13 +166,7 @@ class OneCopyPolicy(EdfMhPolicy):
         return super().want_load(model, now_ns)
 
 
-class OneCopy(Tried):
-    """`OneCopyPolicy` on the production mechanism."""
-
-    policy_type = OneCopyPolicy
-
-
-class CopiesAtOncePolicy(EdfMhPolicy):
+class CopiesAtOnce(EdfMhPolicy):
     """A further copy as soon as a request has to wait, not only when one was refused."""
 
     def want_load(self, model: Model, now_ns: int) -> bool:
@@ -189,13 +175,7 @@ class CopiesAtOncePolicy(EdfMhPolicy):
         return super().want_load(model, now_ns)
 
 
-class CopiesAtOnce(Tried):
-    """`CopiesAtOncePolicy` on the production mechanism."""
-
-    policy_type = CopiesAtOncePolicy
-
-
-class PlainLruPolicy(EdfMhPolicy):
+class PlainLru(EdfMhPolicy):
     """Evicts what was used least recently, even if requests wait for it."""
 
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
@@ -211,13 +191,7 @@ class PlainLruPolicy(EdfMhPolicy):
         return found if missing <= 0 else None
 
 
-class PlainLru(Tried):
-    """`PlainLruPolicy` on the production mechanism."""
-
-    policy_type = PlainLruPolicy
-
-
-class LargestFillPolicy(EdfMhPolicy):
+class LargestFill(EdfMhPolicy):
     """Appendix B's candidate always: the largest size that the queue fills, and what is too old for it dropped."""
 
     def _take_candidate(
@@ -229,9 +203,3 @@ class LargestFillPolicy(EdfMhPolicy):
         loading: list[Batch],
     ) -> Batch | None:
         return super()._take_candidate(worker, free_ns, soon_ns, best_batch, loading)
-
-
-class LargestFill(Tried):
-    """`LargestFillPolicy` on the production mechanism."""
-
-    policy_type = LargestFillPolicy
