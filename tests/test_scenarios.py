@@ -312,6 +312,7 @@ def test_an_ablation_needs_no_bounds_but_those_of_closed_loops() -> None:
     }
     for row in rows:
         assert len(row.outcomes) == 2
+        assert 0 < row.points < 100
 
 
 def test_an_ablation_tells_what_pieces_are_worth_and_what_others_would_gain(tmp_path: Path) -> None:
