@@ -163,6 +163,19 @@ def test_every_load_and_exec_begins_late_by_the_start_delay() -> None:
     assert {row.departure_ns for row in requests} == {infer.exec.end_ns}
 
 
+def test_unlike_gpus_take_their_factors_and_are_predicted_to() -> None:
+    factors = {"gpu0": 1.0, "gpu1": 2.5}
+    given = case(busy(models=2), scheduler=EXACT)
+    cluster = replace(given.cluster, num_workers=2, exec_factors=tuple(factors.values()))
+    _, _, actions = rows_of(replace(given, cluster=cluster))
+    infers = [row for row in actions if row.exec is not None]
+    assert {row.worker_id for row in infers} == factors.keys()
+    for row in infers:
+        duration_ns = ROW.exec_ns[row.batch_size] * factors[row.worker_id]
+        assert row.exec is not None
+        assert row.exec.duration_ns == row.expected_duration_ns == duration_ns
+
+
 def test_tensors_wait_for_each_other_on_a_link() -> None:
     network = Network(delay_ns=0, client_delay_ns=0, bytes_per_s=10**9)
     workload = requests_at(0, 0, 50 * MS, 50 * MS, models=2)
@@ -442,6 +455,10 @@ def test_cases_that_cannot_be_are_refused() -> None:
         )
     with pytest.raises(ConfigError, match=r"no models"):
         Cluster(models=())
+    with pytest.raises(ConfigError, match=r"found 1 exec_factors, expected one for each of 2"):
+        Cluster(models=copies_of(ROW, 1), num_workers=2, exec_factors=(1.0,))
+    with pytest.raises(ConfigError, match=r"exec_factors has nan, expected 0.01 to 100"):
+        Cluster(models=copies_of(ROW, 1), exec_factors=(float("nan"),))
     with pytest.raises(ConfigError, match=r"2 clocks for 1 workers"):
         case(workload, faults=Faults(clocks=(WorkerClock(), WorkerClock())))
     with pytest.raises(ConfigError, match=r"lost worker 1: there are 1"):

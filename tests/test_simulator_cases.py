@@ -75,6 +75,7 @@ pause_s = 0.2
 
 [cluster]
 num_workers = 2
+exec_factors = [1, 2.5]
 noise = { exec_sigma = 0.01 }
 
 [network]
@@ -99,6 +100,7 @@ at_ns = 100
     case = read_case(write(tmp_path, text), seconds=3, seed=9)
     assert (case.duration_ns, case.seed, case.refusal_pause_ns) == (3 * NS_PER_S, 9, 5)
     assert case.cluster.num_workers == 2
+    assert case.cluster.exec_factors == (1, 2.5)
     assert (case.cluster.noise.exec_sigma, case.cluster.noise.load_sigma) == (0.01, 0.0)
     assert case.network.bytes_per_s == NS_PER_S
     assert (case.scheduler.policy, case.scheduler.lookahead_ns) == ("clipper", 2 * NS_PER_MS)
@@ -145,6 +147,11 @@ at_ns = 100
             "[[models]]",
             "[cluster]\nmodels = 1\n[[models]]",
             "cluster: models are tables of their own",
+        ),
+        (
+            "[[models]]",
+            "[cluster]\nexec_factors = [true]\n[[models]]",
+            "cluster.exec_factors: found [True], expected a list of numbers",
         ),
         (
             "[[models]]",
