@@ -34,7 +34,7 @@ from worker.config import WorkerConfig
 from worker.core import Step
 from worker.device import Device, DeviceLostError
 from worker.file_store import FileStore
-from worker.link import Link
+from worker.link import Link, _Session
 from worker.model_files import Limits
 from worker.modelled_device import ModelledDevice
 from worker.process import make_device, run_worker
@@ -709,6 +709,39 @@ def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -
         assert any(line.endswith(words) for line in told.decode().splitlines())
 
     asyncio.run(scenario())
+
+
+def test_a_stream_that_ends_while_a_heartbeat_is_written_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late:
+        """A stream whose heartbeats are written when it has ended."""
+
+        def __init__(self, call: Any) -> None:  # noqa: ANN401
+            self._call = call
+
+        async def write(self, message: bytes) -> None:
+            if pb.FromWorker.FromString(message).HasField("heartbeat"):
+                await self._call.code()
+                late.append(message)
+            await self._call.write(message)
+
+    late: list[bytes] = []
+    write = _Session._write
+    monkeypatch.setattr(_Session, "_write", lambda session, call: write(session, Late(call)))
+
+    async def first(stream: Stream) -> None:
+        await stream.send(WELCOME)
+
+    async def second(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await drain(stream)
+
+    with caplog.at_level("WARNING", logger="worker.link"):
+        play(tmp_path, first, second)
+    assert late
+    (told,) = (each.getMessage() for each in caplog.records if each.name == "worker.link")
+    assert told.endswith(": closed the stream; trying again")
 
 
 def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None:

@@ -284,6 +284,13 @@ class _Session(Generic[M]):
         self.send_bytes(message.SerializeToString())
 
     async def _write(self, call: _Call) -> None:
+        # The stream has ended under a message of ours: gRPC has no better word for that.
+        with contextlib.suppress(asyncio.InvalidStateError, aio.InternalError):
+            await self._write_until_given_up(call)
+        # However the controller ends it, or has, `_read` hears that.
+        await asyncio.sleep(_PART_LIMIT_S)
+
+    async def _write_until_given_up(self, call: _Call) -> None:
         while True:
             await self._something.wait()
             self._something.clear()
@@ -294,9 +301,8 @@ class _Session(Generic[M]):
                 else:
                     await call.write(wire.take_together(self._outgoing))
             if self._given_up:
-                # The controller reads to our end and then ends its own; `_read` hears that.
+                # The controller reads to our end and then ends its own.
                 await call.done_writing()
-                await asyncio.sleep(_PART_LIMIT_S)
                 return
 
     def _heartbeat(self) -> bytes:
