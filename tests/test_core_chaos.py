@@ -23,7 +23,7 @@ from clockwright.units import (
     RequestId,
     WorkerId,
 )
-from controller.core import Scheduler, SchedulerConfig
+from controller.core import Scheduler, SchedulerConfig, edf_mh
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
@@ -47,6 +47,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
+from controller.core.policy import Batch
 
 MS = NS_PER_MS
 NUM_STEPS = 1500
@@ -378,3 +379,27 @@ def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     chaos = Chaos(seed, policy)
     chaos.run()
     assert chaos.num_answers > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nor_when_batches_wait_to_grow_wherever_they_can(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few models on many GPUs are rare here, so that deferral would hardly be seen."""
+    monkeypatch.setattr(edf_mh, "_few_models", lambda copy: True)
+    monkeypatch.setattr(edf_mh, "_MAX_WAITING", 100)
+    monkeypatch.setattr(edf_mh, "_DEFER_NS", 1 << 62)  # from the first drops on
+    waited = 0
+    full_ns = edf_mh._full_ns
+
+    def counted(batch: Batch) -> int:
+        nonlocal waited
+        at_ns = full_ns(batch)
+        waited += at_ns > batch.begin_ns
+        return at_ns
+
+    monkeypatch.setattr(edf_mh, "_full_ns", counted)
+    chaos = Chaos(seed, "edf_mh")
+    chaos.run()
+    assert chaos.num_answers > 0
+    assert waited > 0
