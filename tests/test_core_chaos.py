@@ -387,18 +387,17 @@ def test_nor_when_batches_wait_to_grow_wherever_they_can(
 ) -> None:
     """Few models on many GPUs are rare here, so that deferral would hardly be seen."""
     monkeypatch.setattr(edf_mh, "_few_models", lambda copy: True)
-    monkeypatch.setattr(edf_mh, "_MAX_WAITING", 100)
     monkeypatch.setattr(edf_mh, "_DEFER_NS", 1 << 62)  # from the first drops on
     waited = 0
-    full_ns = edf_mh._full_ns
+    until_ns = edf_mh._grows_until_ns
 
     def counted(batch: Batch) -> int:
         nonlocal waited
-        at_ns = full_ns(batch)
+        at_ns = until_ns(batch)
         waited += at_ns > batch.begin_ns
         return at_ns
 
-    monkeypatch.setattr(edf_mh, "_full_ns", counted)
+    monkeypatch.setattr(edf_mh, "_grows_until_ns", counted)
     chaos = Chaos(seed, "edf_mh")
     chaos.run()
     assert chaos.num_answers > 0

@@ -425,6 +425,32 @@ def test_where_few_models_share_gpus_and_requests_are_dropped_batches_wait_to_gr
         assert batches(bench.ask(0, 20, count=6)) == [("m0", 8)], case
 
 
+def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long_its_slo() -> None:
+    bench = Bench(gpus=2, models=1)
+    for gpu in range(2):
+        bench.resident(0, worker=gpu)
+    policy = bench.scheduler._policy
+    policy._exec_drops.count(bench.now_ns, dropped=50, served=1000)  # type: ignore[attr-defined]
+    begin_ns = bench.now_ns
+    assert batches(bench.ask(0, 5000)) == []
+    assert batches(bench.wait(begin_ns + EXEC[2] - 1)) == []
+    assert batches(bench.wait(begin_ns + EXEC[2])) == [("m0", 1)]
+
+
+def test_batch_clients_do_not_overtake_a_batch_that_waits_to_grow() -> None:
+    """It was held back on every GPU, and would find none idle when its wait is over."""
+    bench = Bench(gpus=4, models=2, edf_mh=EdfMhConfig(limit_batch=False))
+    for model in range(2):
+        for gpu in range(4):
+            bench.resident(model, worker=gpu, exec_ns=EXEC if model == 0 else {1: 30 * MS})
+    policy = bench.scheduler._policy
+    policy._exec_drops.count(bench.now_ns, dropped=50, served=1000)  # type: ignore[attr-defined]
+    begin_ns = bench.now_ns
+    assert batches(bench.ask(0, 9, count=2)) == []
+    assert batches(bench.ask(1, 3_600_000, count=4)) == []
+    assert ("m0", 2) in batches(bench.wait(begin_ns + 3 * MS))
+
+
 def test_a_model_below_its_floor_is_not_struck_out() -> None:
     for floor, expected in ((0.0, ("m1", 4)), (0.5, ("m0", 1))):
         bench = Bench(edf_mh=EdfMhConfig(fairness=0.0, served_floor=floor))

@@ -38,8 +38,8 @@ class EdfMhConfig:
     #: tenant, `fairness` looks at the tenant's served share, not at the model's. Decides between batches:
     #: within a model's queue the deadline does.
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
-    #: Where there are few models and requests were dropped of late, a batch waits while it can grow and be in
-    #: time. Else it runs as soon as a GPU is idle.
+    #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
+    #: be in time. Else it runs as soon as a GPU is idle.
     deferral: bool = True
     #: Batch clients' work runs on a limited number of GPUs at once. Else on every lane that is idle.
     limit_batch: bool = True

@@ -68,7 +68,7 @@ _SHORT_NS = 100 * NS_PER_MS
 
 # On a GPU that holds more models than this no batch waits to grow: several would end their wait together, and
 # some of them would be late.
-_MAX_WAITING = 2
+_MAX_GROWING = 2
 
 # So long after requests were dropped batches wait to grow. Shorter: they would stop to, more would be dropped,
 # and so on.
@@ -167,16 +167,14 @@ class EdfMhPolicy(ClockworkPolicy):
 
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         """See `Policy`."""
-        pressure = self._pressure(self._exec_drops, now_ns) if self._config.prune_infers else 0.0
+        pressure = self._pressure(self._exec_drops, now_ns)
         if pressure > 0.0:
             self._defer_until_ns = now_ns + _DEFER_NS
+            if not self._config.prune_infers:
+                pressure = 0.0
         defers = now_ns < self._defer_until_ns and self._config.deferral
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
-        best = _urgent_run
-        if pressure >= 1.0:
-            best = _largest_run
-        elif pressure > 0.0 and defers:
-            best = _growing_run
+        best = _largest_run if pressure >= 1.0 else _growing_run if defers else _urgent_run
         soon_ns = now_ns + worker.exec_lookahead_ns
         found: list[Batch] = []
         loading: list[Batch] = []
@@ -187,7 +185,7 @@ class EdfMhPolicy(ClockworkPolicy):
             if candidate is None:
                 break
             if not self._is_batch_work(candidate):
-                if defers and _full_ns(candidate) > free_ns:
+                if defers and _grows_until_ns(candidate) > free_ns:
                     growing.append(candidate)
                 else:
                     found.append(candidate)
@@ -198,7 +196,7 @@ class EdfMhPolicy(ClockworkPolicy):
         chosen: Batch | None = None
         if found:
             chosen = found[self._first_kept(found, free_ns, pressure)]
-        else:
+        elif not growing:
             if loading:
                 chosen = min(loading, key=lambda b: (b.begin_ns, b.copy.model.sequence))
             elif aside:
@@ -211,7 +209,7 @@ class EdfMhPolicy(ClockworkPolicy):
                     self._put_back(candidate)
         if chosen is None:
             if growing:
-                worker.retry_ns = min(map(_full_ns, growing)) - (free_ns - now_ns)
+                worker.retry_ns = min(map(_grows_until_ns, growing)) - (free_ns - now_ns)
             elif worker.strategies:
                 worker.retry_ns = now_ns + _RETRY_NS
         elif not self._is_batch_work(chosen):
@@ -414,26 +412,33 @@ def _growing_run(copy: Copy, begin_ns: int) -> Batch | None:
 
 
 def _few_models(copy: Copy) -> bool:
-    """Whether twice as many GPUs hold the model as its GPU holds models.
+    """Whether its GPU holds few models, asked for or not, and twice as many GPUs hold this one.
 
     Else batches of the others fill the time while this one grows by itself.
     """
-    return len(copy.model.copies) >= 2 * len(copy.worker.copies)
+    num_models = len(copy.worker.copies)
+    return num_models <= _MAX_GROWING and len(copy.model.copies) >= 2 * num_models
 
 
-def _full_ns(batch: Batch) -> int:
-    """From when on no larger batch that begins with the same request would be in time; 0: it need not wait."""
+def _grows_until_ns(batch: Batch) -> int:
+    """How long a batch waits to grow; 0: it does not.
+
+    While a larger one that begins with the same request would be in time; but for no longer than that would
+    take, in which time another GPU of those that share the model is idle.
+    """
     copy, larger = batch.copy, batch.size_index + 1
     exec_ns = copy.estimates.exec_ns
-    if larger == len(exec_ns) or len(copy.worker.copies) > _MAX_WAITING or not _few_models(copy):
+    if larger == len(exec_ns) or not _few_models(copy):
         return 0
-    return batch.required_start_ns + exec_ns[batch.size_index] - exec_ns[larger]
+    first = copy.model.queue[batch.first]
+    late_ns = batch.required_start_ns + exec_ns[batch.size_index] - exec_ns[larger]
+    return min(late_ns, first.arrival_ns + exec_ns[larger])
 
 
 def _others_wait(copy: Copy) -> bool:
-    """Whether requests of another model wait for the copy's lane.
+    """Whether requests of another model wait for the copy's lane, as far as a look at its heap's top tells.
 
-    Of the entries next in its heap one may be out of date: then they are taken to be none, once.
+    To look at all of them costs more, and gained nothing.
     """
     for key, _, _, _, other in copy.worker.strategies[1:3]:
         if other is not copy and other.strategy_key == key and other.model.queue:

@@ -176,7 +176,12 @@ class CopiesAtOnce(EdfMhPolicy):
 
 
 class PlainLru(EdfMhPolicy):
-    """Evicts what was used least recently, even if requests wait for it."""
+    """Evicts what was used least recently, even if requests wait for it, which is then wanted again."""
+
+    def copy_gone(self, copy: Copy) -> None:
+        """See `Policy`."""
+        super().copy_gone(copy)
+        self.want_load(copy.model, now_ns=0)
 
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
         """See `Policy`."""
