@@ -238,6 +238,24 @@ def test_the_aims_of_edf_mh_and_what_was_measured_are_the_recorded_run() -> None
         assert quoted in section
 
 
+def test_what_pieces_of_edf_mh_are_said_to_be_worth_is_the_recorded_run() -> None:
+    section = " ".join(README.split("`make ablation` tells")[1].split("\n## ")[0].split())
+    found = figures("ablation")
+    overloads = [
+        found[f"prune_infers_overload_{name}_worth_points"]
+        for name in ("n48_r5514_slo25", "zoo48_r3000_slo50")
+    ]
+    batch = found["limit_batch_fig7_right_m12c16_x3.38_worth_points"]
+    growing = found["deferral_few_n1_gpus32_r22080_worth_points"]
+    assert f"overloads lose {min(overloads):.0f} to {max(overloads):.0f};" in section
+    assert f"the others lose {batch:.1f};" in section
+    assert f"share one model {growing:.1f}." in section
+    replay = "azure_x1_quiet"
+    cold = [found[f"{name}_{replay}_cold_per_million"] for name in ("prefetch", "all")]
+    assert round(cold[0] / cold[1], 1) == 0.1
+    assert abs(found[f"prefetch_{replay}_gain_points"]) < 0.01
+
+
 def test_what_is_said_of_figure_6_on_the_processor_is_the_recorded_run() -> None:
     found = figures("gpu_on_cpu/fig6")
     section = " ".join(README.split("\n## On a GPU")[1].split("\n## ")[0].split())
