@@ -25,7 +25,7 @@ a batch waits while it can grow and be in time: GPUs that take what there is run
 Left out, and recorded beside what was kept (`experiments.figures.ablation`):
 
 * **Prefetch** of models with periodic demand, with every arrival of the next second known: on the Azure replay
-  it makes the few cold requests warm, which had been answered in time without it.
+  it makes most of the few cold requests warm, which had been answered in time without it.
 * **The slowest GPU that is in time** among unlike ones: see `Scheduler._offer`.
 * **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
 """
