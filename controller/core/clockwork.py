@@ -199,15 +199,7 @@ class ClockworkPolicy:
 
         Never one that is loading, in use, or has waiting requests.
         """
-        found: list[Copy] = []
-        missing = num_pages - worker.num_free_pages
-        for copy in worker.copies.values():
-            if missing <= 0:
-                break
-            if copy.resident and not copy.num_pins and not copy.model.queue:
-                found.append(copy)
-                missing -= copy.num_pages
-        return found if missing <= 0 else None
+        return least_recently_used(worker, num_pages, wanted=False)
 
     def _take_candidate(
         self,
@@ -328,6 +320,25 @@ class ClockworkPolicy:
                 served += share * self._capacity_ns / max(worker.load_ns, _MIN_GPU_LOAD_NS)
             demand -= demand * served
         return demand
+
+
+def least_recently_used(worker: WorkerState, num_pages: int, *, wanted: bool) -> list[Copy] | None:
+    """Copies not in use that free `num_pages` pages; None when they cannot be freed.
+
+    Args:
+        worker: whose.
+        num_pages: to be free afterwards.
+        wanted: those for which requests wait may go, too.
+    """
+    found: list[Copy] = []
+    missing = num_pages - worker.num_free_pages
+    for copy in worker.copies.values():
+        if missing <= 0:
+            break
+        if copy.resident and not copy.num_pins and (wanted or not copy.model.queue):
+            found.append(copy)
+            missing -= copy.num_pages
+    return found if missing <= 0 else None
 
 
 def best_batch(copy: Copy, begin_ns: int) -> Batch | None:

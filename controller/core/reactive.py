@@ -29,6 +29,7 @@ from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S
 from controller.core.batching import Batching, make_batching
+from controller.core.clockwork import least_recently_used
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.policy import Batch
@@ -187,15 +188,7 @@ class ReactivePolicy:
 
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
         """See `Policy`: least recently used, whether requests wait for it or not."""
-        found: list[Copy] = []
-        missing = num_pages - worker.num_free_pages
-        for copy in worker.copies.values():
-            if missing <= 0:
-                break
-            if copy.resident and not copy.num_pins:
-                found.append(copy)
-                missing -= copy.num_pages
-        return found if missing <= 0 else None
+        return least_recently_used(worker, num_pages, wanted=True)
 
 
 class ClipperPolicy(ReactivePolicy):

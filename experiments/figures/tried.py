@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from clockwright.units import NS_PER_S, ModelId
 from controller.core import Scheduler
-from controller.core.clockwork import best_batch
+from controller.core.clockwork import best_batch, least_recently_used
 from controller.core.edf_mh import EdfMhPolicy
 from controller.core.events import Command, Event
 from controller.core.policy import Batch
@@ -185,15 +185,7 @@ class PlainLru(EdfMhPolicy):
 
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
         """See `Policy`."""
-        found: list[Copy] = []
-        missing = num_pages - worker.num_free_pages
-        for copy in worker.copies.values():
-            if missing <= 0:
-                break
-            if copy.resident and not copy.num_pins:
-                found.append(copy)
-                missing -= copy.num_pages
-        return found if missing <= 0 else None
+        return least_recently_used(worker, num_pages, wanted=True)
 
 
 class LargestFill(EdfMhPolicy):
