@@ -421,9 +421,9 @@ def _few_models(copy: Copy) -> bool:
 
 
 def _grows_until_ns(batch: Batch) -> int:
-    """How long a batch waits to grow; 0: it does not.
+    """Until when a batch waits to grow; 0: it does not wait.
 
-    While a larger one that begins with the same request would be in time; but for no longer than that would
+    As long as a larger one that begins with the same request would be in time; but for no longer than that would
     take, in which time another GPU of those that share the model is idle.
     """
     copy, larger = batch.copy, batch.size_index + 1
