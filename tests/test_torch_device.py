@@ -38,6 +38,7 @@ from tests.test_worker_runtime import (
     LIMITS,
     NARROW,
     compiled_models,
+    load_run_and_evict_at_random,
     network,
     offer,
     prepared,
@@ -699,33 +700,7 @@ def test_streams_beside_each_other_give_every_answer_bit_for_bit(
     models = served(device, instances)
     x = np.random.default_rng(seed).random((1, NARROW), dtype=np.float32)
     expected = by_model(instances, models, x)
-    infers: dict[int, str] = {}
-    with running(device) as harness:
-        for model in models:
-            harness.runtime.add_model(model)
-        for _ in range(200):
-            # Without waiting for anything: what is evicted may be running, loading or queued.
-            name = rng.choice(models).model_id
-            match rng.randrange(4):
-                case 0:
-                    harness.evict(name)
-                case 1:
-                    harness.load(name)
-                case _:
-                    infers[harness.infer(name, x.tobytes())] = name
-            if rng.random() < 0.3:
-                time.sleep(rng.random() / 500)
-        # However fast or slow all this was: this one runs.
-        for model in models:
-            harness.evict(model.model_id)
-        harness.load("m0")
-        infers[harness.infer("m0", x.tobytes())] = "m0"
-        outcomes = [(name, *harness.answer(infer)) for infer, name in infers.items()]
-    answered = [(name, outputs) for name, result, outputs in outcomes if not result.error]
-    assert answered == [(name, [expected[name]]) for name, _ in answered]
-    assert answered[-1][0] == "m0"
-    errors = {result.error for _, result, _ in outcomes}
-    assert errors <= {ActionError.NONE, ActionError.NOT_RESIDENT}
+    load_run_and_evict_at_random(device, models, rng, x.tobytes(), expected, most_s=0.002)
 
 
 def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behind_it(

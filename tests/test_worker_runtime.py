@@ -10,7 +10,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -198,6 +198,45 @@ def running(device: Device[Any]) -> Iterator[Harness]:
         runtime.stop()
 
 
+def load_run_and_evict_at_random(
+    device: Device[Any],
+    models: Sequence[Any],
+    rng: random.Random,
+    input_bytes: bytes,
+    expected: Mapping[str, bytes],
+    *,
+    most_s: float,
+) -> None:
+    """Whatever is evicted while it runs, loads or waits: an answer is that of the right weights, or none is given."""
+    infers: dict[int, str] = {}
+    with running(device) as harness:
+        for model in models:
+            harness.runtime.add_model(model)
+        for _ in range(200):
+            # Without waiting for anything: what is evicted may be running, loading or queued.
+            name = rng.choice(models).model_id
+            match rng.randrange(4):
+                case 0:
+                    harness.evict(name)
+                case 1:
+                    harness.load(name)
+                case _:
+                    infers[harness.infer(name, input_bytes)] = name
+            if rng.random() < 0.3:
+                time.sleep(rng.random() * most_s)
+        # However fast or slow all this was: this one runs.
+        for model in models:
+            harness.evict(model.model_id)
+        harness.load("m0")
+        infers[harness.infer("m0", input_bytes)] = "m0"
+        outcomes = [(name, *harness.answer(infer)) for infer, name in infers.items()]
+    answered = [(name, outputs) for name, result, outputs in outcomes if not result.error]
+    assert answered == [(name, [expected[name]]) for name, _ in answered]
+    assert answered[-1][0] == "m0"
+    errors = {result.error for _, result, _ in outcomes}
+    assert errors <= {ActionError.NONE, ActionError.NOT_RESIDENT}
+
+
 def prepared(device: Device[Any], *offers: Offer) -> list[Any]:
     async def prepare() -> list[Any]:
         try:
@@ -302,33 +341,7 @@ def test_pages_evicted_under_a_running_exec_are_not_overwritten(
         model.model_id: unpaged(*by_weights[hashlib.sha256(model.weights.data).hexdigest()], x)
         for model in models
     }
-    infers = {}
-    with running(device) as harness:
-        for model in models:
-            harness.runtime.add_model(model)
-        for _ in range(150):
-            # Without waiting for anything: what is evicted may be running, loading or queued.
-            name = rng.choice(models).model_id
-            match rng.randrange(4):
-                case 0:
-                    harness.evict(name)
-                case 1:
-                    harness.load(name)
-                case _:
-                    infers[harness.infer(name, x.tobytes())] = name
-            if rng.random() < 0.3:
-                time.sleep(rng.random() / 200)
-        # However fast or slow all this was: this one runs.
-        for model in models:
-            harness.evict(model.model_id)
-        harness.load("m0")
-        infers[harness.infer("m0", x.tobytes())] = "m0"
-        outcomes = [(name, *harness.answer(infer)) for infer, name in infers.items()]
-    answered = [(name, outputs) for name, result, outputs in outcomes if not result.error]
-    assert answered == [(name, [expected[name]]) for name, _ in answered]
-    assert answered[-1][0] == "m0"
-    errors = {result.error for _, result, _ in outcomes}
-    assert errors <= {ActionError.NONE, ActionError.NOT_RESIDENT}
+    load_run_and_evict_at_random(device, models, rng, x.tobytes(), expected, most_s=0.005)
 
 
 def test_a_batch_that_is_not_full_is_filled_with_zeros(
