@@ -109,6 +109,18 @@ def reference(name: str, model: TorchModel, rows: int, seed: int = 0) -> np.ndar
     return np.asarray(session.run(None, inputs)[0], np.float32).reshape(-1)
 
 
+def check_answer(bench: Bench, name: str, model: TorchModel, *, tolerance: float) -> None:
+    """A batch of four answers as on the processor, within a part of the largest output."""
+    pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
+    bench.load(model, pages)
+    step = bench.infer(model, pages, 4)
+    if model.inputs[0].datatype != "FP32":
+        bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
+    wanted = reference(name, model, 4)
+    largest = float(np.abs(wanted).max())
+    np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance * largest)
+
+
 @pytest.mark.parametrize(
     ("bench", "name"),
     [(Precision.FLOAT32, name) for name in NETWORKS]
@@ -119,16 +131,8 @@ def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
     precision = bench.device._models._precision
     assert precision is not None
     model = asyncio.run(bench.model(name, (1, 4)))
-    pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
-    bench.load(model, pages)
-    step = bench.infer(model, pages, 4)
-    if model.inputs[0].datatype != "FP32":
-        bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
-    wanted = reference(name, model, 4)
-    scale = float(np.abs(wanted).max())
     # cuDNN may choose another algorithm than the processor's: more than rounding in the last bits.
-    tolerance = max(precision.tolerance, 2e-3) * scale
-    np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance)
+    check_answer(bench, name, model, tolerance=max(precision.tolerance, 2e-3))
 
 
 @pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)
@@ -147,14 +151,7 @@ def test_the_other_engine_answers_as_on_the_processor_unless_it_refuses_the_netw
             refused.append(f"{name} ({error})")
             continue
         assert {kernel.way for kernel in model.kernels.values()} == {Way.ONNXRUNTIME}
-        pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
-        bench.load(model, pages)
-        step = bench.infer(model, pages, 4)
-        if model.inputs[0].datatype != "FP32":
-            bench.device.run_input(step, [bytes(spec.row_bytes * 4) for spec in model.inputs])
-        wanted = reference(name, model, 4)
-        tolerance = 2e-3 * float(np.abs(wanted).max())
-        np.testing.assert_allclose(outputs(bench, step), wanted, rtol=0, atol=tolerance)
+        check_answer(bench, name, model, tolerance=2e-3)
     words = ", ".join(refused)
     assert len(refused) < len(FEW), words
     if refused:
