@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clockwright.actions import Infer
-from clockwright.units import ArchitectureId, GpuKind, WorkerId
+from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.core.estimator import WINDOW_SIZE
 from controller.core.events import (
     ClockSeen,
@@ -34,6 +34,20 @@ class Clocked(Bench):
     def see(self, clock_mhz: int, worker: WorkerId = GPU) -> None:
         self.tell(ClockSeen(worker_id=worker, clock_mhz=clock_mhz))
 
+    def ready_there(self, model: ModelId, measured_mhz: int = 0) -> None:
+        """The other GPU has a model of the one architecture, profiled at that clock."""
+        self.tell(
+            ModelReady(
+                worker_id=GPU2,
+                model_id=model,
+                architecture_id=ArchitectureId(A),
+                num_pages=2,
+                load_ns=8 * MS,
+                exec_ns={1: 10 * MS},
+                clock_mhz=measured_mhz,
+            )
+        )
+
     def send(self) -> int:
         (infer,) = actions(self.request(A, slo_ms=10_000))
         assert isinstance(infer, Infer)
@@ -61,16 +75,7 @@ class Pair(Clocked):
         self.join(GPU2)
         self.see(FAST, GPU2)
         self.tell(ModelAdded(model_id=B))
-        self.tell(
-            ModelReady(
-                worker_id=GPU2,
-                model_id=B,
-                architecture_id=ArchitectureId(A),
-                num_pages=2,
-                load_ns=8 * MS,
-                exec_ns={1: 10 * MS},
-            )
-        )
+        self.ready_there(B)
         (load,) = actions(self.request(B, slo_ms=10_000))
         (infer,) = actions(self.done(load.action_id, self.now_ms, self.now_ms + 8, GPU2))
         self.done(infer.action_id, self.now_ms, self.now_ms + 10, GPU2)
@@ -203,17 +208,7 @@ def test_seeds_are_taken_at_the_clock_they_were_measured_at(
     bench = Clocked()
     bench.tell(WorkerJoined(worker_id=GPU2, gpu_kind=GpuKind("other"), num_pages=10))
     bench.see(SLOW, GPU2)
-    bench.tell(
-        ModelReady(
-            worker_id=GPU2,
-            model_id=A,
-            architecture_id=ArchitectureId(A),
-            num_pages=2,
-            load_ns=8 * MS,
-            exec_ns={1: 10 * MS},
-            clock_mhz=measured_mhz,
-        )
-    )
+    bench.ready_there(A, measured_mhz)
     assert bench.expected_ms(GPU2) == expected_ms
 
 
