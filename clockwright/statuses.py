@@ -1,6 +1,6 @@
 """A call's gRPC status as an exception: what `Client`, `AsyncClient` and `Operator` raise.
 
-The other way round it is `controller/statuses.py`.
+The other way round it is `controller/front/statuses.py`.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
-from controller.control import ControlService
 from controller.core import Scheduler
+from controller.front.control import ControlService
+from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
-from controller.server import InferenceService
 from controller.telemetry import Telemetry, TelemetryFiles
 from controller.worker_link import Heartbeats, WorkerLinks
 

@@ -50,7 +50,7 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast
-from controller.refusals import late_text, refusal_figures, refusal_text
+from controller.front.refusals import late_text, refusal_figures, refusal_text
 from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow, Telemetry
 
 now_ns = time.monotonic_ns

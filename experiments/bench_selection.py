@@ -34,10 +34,10 @@ import uvloop
 from clockwright import AsyncClient, Feedback
 from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
-from controller.selection.combination import Rule
-from controller.selection.contexts import Contexts
+from controller.selection.core.combination import Rule
+from controller.selection.core.contexts import Contexts
+from controller.selection.core.query import Candidate, Choice, Observation, Prediction, Query
 from controller.selection.policies import BUILT_IN, make_policy
-from controller.selection.query import Candidate, Choice, Observation, Prediction, Query
 from experiments.demo_models import write_digit_models
 from experiments.digits import Array
 from experiments.local_server import LocalServer

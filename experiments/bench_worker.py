@@ -35,11 +35,11 @@ from experiments.bench_overload import offer
 from experiments.local_server import LocalServer
 from experiments.telemetry_tables import read_actions
 from modelzoo.build import write_model
-from worker.cpu_device import CpuDevice
-from worker.file_store import FileStore
-from worker.model_files import Limits
+from worker.devices.cpu import CpuDevice
+from worker.models.file_store import FileStore
+from worker.models.model_files import Limits
+from worker.models.served_model import Offer, OfferedFile
 from worker.runtime import Outcome, Runtime
-from worker.served_model import Offer, OfferedFile
 
 COPIES = 6
 PAGES = 11  # three ResNet-18s of three pages, the MLP, one to spare

@@ -27,16 +27,16 @@ PACKAGES = ("clockwright", "controller", "worker", "modelzoo", "traces", "experi
 
 # What runs per request. The core's other modules look at all of it, for people and for tests.
 _CORE = sorted(
-    path.stem
-    for path in (ROOT / "controller/core").glob("*.py")
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "controller/core").rglob("*.py")
     if path.stem not in ("__init__", "invariants", "statistics")
 )
 COMPILED = (
     "clockwright/actions.py",
-    *(f"controller/core/{name}.py" for name in _CORE),
-    "worker/core.py",
-    "worker/io_pool.py",
-    "worker/weights_cache.py",
+    *_CORE,
+    "worker/core/lanes.py",
+    "worker/core/io_pool.py",
+    "worker/core/pages.py",
     *(
         f"experiments/simulator/{name}.py"
         for name in ("clients", "controller", "loop", "network", "summary", "worker")
@@ -44,7 +44,7 @@ COMPILED = (
 )
 
 # mypyc cannot compile a dataclass derived from one with an `__init__` of its own.
-_AS_THEY_ARE = ("worker/core.py",)
+_AS_THEY_ARE = ("worker/core/lanes.py",)
 
 
 def is_compiled() -> bool:

@@ -2,7 +2,7 @@
 
 For each network and precision: the largest difference between two rows' outputs and onnxruntime's float32
 ones, in parts of the largest output. A processor has no TF32: there the factors of every product are rounded
-to it (`worker.torch_compile.Tf32Products`).
+to it (`worker.compiling.for_torch.Tf32Products`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import torch
 from clockwright.errors import ConfigError, ModelError
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import ARCHITECTURES, build_model, weights_bytes
-from worker.engine import plain_words
-from worker.lift import lift_weights
-from worker.precision import Precision
-from worker.torch_compile import TorchTarget, products_as_on_a_card
-from worker.torch_program import Program
-from worker.torch_tensors import weight_views
+from worker.compiling.for_torch import TorchTarget, products_as_on_a_card
+from worker.compiling.lift_weights import lift_weights
+from worker.engines.onnxruntime import plain_words
+from worker.engines.torch_program import Program
+from worker.engines.torch_tensors import weight_views
+from worker.models.precision import Precision
 
 NAME = "torch_zoo"
 _ROWS = 2

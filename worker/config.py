@@ -9,8 +9,8 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import PAGE_BYTES
-from worker.engine_choice import Engine, parse_engine
-from worker.precision import Precision, parse_precision
+from worker.engines.choice import Engine, parse_engine
+from worker.models.precision import Precision, parse_precision
 
 _MIB = 1024 * 1024
 
@@ -44,9 +44,9 @@ class WorkerConfig:
     #: Room for inputs and outputs of Infers in hand. Too little: Infers wait for one another. One
     #: Infer may use a quarter of it, which caps batch sizes; 32 MiB is 53 images of 602 kB.
     io_bytes: int = 128 * _MIB
-    #: What models compute in on a GPU: `float32`, `tf32` or `float16`. See `worker.precision`.
+    #: What models compute in on a GPU: `float32`, `tf32` or `float16`. See `worker.models.precision`.
     precision: str = Precision.FLOAT32.value
-    #: What runs models on a GPU: `auto`, `torch` or `onnxruntime`. See `worker.engine_choice`.
+    #: What runs models on a GPU: `auto`, `torch` or `onnxruntime`. See `worker.engines.choice`.
     engine: str = Engine.AUTO.value
     #: On a GPU: the host's memory for the weights of all models, locked at start. Too little: models
     #: are refused. Too much: the host has none left, or locking it takes long (seconds per 10 GiB).

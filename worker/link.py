@@ -31,8 +31,8 @@ from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.units import PAGE_BYTES, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.device import CardHealth, Device, M, QueueingDevice, WatchedDevice
-from worker.file_store import FileStore
+from worker.devices.device import CardHealth, Device, M, QueueingDevice, WatchedDevice
+from worker.models.file_store import FileStore
 from worker.offers import Offers
 from worker.runtime import Outcome, Runtime
 

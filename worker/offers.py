@@ -19,9 +19,9 @@ from typing import BinaryIO, Generic
 from clockwright.errors import ModelError, ProtocolError
 from clockwright.units import ModelId
 from clockwright.v1 import worker_pb2 as pb
-from worker.device import Device, M
-from worker.file_store import FileStore
-from worker.served_model import Offer, OfferedFile, ServedModel
+from worker.devices.device import Device, M
+from worker.models.file_store import FileStore
+from worker.models.served_model import Offer, OfferedFile, ServedModel
 
 logger = logging.getLogger(__name__)
 

@@ -18,16 +18,16 @@ from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from clockwright.units import PAGE_BYTES
 from modelzoo.profile import load_profile
-from worker.card import CardMonitor, open_card, stay_near
 from worker.config import WorkerConfig
-from worker.device import Device
-from worker.engine_choice import parse_engine
-from worker.file_store import FileStore
-from worker.host_memory import available_bytes
+from worker.devices.device import Device
+from worker.devices.gpu_health import CardMonitor, open_card, stay_near
+from worker.devices.host_memory import available_bytes
+from worker.devices.modelled import ModelledDevice
+from worker.engines.choice import parse_engine
 from worker.link import Link
-from worker.model_files import Limits
-from worker.modelled_device import ModelledDevice
-from worker.precision import parse_precision
+from worker.models.file_store import FileStore
+from worker.models.model_files import Limits
+from worker.models.precision import parse_precision
 from worker.timing import tune_process
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ def make_device(
         )
     if kind == "container" and argument:
         # Here, because only this device needs it.
-        from worker.container_device import ContainerDevice
+        from worker.containers.device import ContainerDevice
 
         return ContainerDevice(
             Path(argument),
@@ -153,14 +153,14 @@ def _torch_device(
     _check_memory(on_host, "weights and IO on the host", "less host memory")
     try:
         # Here, because torch takes seconds to import and other devices do without.
-        from worker.accelerator import Accelerator, HostAccelerator
-        from worker.engine import plain_words
-        from worker.torch_device import TorchDevice
+        from worker.devices.accelerator import Accelerator, HostAccelerator
+        from worker.devices.gpu import TorchDevice
+        from worker.engines.onnxruntime import plain_words
 
         accelerator: Accelerator
         monitor: CardMonitor | None = None
         if kind == "cuda":
-            from worker.cuda import CudaAccelerator
+            from worker.devices.cuda import CudaAccelerator
 
             # Clockwork forbids the driver to compile and to cache kernels (CUDA_DISABLE_PTX_JIT,
             # CUDA_CACHE_DISABLE). Here each has run before it is captured, so that none is new while
@@ -199,7 +199,7 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
     _check_memory(wanted, f"{config.num_pages} pages, arena and IO memory", "fewer pages")
     try:
         # Here, because a modelled device needs no engine.
-        from worker.cpu_device import CpuDevice
+        from worker.devices.cpu import CpuDevice
     except ImportError as error:
         raise ConfigError(f"device 'cpu': {error}; install clockwright[cpu]") from None
     return CpuDevice(

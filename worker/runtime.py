@@ -16,8 +16,8 @@ from clockwright.actions import Action, ActionError, Infer, Result
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.process import freeze_garbage
 from clockwright.units import NS_PER_S, ActionId, ModelId
-from worker.core import Core, Lane, Step, WaitUntil
-from worker.device import Device, DeviceLostError, Launched, M, QueueingDevice
+from worker.core.lanes import Core, Lane, Step, WaitUntil
+from worker.devices.device import Device, DeviceLostError, Launched, M, QueueingDevice
 from worker.timing import SPIN_NS, tune_thread
 
 # Below this a copy takes less time than waking another thread.

@@ -45,7 +45,7 @@ def tune_thread(*, realtime: bool) -> None:
     """Prepare the calling thread for serving; whatever the system forbids is left out.
 
     It is bound to no core of its own: at real-time priority it displaces whatever runs on the core that it
-    wakes on. On a host with a GPU the process keeps to the cores near it (`worker.card.stay_near`).
+    wakes on. On a host with a GPU the process keeps to the cores near it (`worker.devices.gpu_health.stay_near`).
 
     Args:
         realtime: run before all ordinary threads. Only for threads that mostly wait: the kernel stops

@@ -18,7 +18,7 @@ def visible_gpus() -> int:
         ConfigError: none, with what is missing; or no torch.
     """
     try:
-        from worker.cuda import check_installation, installation
+        from worker.devices.cuda import check_installation, installation
     except ImportError as error:
         raise ConfigError(f"device 'cuda': {error}; install clockwright[gpu]") from None
     found = installation()

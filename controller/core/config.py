@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, format_ns
-from controller.core.batching import BATCHINGS
+from controller.core.policies.batching import BATCHINGS
 
 POLICIES = ("clockwork", "edf_mh", "clipper", "infaas")
 

@@ -38,10 +38,8 @@ from clockwright.units import (
     WorkerId,
 )
 from controller.core.admission import Verdict, judge, judge_without_prediction
-from controller.core.clockwork import ClockworkPolicy
 from controller.core.config import SchedulerConfig
 from controller.core.delivery import DeliveryDelay
-from controller.core.edf_mh import EdfMhPolicy
 from controller.core.estimator import Estimates
 from controller.core.events import (
     ActionFailed,
@@ -68,8 +66,10 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
+from controller.core.policies.clockwork import ClockworkPolicy
+from controller.core.policies.edf_mh import EdfMhPolicy
+from controller.core.policies.reactive import ClipperPolicy, InfaasPolicy
 from controller.core.policy import Batch, Policy
-from controller.core.reactive import ClipperPolicy, InfaasPolicy
 from controller.core.state import Copy, Model, Phase, Readiness, Request, SentAction, WorkerState
 from controller.core.statistics import Statistics, snapshot
 

@@ -10,9 +10,10 @@ the prediction `cache` has the answer; `combine` makes one answer of those that 
 confidence; what was chosen, with what probability, and what each said goes into the `journal` under the
 query id. Feedback by that id becomes an `Observation`, and `observe` makes the next state of it.
 
-Shells are `applications` (which there are, and feedback), `answering` and `asking` (queries), `states` (between
-memory and store), `store` with `sqlite_store` and `redis_store`, and `plugins` (entry points). All else is
-pure: no I/O, no clock, no random number that is not drawn from a generator handed in.
+`core` and `policies` are pure: no I/O, no clock, no random number that is not drawn from a generator
+handed in. Around them stand the shells: `applications` (which applications there are, and feedback),
+`queries` and `ensemble` (one query, and what its members are asked), `context_states` (between memory
+and `stores`), `live_application` and `plugins` (policies from other packages, by entry point).
 
 The paper leaves open, and here is decided: a missing member has no say, does not count as wrong,
 and counts against the confidence (combination.py); exponents are bounded (exp3.py); models that come

@@ -23,19 +23,19 @@ from clockwright.units import NS_PER_S
 from controller.catalogue import Catalogue, ModelState
 from controller.model_folder import check_name
 from controller.runtime import Runtime, now_ns
-from controller.selection.answering import Answered, Answering
-from controller.selection.application import Application
-from controller.selection.cache import CacheStatistics
-from controller.selection.combination import Rule
 from controller.selection.config import SelectionConfig
-from controller.selection.contexts import GLOBAL
-from controller.selection.journal import Feedback, FeedbackStatus, Journal
+from controller.selection.context_states import States, migrated
+from controller.selection.core.application import Application
+from controller.selection.core.cache import CacheStatistics
+from controller.selection.core.combination import Rule
+from controller.selection.core.contexts import GLOBAL
+from controller.selection.core.journal import Feedback, FeedbackStatus, Journal
+from controller.selection.core.shape import Shape
+from controller.selection.live_application import Running
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
-from controller.selection.running import Running
-from controller.selection.shape import Shape
-from controller.selection.states import States, migrated
-from controller.selection.store import Store
+from controller.selection.queries import Answered, Answering
+from controller.selection.stores import Store
 
 log = logging.getLogger(__name__)
 

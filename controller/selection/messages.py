@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from clockwright.errors import BadRequestError, ConfigError
 from clockwright.v1 import control_pb2 as pb
-from controller.selection.application import Application
 from controller.selection.applications import Applications
-from controller.selection.combination import Rule
-from controller.selection.journal import Feedback
-from controller.selection.running import Running
+from controller.selection.core.application import Application
+from controller.selection.core.combination import Rule
+from controller.selection.core.journal import Feedback
+from controller.selection.live_application import Running
 
 
 def read_application(message: pb.Application) -> Application:

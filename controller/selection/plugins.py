@@ -6,8 +6,8 @@ import logging
 from importlib.metadata import entry_points
 from typing import Any
 
+from controller.selection.core.policy import Policy
 from controller.selection.policies import BUILT_IN
-from controller.selection.policy import Policy
 
 log = logging.getLogger(__name__)
 

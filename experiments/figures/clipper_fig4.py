@@ -1,6 +1,6 @@
 """Clipper's Figure 4: three ways to set the batch size of a container, at an SLO of 20 ms.
 
-`none` (one row at a time), `aimd` and `quantile` (`controller.core.batching`), the `clipper` policy of the
+`none` (one row at a time), `aimd` and `quantile` (`controller.core.policies.batching`), the `clipper` policy of the
 production scheduler on real devices: native scikit-learn in a container process, and ONNX on the CPU
 engine. More requests wait than any batch takes, as in the paper, so a *batch's* latency is what the SLO is
 about, from sending to the result. The largest batch has 1,024 rows; models that run it well inside the SLO

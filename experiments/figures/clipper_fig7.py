@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
-from controller.selection.query import Candidate, Query
 from experiments.digits import NUM_FORMS, Array, Digits, load
 from experiments.figures.report import picture, write_csv
 from experiments.results_file import RESULTS, write_results

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from controller.selection.core.policy import Policy
 from controller.selection.policies import make_policy
-from controller.selection.policy import Policy
 from experiments.digits import Array, load
 from experiments.figures.report import picture, write_csv
 from experiments.results_file import RESULTS, write_results

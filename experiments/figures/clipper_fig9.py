@@ -38,8 +38,8 @@ from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Catalogue
 from controller.core import Scheduler
 from controller.runtime import Runtime
-from controller.selection.application import Application
 from controller.selection.applications import Applications
+from controller.selection.core.application import Application
 from controller.telemetry import Telemetry
 from experiments.digits import Array, Digits, load
 from experiments.figures.report import picture, write_csv

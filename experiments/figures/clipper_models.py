@@ -22,12 +22,12 @@ from onnx import TensorProto, helper
 from clockwright.units import ModelId
 from experiments.digits import Array, load
 from experiments.selection.digit_models import OPSETS, export
-from worker.container_device import ContainerDevice
-from worker.cpu_device import CpuDevice
-from worker.device import Device
-from worker.file_store import FileStore
-from worker.model_files import MODEL_FILE, Limits
-from worker.served_model import Offer, OfferedFile, ServedModel
+from worker.containers.device import ContainerDevice
+from worker.devices.cpu import CpuDevice
+from worker.devices.device import Device
+from worker.models.file_store import FileStore
+from worker.models.model_files import MODEL_FILE, Limits
+from worker.models.served_model import Offer, OfferedFile, ServedModel
 
 KINDS = ("no_op", "linear_svm", "logistic_regression", "kernel_svm", "random_forest")
 FORMS = ("native", "onnx")

@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from clockwright.units import NS_PER_S, ModelId
 from controller.core import Scheduler
-from controller.core.clockwork import best_batch, least_recently_used
-from controller.core.edf_mh import EdfMhPolicy
 from controller.core.events import Command, Event
+from controller.core.policies.clockwork import best_batch, least_recently_used
+from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policy import Batch
 from controller.core.state import Copy, Model, WorkerState
 from experiments.simulator import Case

@@ -20,7 +20,7 @@ from clockwright.errors import ConfigError
 
 #: What runs, in this order, with the seconds that it is told (None: it takes no such word) and is given.
 PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
-    ("tests", ("pytest", "-q", "-m", "gpu", "tests/test_gpu.py"), None, 165.0),
+    ("tests", ("pytest", "-q", "-m", "gpu", "tests/worker/test_gpu.py"), None, 165.0),
     ("probe", ("experiments.gpu.probe",), 25.0, 55.0),
     ("table1", ("experiments.gpu.table1",), 50.0, 85.0),
     ("serve", ("experiments.gpu.serve",), 20.0, 70.0),
@@ -74,7 +74,7 @@ def main() -> int:
         # Here, because all of them need torch.
         from experiments.gpu.aims import show
         from experiments.gpu.hardware import GPU_RESULTS
-        from worker.cuda import check_installation, installation
+        from worker.devices.cuda import check_installation, installation
     except ImportError as error:
         print(f"make gpu: {error}; install clockwright[gpu]", file=sys.stderr)
         return 1

@@ -25,8 +25,8 @@ from experiments.results_file import write_results
 from experiments.simulator import Case, Cluster, HostedModel, Network, run
 from modelzoo.profile import ProfileRow
 from traces.arrivals import ClosedLoop, Workload
-from worker.accelerator import Accelerator
-from worker.precision import Precision
+from worker.devices.accelerator import Accelerator
+from worker.models.precision import Precision
 
 _REHEARSAL_S = 0.5
 _SIMULATED_NS = 2 * NS_PER_S

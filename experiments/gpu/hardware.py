@@ -19,16 +19,16 @@ from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S, ActionId, ModelId
 from experiments.results_file import RESULTS
 from modelzoo.build import write_model
-from worker.accelerator import Accelerator, HostAccelerator, Stream
-from worker.card import open_card
 from worker.config import default_cache_dir
-from worker.core import Lane, Step
-from worker.cuda import CudaAccelerator
-from worker.file_store import FileStore
-from worker.model_files import CompiledModel, Limits
-from worker.precision import Precision
-from worker.served_model import Offer, OfferedFile
-from worker.torch_device import TorchDevice, TorchModel
+from worker.core.lanes import Lane, Step
+from worker.devices.accelerator import Accelerator, HostAccelerator, Stream
+from worker.devices.cuda import CudaAccelerator
+from worker.devices.gpu import TorchDevice, TorchModel
+from worker.devices.gpu_health import open_card
+from worker.models.file_store import FileStore
+from worker.models.model_files import CompiledModel, Limits
+from worker.models.precision import Precision
+from worker.models.served_model import Offer, OfferedFile
 
 GPU_RESULTS = RESULTS / "gpu"
 _WARM_UP_RUNS = 5

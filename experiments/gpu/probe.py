@@ -45,10 +45,14 @@ from experiments.gpu.hardware import (
 )
 from experiments.results_file import write_results
 from modelzoo.build import write_model
-from worker.accelerator import Accelerator
-from worker.compile import compile_model
-from worker.host_memory import present_memory
-from worker.model_files import (
+from worker.compiling.compile import compile_model
+from worker.compiling.for_torch import TorchTarget
+from worker.devices.accelerator import Accelerator
+from worker.devices.host_memory import present_memory
+from worker.engines.torch_operators import Tensor
+from worker.engines.torch_program import Program
+from worker.engines.torch_tensors import typed_view, weight_views
+from worker.models.model_files import (
     GRAPH_FILE,
     WEIGHTS_FILE,
     BoundTensor,
@@ -56,12 +60,8 @@ from worker.model_files import (
     Limits,
     Source,
 )
-from worker.precision import Precision
+from worker.models.precision import Precision
 from worker.timing import sleep_until, tune_thread
-from worker.torch_compile import TorchTarget
-from worker.torch_operators import Tensor
-from worker.torch_program import Program
-from worker.torch_tensors import typed_view, weight_views
 
 ARCHITECTURE = "resnet50_v1"
 PAGES = 7  # of ResNet-50 in float32

@@ -37,9 +37,9 @@ from experiments.gpu.live import Server
 from experiments.live_run import LiveModel, LiveRun
 from experiments.results_file import write_results
 from traces.arrivals import Poisson, Workload
-from worker.accelerator import Accelerator
+from worker.devices.accelerator import Accelerator
+from worker.devices.gpu import TorchModel
 from worker.runtime import Outcome, Runtime
-from worker.torch_device import TorchModel
 
 _SLO_NS = 100 * NS_PER_MS
 _LATEST_NS = 1 << 62

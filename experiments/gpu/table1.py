@@ -41,8 +41,8 @@ from experiments.gpu.hardware import (
 from experiments.gpu.probe import bare_kernel, copy
 from experiments.results_file import write_results
 from modelzoo.profile import load_profile
-from worker.accelerator import Accelerator
-from worker.engine_choice import Way
+from worker.devices.accelerator import Accelerator
+from worker.engines.choice import Way
 
 MAIN = "resnet50_v1"
 BATCH_SIZES = (1, 2, 4, 8, 16)

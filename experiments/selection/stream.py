@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from controller.selection.combination import Rule
-from controller.selection.policy import Policy
-from controller.selection.query import Candidate, Combined, Observation, Prediction, Query
+from controller.selection.core.combination import Rule
+from controller.selection.core.policy import Policy
+from controller.selection.core.query import Candidate, Combined, Observation, Prediction, Query
 from experiments.digits import Array
 
 # A look costs a tenth of a query.

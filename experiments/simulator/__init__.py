@@ -1,6 +1,6 @@
 """The production controller core and worker cores on a virtual clock.
 
-Nothing here decides what runs when: `controller.core.Scheduler` and `worker.core.Core` do, exactly as
+Nothing here decides what runs when: `controller.core.Scheduler` and `worker.core.lanes.Core` do, exactly as
 they do live. This package supplies what they are wired to in a live system: clocks, links, devices
 that take the time a profile says, clients, and faults.
 

@@ -13,8 +13,8 @@ from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
 from experiments.simulator.loop import Loop
 from experiments.simulator.network import Link
-from worker.core import Core, Lane, Model, Step
-from worker.io_pool import aligned
+from worker.core.io_pool import aligned
+from worker.core.lanes import Core, Lane, Model, Step
 
 # To look a member up in its enum takes ten times as long as a global.
 _LOAD: Final = Lane.LOAD

@@ -1,0 +1,249 @@
+"""Two systems that react instead of predict, for comparison on equal devices: Clipper and INFaaS.
+
+What both share here: a model's container works by itself. It sends its next batch as soon as the last
+one is back, whatever else the GPU has queued, and nobody looks at whether the answer will be in time:
+all requests run, late ones too (and count as late). Batches wait for the GPU in the order they were
+sent. Weights are loaded when a request finds none, least recently used ones make room.
+
+**Clipper** (NSDI'17, section 4.3): each container adapts its batch size against the SLO, by AIMD, by
+quantile regression or not at all (batching.py); compiled sizes round it down. Delayed batching
+(`batch_delay_ns`) holds a batch that is not full back until its oldest request has waited that long.
+Modelled: these, one queue per model, late answers. Not modelled: the cache and the model selection
+layer, concurrent kernels of several containers on one GPU (the device runs one EXEC at a time for
+every policy alike), Docker and RPC overheads.
+
+**INFaaS** (ATC'21) as the Clockwork paper describes it: the SLO is a coarse goal for choosing among
+variants and replicas, not a deadline. Modelled: a variant is a batch size, the most efficient whose
+profiled latency is within the SLO; a model whose answers come back late gets one more replica, at most
+one per second. Not modelled: variants that differ in network, precision or hardware, scaling down,
+and the placement of workers in the cloud.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from itertools import count
+
+from clockwright.actions import Infer
+from clockwright.errors import Refusal
+from clockwright.units import NS_PER_S
+from controller.core.config import SchedulerConfig
+from controller.core.events import ActionSucceeded
+from controller.core.policies.batching import Batching, make_batching
+from controller.core.policies.clockwork import least_recently_used
+from controller.core.policy import Batch
+from controller.core.state import Copy, Model, Request, SentAction, WorkerState
+
+# How often a model may get a further replica.
+SCALE_INTERVAL_NS = NS_PER_S
+
+_FOREVER_NS = 1 << 62
+
+
+class ReactivePolicy:
+    """What Clipper and INFaaS have in common."""
+
+    predicts = False
+    # A container sends whatever it has; the GPU's backlog is not its business.
+    lookahead_ns = _FOREVER_NS // 2
+    max_outstanding = 1 << 30
+    #: A batch that is not full waits until its oldest request has waited this long.
+    batch_delay_ns = 0
+    margin_ns = 0
+    punctual = False
+    eager_copies = False
+
+    def __init__(self) -> None:
+        self._wanted: deque[Model] = deque()
+        self._serial = count()
+
+    def cap(self, copy: Copy) -> float:
+        """Most rows that a batch of this copy may have now."""
+        raise NotImplementedError
+
+    @property
+    def wants_any(self) -> bool:
+        """See `Policy`."""
+        return bool(self._wanted)
+
+    def queue_changed(self, model: Model) -> None:
+        """See `Policy`."""
+        if not model.queue:
+            return
+        for copy in model.copies.values():
+            if copy.resident and not copy.num_pins and copy.strategy_key is None:
+                copy.strategy_key = key = model.queue[0].arrival_ns
+                entry = (key, 0, model.sequence, next(self._serial), copy)
+                heappush(copy.worker.strategies, entry)
+
+    def demand_changed(self, model: Model) -> None:
+        """See `Policy`."""
+
+    def copy_gone(self, copy: Copy) -> None:
+        """See `Policy`."""
+        copy.strategy_key = None
+
+    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
+        """See `Policy`."""
+        self.queue_changed(sent.copy.model)
+
+    def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
+        """See `Policy`."""
+
+    def unpark(self, worker: WorkerState) -> None:
+        """See `Policy`."""
+        for copy in worker.parked:
+            self.queue_changed(copy.model)
+        worker.parked.clear()
+
+    def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
+        """See `Policy`: the container whose oldest request is oldest, of those that wait for no more."""
+        held: list[tuple[int, int, int, int, Copy]] = []
+        batch = None
+        while worker.strategies and batch is None:
+            entry = heappop(worker.strategies)
+            copy = entry[4]
+            if copy.strategy_key != entry[0]:
+                continue
+            queue = copy.model.queue
+            if not queue or copy.num_pins:
+                copy.strategy_key = None
+            elif self._waits(copy, now_ns):
+                held.append(entry)
+            else:
+                copy.strategy_key = None
+                batch = self._batch(copy, free_ns)
+        worker.retry_ns = None
+        for entry in held:
+            heappush(worker.strategies, entry)
+            due_ns = entry[4].model.queue[0].arrival_ns + self.batch_delay_ns
+            worker.retry_ns = min(worker.retry_ns or due_ns, due_ns)
+        return batch
+
+    def _waits(self, copy: Copy, now_ns: int) -> bool:
+        """Whether the container's next batch is worth waiting for."""
+        if not self.batch_delay_ns:
+            return False
+        queue = copy.model.queue
+        if now_ns >= queue[0].arrival_ns + self.batch_delay_ns:
+            return False
+        full = copy.estimates.sizes[max(copy.estimates.fit[self._limit(copy)], 0)]
+        rows = 0
+        for request in queue:
+            rows += request.rows
+            if rows >= full:
+                return False
+        return True
+
+    def _limit(self, copy: Copy) -> int:
+        """Rows that the next batch may have; a request is never cut in two."""
+        return min(max(copy.model.queue[0].rows, int(self.cap(copy))), copy.estimates.sizes[-1])
+
+    def _batch(self, copy: Copy, free_ns: int) -> Batch:
+        queue, estimates = copy.model.queue, copy.estimates
+        rows = num_requests = 0
+        limit = self._limit(copy)
+        for request in queue:
+            if rows + request.rows > limit:
+                break
+            rows += request.rows
+            num_requests += 1
+        # The largest compiled size that they fill; what is left over goes with the next batch.
+        index = max(estimates.fit[rows], 0)
+        while rows > estimates.sizes[index] and num_requests > 1:
+            num_requests -= 1
+            rows -= queue[num_requests].rows
+        index = estimates.cover[rows]
+        begin_ns = max(free_ns, copy.ready_ns)
+        return Batch(copy, 0, num_requests, index, _FOREVER_NS, begin_ns)
+
+    def want_load(self, model: Model, now_ns: int) -> bool:
+        """See `Policy`: as soon as a request finds no copy."""
+        if model.load_key is None and model.queue and not model.copies:
+            self._want(model)
+        return model.load_key is not None
+
+    def _want(self, model: Model) -> None:
+        model.load_key = 1.0
+        self._wanted.append(model)
+
+    def forget_unwanted(self, now_ns: int) -> None:
+        """See `Policy`."""
+        while self._wanted and not self._wanted[0].queue:
+            self._wanted.popleft().load_key = None
+
+    def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
+        """See `Policy`: in the order in which they were found missing."""
+        for _ in range(len(self._wanted)):
+            model = self._wanted.popleft()
+            if model.removed or not model.queue:
+                model.load_key = None
+            elif worker in model.ready and worker not in model.copies:
+                model.load_key = None
+                return model
+            else:
+                self._wanted.append(model)
+        return None
+
+    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+        """See `Policy`: least recently used, whether requests wait for it or not."""
+        return least_recently_used(worker, num_pages, wanted=True)
+
+
+class ClipperPolicy(ReactivePolicy):
+    """Adaptive batching, per container."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__()
+        self.batch_delay_ns = config.batch_delay_ns
+        self._name = config.batching
+        self._batchings: dict[Copy, Batching] = {}
+
+    def cap(self, copy: Copy) -> float:
+        """See `ReactivePolicy`."""
+        known = self._batchings.get(copy)
+        return known.cap if known is not None else 1.0
+
+    def copy_gone(self, copy: Copy) -> None:
+        """See `Policy`."""
+        super().copy_gone(copy)
+        self._batchings.pop(copy, None)
+
+    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
+        """Learn from a batch: how long it took, from sending to the result, against the SLO."""
+        copy, action = sent.copy, sent.action
+        assert isinstance(action, Infer)
+        batching = self._batchings.get(copy)
+        if batching is None:
+            batching = make_batching(self._name, copy.estimates.sizes)
+            self._batchings[copy] = batching
+        slo_ns = min(request.slo_ns for request in sent.requests)
+        batching.learn(sum(action.rows), now_ns - action.earliest_ns, slo_ns)
+        super().infer_ended(sent, event, now_ns)
+
+
+class InfaasPolicy(ReactivePolicy):
+    """A batch size per SLO, and replicas for models that are late."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scaled_ns: dict[Model, int] = {}
+
+    def cap(self, copy: Copy) -> float:
+        """The size with the least time per row among those whose latency is within the SLO."""
+        estimates = copy.estimates
+        slo_ns = copy.model.queue[0].slo_ns
+        fitting = [i for i, duration in enumerate(estimates.exec_ns) if duration <= slo_ns] or [0]
+        best = min(fitting, key=lambda i: estimates.exec_ns[i] / estimates.sizes[i])
+        return float(estimates.sizes[best])
+
+    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
+        """A late answer calls for a replica, if a worker without one is there."""
+        model = sent.copy.model
+        late = any(now_ns > request.deadline_ns for request in sent.requests)
+        due = now_ns - self._scaled_ns.get(model, -SCALE_INTERVAL_NS) >= SCALE_INTERVAL_NS
+        if late and due and model.load_key is None and len(model.copies) < len(model.ready):
+            self._scaled_ns[model] = now_ns
+            self._want(model)
+        super().infer_ended(sent, event, now_ns)

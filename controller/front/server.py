@@ -1,0 +1,439 @@
+"""The Open Inference Protocol service, as Triton's and KServe's clients speak it, on grpc.aio.
+
+Inference runs on raw bytes: tensors are cut out of the message and handed on as views, never parsed
+or copied (measured, with the choice of grpc.aio over threads, by experiments/bench_frontend.py).
+Every method turns what goes wrong into a status; nothing that a client sends gets further than that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from clockwright import __version__
+from clockwright.bulk import split_bulk
+from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
+from clockwright.units import NS_PER_MS
+from clockwright.v1 import inference_pb2 as pb
+from controller.catalogue import Catalogue, Model, ModelState
+from controller.front.explanation import explain
+from controller.front.oip import (
+    ParsedRequest,
+    decode_request,
+    encode_response,
+    encode_stream_error,
+    parse_request,
+    quote,
+    request_context,
+    request_slo_ns,
+    request_tenant,
+    wants_explanation,
+    wrap_for_stream,
+)
+from controller.front.refusals import late_text
+from controller.front.statuses import fail, status_of
+from controller.runtime import Runtime, Submission, now_ns
+from controller.selection.applications import Applications
+from controller.selection.live_application import Running
+from controller.selection.queries import check_context
+
+SERVICE = "inference.GRPCInferenceService"
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+DEFAULT_SLO_NS = 100 * NS_PER_MS
+
+# What Triton's clients look for before they use an extension; announced is only what works.
+EXTENSIONS = ("model_repository", "parameters")
+
+# The name by which Triton's clients know ONNX models.
+PLATFORM = "onnxruntime_onnx"
+APPLICATION_PLATFORM = "clockwright_application"
+
+# A client that sends and never reads holds this many answers at most; then its stream waits.
+STREAM_REQUESTS_MAX = 1024
+
+RequestT = TypeVar("RequestT", bound=Message)
+
+
+class InferenceService:
+    """Answers clients: checks requests, asks the runtime, and says what became of them."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        *,
+        default_slo_ns: int = DEFAULT_SLO_NS,
+        applications: Applications | None = None,
+    ) -> None:
+        """Answer from a catalogue through a runtime.
+
+        Args:
+            runtime: decides and answers.
+            catalogue: of the models there are.
+            default_slo_ns: for requests that name no SLO, of models that have none.
+            applications: are asked like models.
+        """
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._default_slo_ns = default_slo_ns
+        self._applications = applications
+
+    def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+        """What a grpc.aio server mounts."""
+        unary = {
+            "ServerLive": self._unary("ServerLive", pb.ServerLiveRequest, self._server_live),
+            "ServerReady": self._unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": self._unary("ModelReady", pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": self._unary(
+                "ServerMetadata", pb.ServerMetadataRequest, self._server_metadata
+            ),
+            "ModelMetadata": self._unary(
+                "ModelMetadata", pb.ModelMetadataRequest, self._model_metadata
+            ),
+            "RepositoryIndex": self._unary(
+                "RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index
+            ),
+            "RepositoryModelLoad": self._unary(
+                "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self._load
+            ),
+            "RepositoryModelUnload": self._unary(
+                "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
+            ),
+            "ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
+            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
+        }
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
+        return (
+            grpc.method_handlers_generic_handler(SERVICE, unary),
+            grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+        )
+
+    # --- inference ----------------------------------------------------------------------------
+
+    async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        arrival_ns = now_ns()
+        try:
+            return await self._answer(parse_request(data), arrival_ns, context.time_remaining())
+        except Exception as error:
+            return fail(context, error, method="ModelInfer")
+
+    async def _stream_infer(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        """Answer the requests of a stream as their answers get ready; errors do not end it.
+
+        The RPC deadline is the stream's, not a request's, so no SLO is taken from it.
+        """
+        writing = asyncio.Lock()
+        room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+
+        async def answer(data: bytes, arrival_ns: int) -> None:
+            try:
+                message = await self._answer_in_stream(data, arrival_ns)
+                async with writing:
+                    await context.write(message)
+            finally:
+                room.release()
+
+        async with asyncio.TaskGroup() as tasks:
+            async for data in requests:
+                arrival_ns = now_ns()
+                await room.acquire()
+                tasks.create_task(answer(data, arrival_ns))
+
+    async def _answer_in_stream(self, data: bytes, arrival_ns: int) -> bytes:
+        request_id = ""
+        try:
+            parsed = parse_request(data)
+            request_id = parsed.message.id
+            return wrap_for_stream(await self._answer(parsed, arrival_ns, None))
+        except Exception as error:
+            _, text = status_of(error, method="ModelStreamInfer")
+            return encode_stream_error(text, request_id=request_id)
+
+    async def _answer(
+        self, request: ParsedRequest, arrival_ns: int, rpc_remaining_s: float | None
+    ) -> bytes:
+        """Serve one request; returns a serialised ModelInferResponse that is in time.
+
+        Raises:
+            RefusedError: there is no answer in time.
+            UnknownModelError: no such model or version.
+            BadRequestError: the request does not fit its model.
+        """
+        message = request.message
+        if application := self._application(message.model_name, message.model_version):
+            return await self._answer_application(application, request, arrival_ns, rpc_remaining_s)
+        model = self._find(message.model_name, message.model_version)
+        if not model.outputs:
+            raise self._not_ready(model)
+        assert model.folder is not None
+        decoded = decode_request(
+            request,
+            inputs=model.inputs,
+            outputs=model.outputs,
+            # While no worker has it, the scheduler says so, in its own words.
+            max_rows=model.largest_batch or model.folder.settings.batch_sizes[-1],
+        )
+        slo_ns, slo_source = request_slo_ns(
+            message,
+            rpc_remaining_s=rpc_remaining_s,
+            model_slo_ns=model.slo_ns,
+            default_slo_ns=self._default_slo_ns,
+        )
+        explanation_wanted = wants_explanation(message)
+        answer = await self._runtime.submit(
+            Submission(
+                model_id=model.model_id,
+                rows=decoded.rows,
+                slo_ns=slo_ns,
+                arrival_ns=arrival_ns,
+                inputs=decoded.inputs,
+                tenant=request_tenant(message),
+            )
+        )
+        response = encode_response(
+            model_name=model.name,
+            model_version=model.version,
+            request_id=message.id,
+            rows=decoded.rows,
+            specs=tuple(model.outputs[index] for index in decoded.outputs),
+            outputs=[answer.outputs[index] for index in decoded.outputs],
+            parameters=explain(answer, slo_source=slo_source) if explanation_wanted else None,
+        )
+        latency_ns = now_ns() - arrival_ns
+        if latency_ns > slo_ns:
+            text = late_text(
+                model.name,
+                slo_ns=slo_ns,
+                latency_ns=latency_ns,
+                expected_latency_ns=answer.expected_departure_ns - arrival_ns,
+            )
+            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": slo_ns})
+        return response
+
+    async def _answer_application(
+        self,
+        running: Running,
+        request: ParsedRequest,
+        arrival_ns: int,
+        rpc_remaining_s: float | None,
+    ) -> bytes:
+        """The same for a query to an application, which has one row: feedback is about one answer."""
+        assert self._applications is not None
+        message, application = request.message, running.application
+        shape = self._applications.shape(running)
+        if shape is None:
+            raise self._no_models(running)
+        decoded = decode_request(request, inputs=shape.inputs, outputs=shape.outputs, max_rows=1)
+        slo_ns, _ = request_slo_ns(
+            message,
+            rpc_remaining_s=rpc_remaining_s,
+            model_slo_ns=application.slo_ns,
+            default_slo_ns=self._default_slo_ns,
+        )
+        wants_explanation(message)  # For its checks: what it would say is always said.
+        answered = await self._applications.answer(
+            running,
+            decoded.inputs,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            context=check_context(request_context(message)),
+            tenant=request_tenant(message),
+        )
+        response = encode_response(
+            model_name=application.name,
+            model_version=running.version,
+            request_id=message.id,
+            rows=1,
+            specs=tuple(shape.outputs[index] for index in decoded.outputs),
+            outputs=[answered.outputs[index] for index in decoded.outputs],
+            parameters=answered.parameters,
+        )
+        latency_ns = now_ns() - arrival_ns
+        if latency_ns > slo_ns:
+            text = late_text(
+                application.name,
+                slo_ns=slo_ns,
+                latency_ns=latency_ns,
+                expected_latency_ns=slo_ns,
+            )
+            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": slo_ns})
+        return response
+
+    def _application(self, name: str, version: str) -> Running | None:
+        running = self._applications.find(name) if self._applications is not None else None
+        if running is not None and version and version != running.version:
+            raise UnknownModelError(
+                f"application {name}: found version {quote(version)}, expected"
+                f" {quote(running.version)}, which is served, or none"
+            )
+        return running
+
+    def _no_models(self, running: Running) -> RefusedError:
+        reasons = [f"{name}: {reason}" for name, reason in running.misfits.items()]
+        return RefusedError(
+            Refusal.NO_WORKER,
+            f"application {running.application.name}: no worker has looked at a model that fits it yet"
+            + (f" ({'; '.join(reasons)})" if reasons else ""),
+        )
+
+    def _find(self, name: str, version: str) -> Model:
+        if not name:
+            raise BadRequestError("model_name: found none, expected the name of a model")
+        model = self._catalogue.find(name)
+        if model is None:
+            copies = self._catalogue.find(f"{name}-0")
+            hint = f"; its copies are called {name}-0, {name}-1, ..." if copies else ""
+            raise UnknownModelError(f"there is no model {quote(name)}{hint}")
+        if version and version != model.version:
+            raise UnknownModelError(
+                f"model {name}: found version {quote(version)}, expected {quote(model.version)}, which is"
+                " served, or none"
+            )
+        return model
+
+    def _not_ready(self, model: Model) -> RefusedError:
+        state = self._catalogue.state(model).value
+        return RefusedError(
+            Refusal.NO_WORKER,
+            f"model {model.name} is {state}: {self._catalogue.reason(model)}",
+        )
+
+    # --- health and metadata ------------------------------------------------------------------
+
+    def _unary(
+        self,
+        name: str,
+        request_type: type[RequestT],
+        behaviour: Callable[[RequestT], Awaitable[Message]],
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        """Make a handler that parses here: gRPC's own hook logs a traceback for each bad message."""
+
+        async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+            try:
+                return (await behaviour(request_type.FromString(data))).SerializeToString()
+            except Exception as error:
+                return fail(context, error, method=name)
+
+        return grpc.unary_unary_rpc_method_handler(handle)
+
+    async def _server_live(self, _: pb.ServerLiveRequest) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: pb.ServerReadyRequest) -> Message:
+        return pb.ServerReadyResponse(ready=self._is_ready())
+
+    def _is_ready(self) -> bool:
+        return self._catalogue.ready and not self._runtime.draining
+
+    async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
+        try:
+            if application := self._application(request.name, request.version):
+                assert self._applications is not None
+                state = self._applications.state(application)
+                return pb.ModelReadyResponse(ready=state is ModelState.READY)
+            model = self._find(request.name, request.version)
+        except UnknownModelError:
+            return pb.ModelReadyResponse(ready=False)  # as Triton answers: not there is not ready
+        return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
+
+    async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
+        return pb.ServerMetadataResponse(
+            name="clockwright", version=__version__, extensions=EXTENSIONS
+        )
+
+    async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
+        if application := self._application(request.name, request.version):
+            assert self._applications is not None
+            shape = self._applications.shape(application)
+            if shape is None:
+                raise self._no_models(application)
+            name, version, platform = request.name, application.version, APPLICATION_PLATFORM
+            inputs, outputs = shape.inputs, shape.outputs
+        else:
+            model = self._find(request.name, request.version)
+            if not model.outputs:
+                raise self._not_ready(model)
+            name, version, platform = model.name, model.version, PLATFORM
+            inputs, outputs = model.inputs, model.outputs
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        return pb.ModelMetadataResponse(
+            name=name,
+            versions=[version],
+            platform=platform,
+            inputs=[
+                tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
+                for spec in inputs
+            ],
+            outputs=[
+                tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
+                for spec in outputs
+            ],
+        )
+
+    async def _health_check(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
+        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, field 1 each."""
+        try:
+            _, names = split_bulk(data, 1)
+            name = bytes(names[-1]).decode(errors="replace") if names else ""
+            if name not in ("", SERVICE):
+                raise UnknownModelError(f"there is no service {quote(name)}, expected {SERVICE}")
+        except Exception as error:
+            return fail(context, error, method="Check")
+        return b"\x08\x01" if self._is_ready() else b"\x08\x02"
+
+    # --- the model repository -----------------------------------------------------------------
+
+    async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
+        index = pb.RepositoryIndexResponse()
+        for model in self._catalogue.models:
+            state = self._catalogue.state(model)
+            if state is ModelState.READY or not request.ready:
+                index.models.add(
+                    name=model.name,
+                    version=model.version,
+                    state=state.value,
+                    reason=self._catalogue.reason(model),
+                )
+        for running in self._applications.all if self._applications is not None else ():
+            assert self._applications is not None
+            state = self._applications.state(running)
+            if state is ModelState.READY or not request.ready:
+                index.models.add(
+                    name=running.application.name,
+                    version=running.version,
+                    state=state.value,
+                    reason="" if state is ModelState.READY else "none of its models is ready",
+                )
+        return index
+
+    async def _load(self, request: pb.RepositoryModelLoadRequest) -> Message:
+        if request.parameters:
+            raise BadRequestError(
+                f"parameter {quote(min(request.parameters))}: found, but loading takes models from the"
+                " models directory as they are, expected no parameters"
+            )
+        await self._catalogue.reload(_model_named(request))
+        return pb.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
+        self._catalogue.remove(_model_named(request))
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _model_named(
+    request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+) -> str:
+    """Triton sends the model in field 2 and a repository in field 1, KServe the model in field 1."""
+    name = request.model_name or request.repository_name
+    if not name:
+        raise BadRequestError("model_name: found none, expected the name of a model")
+    return name

@@ -1,0 +1,224 @@
+"""States of contexts on their way: from the store when somebody needs one, back when it has changed.
+
+Everything runs in the controller's event loop thread but for the store's work. While the store is away,
+queries are answered from what is in memory and changes wait; feedback for a context that is not in memory fails,
+because what it would make is no successor of what the store has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from clockwright.errors import StoreError
+from controller.selection.core.contexts import GLOBAL, Contexts
+from controller.selection.live_application import Running
+from controller.selection.stores import Store
+
+log = logging.getLogger(__name__)
+
+_FLUSH_INTERVAL_S = 1.0
+
+# Written at once: what the event loop does for a slice is much less than a millisecond.
+_SLICE = 500
+
+
+@dataclass(slots=True)
+class _Held:
+    """A context's state, and the revision of the application that it belongs to."""
+
+    running: Running
+    state: Any
+
+    def record(self) -> dict[str, Any]:
+        """What the store keeps of it; called in the store's thread."""
+        return {
+            "policy": self.running.application.policy,
+            "version": self.running.policy.version,
+            "state": self.running.policy.dump(self.state),
+        }
+
+
+class States:
+    """The states of all contexts; each application's global one is its `Running.state`."""
+
+    def __init__(self, store: Store, *, capacity: int) -> None:
+        """Start empty, with room for so many in memory."""
+        self._store = store
+        self._contexts = Contexts(capacity=capacity)
+        #: Held while something is written or erased: a write that overtakes an erasure would undo it.
+        self.changing = asyncio.Lock()
+        self._flushing: asyncio.Task[None] | None = None
+        self._away = False
+        #: Applications with a state that cannot be written, by name, each said once.
+        self._unwritable: set[str] = set()
+
+    def start(self) -> None:
+        """Write changes from now on, once a second."""
+        self._flushing = asyncio.create_task(self._keep_flushing())
+
+    async def close(self) -> None:
+        """Write what is not written."""
+        if self._flushing is not None:
+            self._flushing.cancel()
+        await self.flush()
+        if self.num_waiting:
+            log.error("%d changes of states are lost", self.num_waiting)
+
+    # --- reading ------------------------------------------------------------------------------
+
+    async def read(self, running: Running, context: str) -> Any:  # noqa: ANN401
+        """The state of a context; the global one where it has none.
+
+        Nobody comes between its end and what the caller does until it awaits something.
+
+        Raises:
+            StoreError: it is not in memory, and the store cannot be read.
+        """
+        if not context or not running.policy.per_context:
+            return running.state
+        held = self._in_memory(running, context)
+        if held is None:
+            name = running.application.name
+            try:
+                record = await self._store.load((name, context))
+            except StoreError as error:
+                self._note_absence(error)
+                raise
+            self._note_presence()
+            # An erasure asked for meanwhile ends after this, because the store does, and takes it along.
+            restored = _restored(running, record)
+            if restored is not None:
+                self._contexts.loaded(name, context, restored)
+            held = self._in_memory(running, context)
+        return running.state if held is None else held.state
+
+    async def read_in_time(self, running: Running, context: str, limit_s: float) -> Any:  # noqa: ANN401
+        """The same, or the global state when the store cannot be read in time."""
+        if not context or not running.policy.per_context:
+            return running.state
+        held = self._in_memory(running, context)
+        if held is not None:
+            return held.state
+        try:
+            # What is not in memory of a store in memory was evicted: it is still there, and near.
+            async with asyncio.timeout(limit_s if self._store.persistent else None):
+                return await self.read(running, context)
+        except (TimeoutError, StoreError):
+            return running.state
+
+    async def restore(self, running: Running) -> None:
+        """Give an application the global state that the store has of it.
+
+        Raises:
+            StoreError: the store cannot be read.
+        """
+        record = await self._store.load((running.application.name, GLOBAL))
+        restored = _restored(running, record)
+        if restored is not None:
+            running.state = restored.state
+
+    def num_contexts(self, application: str) -> int:
+        """Contexts of an application in memory."""
+        return self._contexts.num_of(application)
+
+    @property
+    def num_waiting(self) -> int:
+        """Changes that are not known to be written."""
+        return self._contexts.num_dirty
+
+    def _in_memory(self, running: Running, context: str) -> _Held | None:
+        held = self._contexts.find(running.application.name, context)
+        if not isinstance(held, _Held) or held.running is running:
+            return held
+        newer = _Held(running, migrated(running, held.state))
+        # A query that was under way when its application was changed leaves the later form alone.
+        if held.running.revision < running.revision:
+            self._contexts.set(running.application.name, context, newer)
+        return newer
+
+    # --- changing -----------------------------------------------------------------------------
+
+    def set(self, running: Running, context: str, state: Any) -> None:  # noqa: ANN401
+        """Take in a new state, the global one too, to be written."""
+        self._contexts.set(running.application.name, context, _Held(running, state))
+
+    def forget(self, application: str, context: str | None = None) -> bool:
+        """Forget a context, or all of an application, in memory; returns whether the context was there."""
+        found = context is not None and self._contexts.find(application, context) is not None
+        self._contexts.erase(application, context)
+        return found
+
+    async def flush(self) -> None:
+        """Write what has changed; what the store does not take is tried again next time."""
+        for _ in range(0, self._contexts.num_dirty, _SLICE):
+            async with self.changing:
+                changes = self._contexts.changes(_SLICE)
+                try:
+                    faults = await self._store.save(
+                        {address: partial(_Held.record, held) for address, held in changes.items()}
+                    )
+                except StoreError as error:
+                    self._note_absence(error)
+                    return
+                self._contexts.written(changes)
+            for (name, context), fault in faults.items():
+                if name not in self._unwritable:
+                    self._unwritable.add(name)
+                    log.error(
+                        "application %s: the state of %r, and of others perhaps, cannot be written: %r",
+                        name,
+                        context,
+                        fault,
+                    )
+            self._note_presence()
+
+    async def _keep_flushing(self) -> None:
+        while True:
+            await asyncio.sleep(_FLUSH_INTERVAL_S)
+            try:
+                await self.flush()
+            except Exception:
+                # Of one write nobody foresaw; the next is tried all the same.
+                log.exception("what has changed was not written")
+
+    def _note_absence(self, error: StoreError) -> None:
+        """Say it once."""
+        if not self._away:
+            self._away = True
+            log.error("%s; what is in memory serves, and is written when it is back", error)
+
+    def _note_presence(self) -> None:
+        if self._away:
+            self._away = False
+            lost = self._contexts.num_lost
+            log.info("the selection store is back; changes lost since the start: %d", lost)
+
+
+def _restored(running: Running, record: Mapping[str, Any] | None) -> _Held | None:
+    """The state in a record; None: none is there, or none of this policy."""
+    if record is None:
+        return None
+    name, policy = running.application.policy, running.policy
+    if (record.get("policy"), record.get("version")) != (name, policy.version):
+        return None
+    try:
+        state = policy.load(record["state"])
+        return _Held(running, policy.resize(state, running.application.models))
+    except Exception as error:  # of this policy's making, or a stranger's
+        log.warning("application %s: a state is dropped: %r", running.application.name, error)
+        return None
+
+
+def migrated(running: Running, state: Any) -> Any:  # noqa: ANN401
+    """A state of another revision with the same policy, for this one's models."""
+    policy = running.policy
+    try:
+        return policy.resize(policy.load(policy.dump(state)), running.application.models)
+    except Exception as error:  # likewise
+        log.warning("application %s: a state is dropped: %r", running.application.name, error)
+        return policy.init(running.application.models)

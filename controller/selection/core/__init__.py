@@ -1,0 +1,1 @@
+"""What selection knows and decides. No I/O, no clock, no randomness of its own."""

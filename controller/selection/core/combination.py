@@ -1,0 +1,92 @@
+"""How the answers of several models become one.
+
+Clipper (section 5.2.2) replaces the prediction of a member that did not answer by its average value. A
+class label has no average; here such a member has no say, and counts against the confidence: agreement
+and weight mass are shares of all chosen members, not of those that answered.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+
+from controller.selection.core.query import Combined, Prediction
+
+
+class Rule(enum.Enum):
+    """How members are combined; the values are the wire's."""
+
+    #: The label with the most weight behind it.
+    VOTE = "vote"
+    #: The class with the largest weighted mean probability.
+    AVERAGE = "average"
+    #: No combination: the one chosen model's outputs as they are.
+    ONE = "one"
+
+
+def single(prediction: Prediction) -> Combined:
+    """Pass one model's answer on; it is as sure as the model itself says, if it says."""
+    probabilities = prediction.probabilities
+    confidence = max(probabilities) if probabilities else 1.0
+    return Combined(
+        label=prediction.label,
+        confidence=min(max(confidence, 0.0), 1.0),
+        probabilities=probabilities,
+    )
+
+
+def combine(
+    rule: Rule,
+    weights: Mapping[str, float],
+    predictions: Mapping[str, Prediction],
+    members: Sequence[str],
+) -> Combined:
+    """Combine the answers of an ensemble.
+
+    Args:
+        rule: vote or average.
+        weights: of every member; not negative.
+        predictions: of the members that answered; at least one.
+        members: all that were chosen, whether they answered or not.
+
+    Returns:
+        The answer. Of two equally heavy labels, the one that an earlier member said.
+    """
+    mass: dict[int, float] = {}
+    votes: dict[int, int] = {}
+    answered = [member for member in members if member in predictions]
+    # Nobody's weight is left: all count alike.
+    heard = sum(weights[member] for member in answered)
+    for member in answered:
+        label = predictions[member].label
+        mass[label] = mass.get(label, 0.0) + (weights[member] if heard > 0 else 1.0)
+        votes[label] = votes.get(label, 0) + 1
+    probabilities: tuple[float, ...] = ()
+    if rule is Rule.AVERAGE:
+        probabilities = _mean(weights, predictions, answered, heard)
+        winner = max(range(len(probabilities)), key=probabilities.__getitem__)
+    else:
+        winner = max(mass, key=mass.__getitem__)
+    total = sum(weights[member] for member in members) if heard > 0 else float(len(members))
+    agreement = votes.get(winner, 0) / len(members)
+    return Combined(
+        label=winner,
+        confidence=agreement,
+        agreement=agreement,
+        weight_mass=min(mass.get(winner, 0.0) / total, 1.0),
+        probabilities=probabilities,
+    )
+
+
+def _mean(
+    weights: Mapping[str, float],
+    predictions: Mapping[str, Prediction],
+    answered: Sequence[str],
+    heard: float,
+) -> tuple[float, ...]:
+    shares = [weights[member] / heard if heard > 0 else 1 / len(answered) for member in answered]
+    rows = [predictions[member].probabilities for member in answered]
+    return tuple(
+        sum(share * value for share, value in zip(shares, column, strict=True))
+        for column in zip(*rows, strict=True)
+    )

@@ -1,0 +1,151 @@
+"""The policy interface: the paper's four calls, and what a service needs beside them.
+
+`init`, `select`, `combine` and `observe` are Clipper's Listing 2. State is apart from the policy, so
+that one policy serves any number of users, and it is a value: `observe` returns the next one. A policy
+does no I/O, reads no clock, and draws only from the query's generator; given the same states and
+queries it does the same.
+
+A user's policy is a subclass of `Policy`, named by an entry point of the group `clockwright.policies`.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+from clockwright.errors import ConfigError
+from controller.selection.core.combination import Rule, single
+from controller.selection.core.query import (
+    Choice,
+    Combined,
+    Observation,
+    Prediction,
+    Query,
+    Service,
+)
+
+S = TypeVar("S")
+
+
+class Policy(abc.ABC, Generic[S]):
+    """Chooses models per query, combines what they say, and learns from feedback."""
+
+    #: Written with every state. A state of another version is not loaded: its owner starts afresh.
+    version: ClassVar[int] = 1
+
+    #: The policy wants `served` to be called.
+    watches_service: ClassVar[bool] = False
+
+    #: A user has a state of his own; else all are served from the application's.
+    per_context: ClassVar[bool] = True
+
+    #: A choice never has more than one member.
+    chooses_one: bool = False
+
+    # --- the paper's four -----------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def init(self, models: Sequence[str]) -> S:
+        """Make the state of somebody of whom nothing is known."""
+
+    @abc.abstractmethod
+    def select(self, state: S, query: Query) -> Choice:
+        """Choose among the candidates that can be in time; nobody, if none can."""
+
+    def combine(
+        self,
+        state: S,
+        query: Query,
+        choice: Choice,
+        predictions: Mapping[str, Prediction],
+        rule: Rule,
+    ) -> Combined:
+        """Make one answer of those that came; there is at least one, and all are of members.
+
+        The default suits policies that choose one model.
+        """
+        return single(predictions[next(m for m in choice.members if m in predictions)])
+
+    @abc.abstractmethod
+    def observe(self, state: S, observation: Observation) -> S:
+        """Learn from one feedback."""
+
+    # --- what a service needs beside ------------------------------------------------------------
+
+    def served(self, state: S, service: Service) -> S:
+        """Learn from how the members fared; only called when `watches_service`."""
+        return state
+
+    @abc.abstractmethod
+    def resize(self, state: S, models: Sequence[str]) -> S:
+        """Go on with other models: new ones start as an average one, removed ones are forgotten."""
+
+    @abc.abstractmethod
+    def dump(self, state: S) -> dict[str, Any]:
+        """Turn a state into what JSON has."""
+
+    @abc.abstractmethod
+    def load(self, data: Mapping[str, Any]) -> S:
+        """Turn it back.
+
+        Raises:
+            ValueError: no state of this policy looks like this.
+        """
+
+    @abc.abstractmethod
+    def weights(self, state: S) -> dict[str, float]:
+        """Say how much each model counts now, between 0 and 1; for people."""
+
+    def remark(self, state: S) -> str:
+        """Say what else people should know of a state."""
+        return ""
+
+
+def dump_fields(state: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
+    """`Policy.dump` for a state that is a dataclass of numbers, texts and sequences of them."""
+    return {field.name: _plain(getattr(state, field.name)) for field in fields(state) if field.init}
+
+
+def load_fields(kind: type[S], data: Mapping[str, Any]) -> S:
+    """`Policy.load` for the same: lists become tuples, and every number must be finite.
+
+    Raises:
+        ValueError: other fields, or a number that is none.
+    """
+    expected = {field.name for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    if set(data) != expected:
+        raise ValueError(f"state: found fields {sorted(data)}, expected {sorted(expected)}")
+    return kind(**{name: _frozen(value) for name, value in data.items()})
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    return dump_fields(value) if is_dataclass(value) else value
+
+
+def _frozen(value: Any) -> Any:  # noqa: ANN401
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(item) for item in value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"state: found {value}, expected a finite number")
+    return value
+
+
+def check_range(
+    name: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> float:
+    """Check an option of a policy.
+
+    Raises:
+        ConfigError: it is not a number from `low` (with `open_low`: above it) to `high`.
+    """
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    # The comparison is false for NaN.
+    if not (good and low <= value <= high) or (open_low and value == low):
+        above = "more than" if open_low else "at least"
+        raise ConfigError(
+            f"option {name}: found {value!r}, expected {above} {low:g} and at most {high:g}"
+        )
+    return float(value)

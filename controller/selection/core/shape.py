@@ -1,0 +1,175 @@
+"""What an application takes and gives as tensors, and whether a model fits it. Pure.
+
+An application takes what its models take; they have to agree. It gives, by its combination: `vote`: the
+label, `average`: the label (of the class with the largest mean) and the mean probabilities, `one`: all
+outputs of the chosen model as they are.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from clockwright.tensors import TensorSpec
+from controller.selection.core.application import Application
+from controller.selection.core.combination import Rule
+from controller.selection.core.query import Combined, Prediction
+
+# How `struct` spells one element.
+_INTEGERS = {
+    "BOOL": "?",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+}
+_FLOATS = {"FP16": "e", "FP32": "f", "FP64": "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one model's outputs are read."""
+
+    #: Index of the output, and its struct; None: the model has no label.
+    label: tuple[int, struct.Struct] | None
+    probabilities: tuple[int, struct.Struct] | None
+
+    def read(self, outputs: Sequence[bytes]) -> Prediction | None:
+        """Read one row; None: a probability is not a number, and no answer can be made of it."""
+        label, probabilities = 0, ()
+        if self.label is not None:
+            index, form = self.label
+            label = int(form.unpack(outputs[index])[0])
+        if self.probabilities is not None:
+            index, form = self.probabilities
+            probabilities = form.unpack(outputs[index])
+            if not all(map(math.isfinite, probabilities)):
+                return None
+            if self.label is None:
+                label = max(range(len(probabilities)), key=probabilities.__getitem__)
+        return Prediction(label, probabilities)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Inputs and outputs of an application."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    #: Feedback may be a label.
+    labelled: bool
+
+    def encode(self, combined: Combined) -> list[bytes]:
+        """Outputs of a combined answer; not for `one`, whose outputs are a model's own."""
+        row = [struct.pack("<" + _INTEGERS[self.outputs[0].datatype], combined.label)]
+        if len(self.outputs) > 1:
+            spec = self.outputs[1]
+            values = combined.probabilities or _even(math.prod(spec.row_shape))
+            row.append(struct.pack(f"<{len(values)}{_FLOATS[spec.datatype]}", *values))
+        return row
+
+
+class MisfitError(Exception):
+    """A model does not fit an application; the message says how, and names found and expected."""
+
+
+def shape_of(
+    application: Application, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> Shape:
+    """Give an application the shape that its first model suggests.
+
+    Raises:
+        MisfitError: that model cannot serve such an application.
+    """
+    reading = _reading(application, outputs)
+    label = TensorSpec(application.label_output, "INT64", ())
+    match application.combination:
+        case Rule.VOTE:
+            given: tuple[TensorSpec, ...] = (_named(outputs, application.label_output),)
+        case Rule.AVERAGE:
+            given = (label, _named(outputs, application.probability_output))
+        case Rule.ONE:
+            given = outputs
+    if application.default_label is not None:
+        form = struct.Struct("<" + _INTEGERS[given[0].datatype])
+        try:
+            form.pack(application.default_label)
+        except struct.error as error:
+            raise MisfitError(
+                f"default_label: found {application.default_label}, expected one of {given[0].datatype}: {error}"
+            ) from None
+    labelled = reading.label is not None or application.combination is Rule.AVERAGE
+    return Shape(inputs, given, labelled)
+
+
+def reading_of(
+    application: Application,
+    shape: Shape,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+) -> Reading:
+    """Find out how a model's outputs are read.
+
+    Raises:
+        MisfitError: it takes something else than the application, or does not give what is combined.
+    """
+    if inputs != shape.inputs:
+        raise MisfitError(f"found inputs {_text(inputs)}, expected {_text(shape.inputs)}")
+    if application.combination is Rule.ONE and outputs != shape.outputs:
+        raise MisfitError(f"found outputs {_text(outputs)}, expected {_text(shape.outputs)}")
+    reading = _reading(application, outputs)
+    if application.combination is Rule.VOTE:
+        # The answer has one datatype; a label of another might not fit into it.
+        found, expected = _named(outputs, application.label_output), shape.outputs[0]
+        if found.datatype != expected.datatype:
+            raise MisfitError(f"found output {_text([found])}, expected {_text([expected])}")
+    if application.combination is Rule.AVERAGE:
+        found, expected = _named(outputs, application.probability_output), shape.outputs[1]
+        if found.row_shape != expected.row_shape:
+            raise MisfitError(f"found output {_text([found])}, expected {_text([expected])}")
+    return reading
+
+
+def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading:
+    names = [spec.name for spec in outputs]
+    label = probabilities = None
+    if application.combination is Rule.AVERAGE:
+        spec = _named(outputs, application.probability_output)
+        size = math.prod(spec.row_shape)
+        if spec.datatype not in _FLOATS or not size:
+            raise MisfitError(f"found output {_text([spec])}, expected probabilities by class")
+        form = struct.Struct(f"<{size}{_FLOATS[spec.datatype]}")
+        probabilities = (names.index(spec.name), form)
+        return Reading(None, probabilities)
+    if application.label_output in names:
+        spec = _named(outputs, application.label_output)
+        if spec.datatype in _INTEGERS and math.prod(spec.row_shape) == 1:
+            label = names.index(spec.name), struct.Struct("<" + _INTEGERS[spec.datatype])
+        elif application.combination is Rule.VOTE:
+            raise MisfitError(f"found output {_text([spec])}, expected one integer per row")
+    elif application.combination is Rule.VOTE:
+        _named(outputs, application.label_output)
+    return Reading(label, None)
+
+
+def _named(outputs: Sequence[TensorSpec], name: str) -> TensorSpec:
+    for spec in outputs:
+        if spec.name == name:
+            return spec
+    raise MisfitError(f"found outputs {_text(outputs)}, expected one named {name!r}")
+
+
+def _text(specs: Sequence[TensorSpec]) -> str:
+    parts = [f"{spec.name} {spec.datatype} {list(spec.row_shape)}" for spec in specs]
+    return ", ".join(parts) or "none"
+
+
+def _even(size: int) -> list[float]:
+    """Probabilities of a default: nothing is known."""
+    return [1 / size] * size

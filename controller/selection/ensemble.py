@@ -1,0 +1,181 @@
+"""Asking several models one question: each a request of its own, by one deadline, through the cache.
+
+Whoever has not answered when time is up is left behind: its request is withdrawn, so that nothing runs
+that nobody waits for any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from clockwright.bulk import Buffer
+from clockwright.errors import Refusal, RefusedError
+from clockwright.units import NS_PER_S, ModelId
+from controller.runtime import Answer, Runtime, Submission, now_ns
+from controller.selection.core.cache import Key, PredictionCache
+
+#: Tensor bytes per output, in the model's order.
+Outputs = tuple[bytes, ...]
+
+
+class Flight:
+    """A request under way, and everybody who waits for it."""
+
+    __slots__ = ("_future", "_waiting")
+
+    def __init__(self, future: asyncio.Future[Answer]) -> None:
+        self._future = future
+        self._waiting: dict[tuple[Ensemble, str], bool] = {}
+
+    def join(self, ensemble: Ensemble, member: str, *, first: bool) -> None:
+        """Tell an ensemble when it has ended; `first`: it is the one that asked."""
+        self._waiting[ensemble, member] = first
+
+    def leave(self, ensemble: Ensemble, member: str) -> None:
+        """Wait no more; with the last one the request is withdrawn."""
+        self._waiting.pop((ensemble, member), None)
+        if not self._waiting:
+            self._future.cancel()
+
+    def ended(self, outputs: Outputs | None, refusal: Refusal) -> None:
+        """Tell everybody."""
+        waiting, self._waiting = self._waiting, {}
+        for (ensemble, member), first in waiting.items():
+            ensemble.member_ended(member, outputs, refusal, first=first)
+
+
+Cache = PredictionCache[Outputs, Flight]
+
+
+class Ensemble:
+    """One question to some models."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        cache: Cache | None,
+        inputs: Sequence[Buffer],
+        *,
+        arrival_ns: int,
+        slo_ns: int,
+        tenant: str = "",
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            runtime: to ask.
+            cache: to look into first; None: never.
+            inputs: tensor bytes per input; kept until all have answered or been left behind.
+            arrival_ns: of the question, on the controller's clock.
+            slo_ns: of every request.
+            tenant: whose they are.
+        """
+        #: By member.
+        self.answers: dict[str, Outputs] = {}
+        #: Members that will not answer, and why.
+        self.missing: dict[str, Refusal] = {}
+        self._runtime = runtime
+        self._cache = cache if cache is not None and cache.on else None
+        self._inputs = inputs
+        self._key_inputs = tuple(map(bytes, inputs)) if self._cache is not None else ()
+        self._arrival_ns = arrival_ns
+        self._slo_ns = slo_ns
+        self._tenant = tenant
+        self._under_way: dict[str, tuple[Flight, ModelId]] = {}
+        self._over: asyncio.Future[None] | None = None
+
+    def ask(self, member: str, model_id: ModelId) -> None:
+        """Ask a member, unless its answer is known or on its way."""
+        if self._cache is None:
+            self._start(member, model_id)
+            return
+        deadline_ns = self._arrival_ns + self._slo_ns
+        key = Key(model_id, self._key_inputs)
+        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=now_ns())
+        if isinstance(found, Flight):
+            found.join(self, member, first=False)
+            self._under_way[member] = found, model_id
+        elif found is not None:
+            self.answers[member] = found
+        else:
+            self._start(member, model_id)
+
+    async def wait(self, until_ns: int) -> None:
+        """Wait until all have ended, or until a time; then leave the rest behind.
+
+        Cancelled, it leaves all behind.
+        """
+        try:
+            if self._under_way:
+                loop = asyncio.get_running_loop()
+                self._over = loop.create_future()
+                delay_s = max(until_ns - now_ns(), 0) / NS_PER_S
+                timer = loop.call_later(delay_s, self._end)
+                try:
+                    await self._over
+                finally:
+                    timer.cancel()
+        finally:
+            for member, (flight, _) in self._under_way.items():
+                self.missing[member] = Refusal.LATE
+                flight.leave(self, member)
+            self._under_way.clear()
+
+    def member_ended(
+        self, member: str, outputs: Outputs | None, refusal: Refusal, *, first: bool
+    ) -> None:
+        """A flight has ended."""
+        _, model_id = self._under_way.pop(member)
+        if outputs is not None:
+            self.answers[member] = outputs
+        elif not first and refusal is not Refusal.MODEL_REMOVED:
+            # It was somebody else's request that was refused, whose deadline was sooner.
+            self._start(member, model_id)
+        else:
+            self.missing[member] = refusal
+        if not self._under_way:
+            self._end()
+
+    def _end(self) -> None:
+        if self._over is not None and not self._over.done():
+            self._over.set_result(None)
+
+    def _start(self, member: str, model_id: ModelId) -> None:
+        future = self._runtime.submit(
+            Submission(
+                model_id=model_id,
+                rows=1,
+                slo_ns=self._slo_ns,
+                arrival_ns=self._arrival_ns,
+                inputs=self._inputs,
+                tenant=self._tenant,
+            )
+        )
+        flight = Flight(future)
+        flight.join(self, member, first=True)
+        self._under_way[member] = flight, model_id
+        cache, key = self._cache, None
+        if cache is not None:
+            key = Key(model_id, self._key_inputs)
+            cache.begin(key, flight, deadline_ns=self._arrival_ns + self._slo_ns)
+
+        def ended(future: asyncio.Future[Answer]) -> None:
+            if cache is not None and key is not None:
+                cache.end(key, flight)
+            if future.cancelled():
+                # Everybody has left, or somebody cancels whatever runs.
+                flight.ended(None, Refusal.LATE)
+                return
+            error = future.exception()
+            if error is not None:
+                refusal = error.refusal if isinstance(error, RefusedError) else Refusal.FAILED
+                flight.ended(None, refusal)
+                return
+            # Copied: they are views into the whole batch's message.
+            outputs = tuple(map(bytes, future.result().outputs))
+            if cache is not None and key is not None:
+                cache.put(key, outputs, sum(map(len, outputs)), now_ns=now_ns())
+            flight.ended(outputs, Refusal.LATE)
+
+        future.add_done_callback(ended)

@@ -1,0 +1,81 @@
+"""An application as it runs: its settings, what it has learned, and what is known of its models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clockwright.units import ModelId
+from controller.catalogue import Model
+from controller.selection.core.application import Application
+from controller.selection.core.policy import Policy
+from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of an application's queries and feedbacks."""
+
+    queries: int = 0
+    #: Default served, by reason.
+    defaults: Counter[str] = field(default_factory=Counter)
+    #: Neither an answer nor a default, by reason.
+    refusals: Counter[str] = field(default_factory=Counter)
+    #: Chosen members without an answer in time, by model.
+    missing: Counter[str] = field(default_factory=Counter)
+    #: By `FeedbackStatus`.
+    feedbacks: Counter[str] = field(default_factory=Counter)
+
+
+class Running:
+    """One revision of one application."""
+
+    def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
+        self.application = application
+        self.policy = policy
+        #: Counts changes; the version that clients see.
+        self.revision = revision
+        #: Removed, or replaced by another revision: whatever it is taught is lost.
+        self.retired = False
+        #: The global state.
+        self.state: Any = policy.init(application.models)
+        self.counts = Counts()
+        #: Why models are left out whatever the load.
+        self.misfits: dict[str, str] = {}
+        self._models: tuple[ModelId | None, ...] = ()
+        self._shape: Shape | None = None
+        self._readings: dict[str, Reading] = {}
+
+    @property
+    def version(self) -> str:
+        """As the Open Inference Protocol spells it."""
+        return str(self.revision)
+
+    def look_at(self, models: Sequence[Model | None]) -> Shape | None:
+        """The shape, given the models as they are now; None while none of them is known."""
+        known = tuple([m.model_id if m is not None and m.outputs else None for m in models])
+        if known != self._models or self._shape is None:
+            self._models = known
+            self._learn_shapes(models)
+        return self._shape
+
+    def reading(self, model: str) -> Reading | None:
+        """How a model's outputs are read; None: it does not fit, or is not known."""
+        return self._readings.get(model)
+
+    def _learn_shapes(self, models: Sequence[Model | None]) -> None:
+        application = self.application
+        self._shape, self._readings, self.misfits = None, {}, {}
+        for name, model in zip(application.models, models, strict=True):
+            if model is None or not model.outputs:
+                continue
+            try:
+                if self._shape is None:
+                    self._shape = shape_of(application, model.inputs, model.outputs)
+                reading = reading_of(application, self._shape, model.inputs, model.outputs)
+            except MisfitError as error:
+                self.misfits[name] = str(error)
+                continue
+            self._readings[name] = reading

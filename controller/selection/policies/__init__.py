@@ -1,0 +1,62 @@
+"""Policies by name, and how one is made from options."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from clockwright.errors import ConfigError
+from controller.selection.core.policy import Policy
+from controller.selection.policies.exp3 import Exp3, Exp3IX, Exp3S
+from controller.selection.policies.exp4 import Exp4, Exp4FullInformation
+from controller.selection.policies.rollout import ABTest, Canary, Shadow, Static
+from controller.selection.policies.tallies import EpsilonGreedy, Thompson
+
+BUILT_IN: dict[str, type[Policy[Any]]] = {
+    "exp3": Exp3,
+    "exp3-ix": Exp3IX,
+    "exp3-s": Exp3S,
+    "exp4": Exp4,
+    "exp4-full": Exp4FullInformation,
+    "thompson": Thompson,
+    "epsilon-greedy": EpsilonGreedy,
+    "static": Static,
+    "ab": ABTest,
+    "canary": Canary,
+    "shadow": Shadow,
+}
+
+
+def make_policy(
+    name: str,
+    options: Mapping[str, Any],
+    *,
+    others: Mapping[str, type[Policy[Any]]] | None = None,
+) -> Policy[Any]:
+    """Make a policy.
+
+    Args:
+        name: of a built-in one, or of one of `others`.
+        options: its constructor's keyword arguments.
+        others: policies that users brought, by name.
+
+    Raises:
+        ConfigError: there is no such policy, or it has no such option, or not of that value.
+    """
+    known = {**(others or {}), **BUILT_IN}
+    if name not in known:
+        raise ConfigError(f"policy: found {name!r}, expected one of {', '.join(sorted(known))}")
+    parameters = inspect.signature(known[name]).parameters
+    for option in options:
+        if option not in parameters:
+            expected = ", ".join(parameters) or "none"
+            raise ConfigError(
+                f"policy {name}: found option {option!r}, expected some of {expected}"
+            )
+    try:
+        return known[name](**options)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"policy {name}: {error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"policy {name}: {error}") from None

@@ -1,0 +1,137 @@
+"""Policies that ask one model per query and learn from its answer alone: Exp3 and its kin.
+
+Losses are between 0 and 1. The probability with which a model was chosen is the one logged with the
+choice. A chosen model that did not answer teaches nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controller.selection.core.policy import Policy, check_range, dump_fields, load_fields
+from controller.selection.core.query import Choice, Observation, Query
+from controller.selection.policies.weights import LogWeights, draw
+
+# The paper's form divides a loss by a probability that may be next to nothing; one unlucky draw would
+# end a model for good. No single loss costs more than e**-3, a twentieth of the weight.
+STEP_MAX = 3.0
+
+
+class _OneModel(Policy[LogWeights]):
+    """What the policies of this file share: draw one model from a distribution over weights."""
+
+    chooses_one: bool = True
+
+    def init(self, models: Sequence[str]) -> LogWeights:
+        """All alike."""
+        return LogWeights.uniform(models)
+
+    def select(self, state: LogWeights, query: Query) -> Choice:
+        """Draw one of the models that can be in time."""
+        models = query.in_time
+        if not models:
+            return Choice(())
+        shares = self._shares(state, models)
+        index = draw(shares, query.rng)
+        return Choice((models[index],), (shares[index],))
+
+    def _shares(self, state: LogWeights, models: Sequence[str]) -> list[float]:
+        return state.shares(models)
+
+    def observe(self, state: LogWeights, observation: Observation) -> LogWeights:
+        """Charge the chosen model for its loss."""
+        if not observation.choice.members:
+            return state
+        model = observation.choice.members[0]
+        loss = observation.losses.get(model)
+        if loss is None or model not in state.models:
+            return state
+        return self._learn(state, model, loss, observation.choice.propensities[0])
+
+    def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
+        raise NotImplementedError
+
+    def resize(self, state: LogWeights, models: Sequence[str]) -> LogWeights:
+        """See `LogWeights.resized`."""
+        return state.resized(models)
+
+    def dump(self, state: LogWeights) -> dict[str, Any]:
+        """See `Policy`."""
+        return dump_fields(state)
+
+    def load(self, data: Mapping[str, Any]) -> LogWeights:
+        """See `Policy`."""
+        return load_fields(LogWeights, data)
+
+    def weights(self, state: LogWeights) -> dict[str, float]:
+        """Probability of each model, could all be in time."""
+        return dict(zip(state.models, self._shares(state, state.models), strict=True))
+
+
+class Exp3(_OneModel):
+    """As Clipper prints it (section 5.1): `s_i <- s_i exp(-eta L / p_i)`, no exploration term."""
+
+    def __init__(self, *, eta: float = 0.1) -> None:
+        """Set the learning rate: small is steady, large follows change."""
+        self.eta = check_range("eta", eta, 0.0, 10.0, open_low=True)
+
+    def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
+        return state.add({model: -min(self.eta * loss / propensity, STEP_MAX)})
+
+
+class Exp3IX(_OneModel):
+    """Implicit exploration (Neu 2015): `L / (p + gamma)`, `gamma = eta / 2`; bounded by construction.
+
+    Without `eta`, the anytime rate `sqrt(ln K / (K t))`.
+    """
+
+    def __init__(self, *, eta: float | None = None) -> None:
+        """Set the learning rate, or leave it to the number of rounds."""
+        self.eta = None if eta is None else check_range("eta", eta, 0.0, 10.0, open_low=True)
+
+    def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
+        num_models = len(state.models)
+        eta = self.eta
+        if eta is None:
+            # One model has nothing to learn; ln 1 would say so with a zero.
+            eta = math.sqrt(math.log(max(num_models, 2)) / (num_models * (state.rounds + 1)))
+        return state.add({model: -eta * loss / (propensity + eta / 2)})
+
+
+class Exp3S(_OneModel):
+    """Exp3.S (Auer et al. 2002, section 8): made for the best model changing over time.
+
+    `p_i = (1 - gamma) w_i / W + gamma / K`; the chosen one's weight grows by `exp(gamma x / (p K))`, x
+    the reward; then every weight gets `e alpha / K` of the total.
+    """
+
+    def __init__(self, *, gamma: float = 0.05, alpha: float = 1e-4) -> None:
+        """Set the rates.
+
+        Args:
+            gamma: share of uniform draws, and learning rate.
+            alpha: expected changes per query; the paper's choice is 1 / T.
+        """
+        self.gamma = check_range("gamma", gamma, 0.0, 1.0, open_low=True)
+        self.alpha = check_range("alpha", alpha, 0.0, 0.1)
+
+    def _shares(self, state: LogWeights, models: Sequence[str]) -> list[float]:
+        floor = self.gamma / len(models)
+        return [(1 - self.gamma) * share + floor for share in state.shares(models)]
+
+    def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
+        num_models = len(state.models)
+        total = sum(math.exp(log) for log in state.logs)
+        gain = min(self.gamma * (1 - loss) / (propensity * num_models), 1.0)
+        grown = state.add({model: gain})
+        # `add` shifts all logarithms; the total is shifted with them.
+        shift = max(
+            log + (gain if name == model else 0.0)
+            for name, log in zip(state.models, state.logs, strict=True)
+        )
+        added = math.e * self.alpha / num_models * total * math.exp(-shift)
+        logs = tuple(math.log(math.exp(log) + added) for log in grown.logs)
+        top = max(logs)
+        return LogWeights(state.models, tuple(log - top for log in logs), grown.rounds)

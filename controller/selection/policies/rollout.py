@@ -1,0 +1,464 @@
+"""Policies by which operators bring models in: static, A/B, canary, shadow.
+
+Who is in which share is a hash of the context, so that a user stays with what he has seen. A query
+without a context is drawn anew each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any, ClassVar
+
+from clockwright.errors import ConfigError
+from controller.selection.core.combination import Rule, combine
+from controller.selection.core.policy import Policy, check_range, dump_fields, load_fields
+from controller.selection.core.query import (
+    Choice,
+    Combined,
+    Observation,
+    Prediction,
+    Query,
+    Service,
+)
+
+# The guards look after every feedback, so their bound has to hold at all times at once: a fixed 1.96
+# standard errors rolled back 11 of 20 canaries that were as good as the stable model. This is the
+# confidence sequence of Robbins' normal mixture; it is tightest after about this many feedbacks.
+_ERROR_CHANCE = 0.05
+_TIGHTEST_AT = 30
+
+
+def _bound(number: int) -> float:
+    """Standard errors that an estimate of `number` samples exceeds, ever, in 5 % of cases."""
+    grown = number + _TIGHTEST_AT
+    return math.sqrt(grown / number * math.log(grown / _TIGHTEST_AT / _ERROR_CHANCE**2))
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Feedback per model: how many, sum of losses, sum of their squares."""
+
+    models: tuple[str, ...]
+    numbers: tuple[int, ...]
+    losses: tuple[float, ...]
+    squares: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(c) for c in (self.models, self.numbers, self.losses, self.squares)}
+        if len(lengths) > 1:
+            raise ValueError(f"state: found columns of {sorted(lengths)} entries, expected equal")
+
+    @classmethod
+    def empty(cls, models: Sequence[str]) -> Counts:
+        """Nothing seen."""
+        zeros = (0.0,) * len(models)
+        return cls(tuple(models), (0,) * len(models), zeros, zeros)
+
+    def count(self, losses: Mapping[str, float]) -> Counts:
+        """Count what is known of one query."""
+        numbers, sums, squares = list(self.numbers), list(self.losses), list(self.squares)
+        for index, model in enumerate(self.models):
+            if model in losses:
+                loss = losses[model]
+                numbers[index] += 1
+                sums[index] += loss
+                squares[index] += loss * loss
+        return Counts(self.models, tuple(numbers), tuple(sums), tuple(squares))
+
+    def resized(self, models: Sequence[str]) -> Counts:
+        """Go on with other models."""
+        rows = {
+            model: row
+            for model, *row in zip(
+                self.models, self.numbers, self.losses, self.squares, strict=True
+            )
+        }
+        numbers, losses, squares = zip(*(rows.get(m, [0, 0.0, 0.0]) for m in models), strict=True)
+        return Counts(tuple(models), numbers, losses, squares)
+
+    def number(self, model: str) -> int:
+        """Feedbacks on a model."""
+        return self.numbers[self.models.index(model)] if model in self.models else 0
+
+    def mean(self, model: str) -> float:
+        """Mean loss; 0 of nothing."""
+        index = self.models.index(model)
+        return self.losses[index] / self.numbers[index] if self.numbers[index] else 0.0
+
+    def variance_of_mean(self, model: str) -> float:
+        """Of the mean loss, with one hit and one miss beforehand: no error in five is not certainty."""
+        index = self.models.index(model)
+        number = self.numbers[index] + 2
+        mean = (self.losses[index] + 1) / number
+        return max((self.squares[index] + 1) / number - mean * mean, 0.0) / number
+
+
+class _Counted(Policy[Counts]):
+    """Fixed choices; feedback is counted for people to look at."""
+
+    per_context: ClassVar[bool] = False
+
+    def init(self, models: Sequence[str]) -> Counts:
+        """Nothing seen.
+
+        Raises:
+            ConfigError: an option names a model that the application does not have.
+        """
+        for option, model in self._named():
+            if model not in models:
+                raise ConfigError(
+                    f"option {option}: found {model!r}, expected one of {', '.join(models)}"
+                )
+        return Counts.empty(models)
+
+    def _named(self) -> Sequence[tuple[str, str]]:
+        """Options that name a model, and which."""
+        return ()
+
+    def observe(self, state: Counts, observation: Observation) -> Counts:
+        """Count."""
+        return state.count(observation.losses)
+
+    def resize(self, state: Counts, models: Sequence[str]) -> Counts:
+        """See `Counts.resized`."""
+        return state.resized(models)
+
+    def dump(self, state: Counts) -> dict[str, Any]:
+        """See `Policy`."""
+        return dump_fields(state)
+
+    def load(self, data: Mapping[str, Any]) -> Counts:
+        """See `Policy`."""
+        return load_fields(Counts, data)
+
+    def remark(self, state: Counts) -> str:
+        """Mean losses."""
+        return _means(state)
+
+
+class Static(_Counted):
+    """Always the same: one model, or with `ensemble` all of them with equal say."""
+
+    def __init__(self, *, model: str = "", ensemble: bool = False) -> None:
+        """Fix the choice.
+
+        Args:
+            model: the one; empty: the application's first that can be in time.
+            ensemble: ask all that can be in time instead.
+        """
+        if model and ensemble:
+            raise ConfigError("options model and ensemble: found both, expected one of them")
+        self.model = model
+        self.ensemble = ensemble
+        self.chooses_one = not ensemble
+
+    def _named(self) -> Sequence[tuple[str, str]]:
+        return (("model", self.model),) if self.model else ()
+
+    def select(self, state: Counts, query: Query) -> Choice:
+        """Choose the same as ever, as far as it can be in time."""
+        models = query.in_time
+        if self.model:
+            models = [model for model in models if model == self.model]
+        elif not self.ensemble:
+            models = models[:1]
+        return Choice(tuple(models), (1.0,) * len(models))
+
+    def combine(
+        self,
+        state: Counts,
+        query: Query,
+        choice: Choice,
+        predictions: Mapping[str, Prediction],
+        rule: Rule,
+    ) -> Combined:
+        """Give everybody an equal say."""
+        if not self.ensemble:
+            return super().combine(state, query, choice, predictions, rule)
+        return combine(rule, dict.fromkeys(choice.members, 1.0), predictions, choice.members)
+
+    def weights(self, state: Counts) -> dict[str, float]:
+        """1 for who is asked."""
+        if self.ensemble:
+            return dict.fromkeys(state.models, 1 / len(state.models))
+        chosen = self.model or state.models[0]
+        return {model: float(model == chosen) for model in state.models}
+
+
+class ABTest(_Counted):
+    """Each user sees one model, the same every time; a share of users per model."""
+
+    chooses_one: bool = True
+
+    def __init__(self, *, shares: Mapping[str, float] | None = None, salt: str = "") -> None:
+        """Set the split.
+
+        Args:
+            shares: of each model, in any unit; by default all alike.
+            salt: another one deals the users anew.
+        """
+        self.shares = {
+            model: check_range(f"shares.{model}", share, 0.0, 1e9)
+            for model, share in (shares or {}).items()
+        }
+        if self.shares and sum(self.shares.values()) <= 0:
+            raise ConfigError("option shares: found none above 0, expected at least one")
+        self.salt = salt
+
+    def _named(self) -> Sequence[tuple[str, str]]:
+        return [(f"shares.{model}", model) for model in self.shares]
+
+    def select(self, state: Counts, query: Query) -> Choice:
+        """Give a user the model of his share; if it cannot be in time, nobody: he is not to see another."""
+        models = [candidate.model for candidate in query.candidates]
+        shares = self._shares(models)
+        position = bucket(self.salt, query.context) if query.context else query.rng.random()
+        model = _at(position, shares)
+        return Choice((model,), (shares[model],)) if model in query.in_time else Choice(())
+
+    def _shares(self, models: Sequence[str]) -> dict[str, float]:
+        shares = {m: self.shares.get(m, 0.0) if self.shares else 1.0 for m in models}
+        total = sum(shares.values())
+        if total <= 0:
+            return dict.fromkeys(models, 1 / len(models))
+        return {model: share / total for model, share in shares.items() if share > 0}
+
+    def weights(self, state: Counts) -> dict[str, float]:
+        """Shares of users."""
+        return {model: 0.0 for model in state.models} | self._shares(state.models)
+
+    def remark(self, state: Counts) -> str:
+        """Mean losses, and whether the first two differ by more than chance would."""
+        text = _means(state)
+        pair = [model for model in state.models if state.number(model)][:2]
+        if len(pair) < 2:
+            return text
+        gap = state.mean(pair[0]) - state.mean(pair[1])
+        noise = math.sqrt(sum(state.variance_of_mean(model) for model in pair))
+        radius = _bound(min(map(state.number, pair))) * noise
+        return f"{text}; difference {gap:+.4f} +- {radius:.4f}"
+
+
+class Shadow(_Counted):
+    """Answers come from one model; others are asked beside it, on a share of queries, for comparison.
+
+    Shadows are asked with a later deadline, never waited for and never answered from.
+    """
+
+    chooses_one: bool = True
+
+    def __init__(self, *, primary: str = "", share: float = 0.1) -> None:
+        """Set who answers.
+
+        Args:
+            primary: the model that answers; empty: the application's first.
+            share: of queries on which each other model is asked too.
+        """
+        self.primary = primary
+        self.share = check_range("share", share, 0.0, 1.0)
+
+    def _named(self) -> Sequence[tuple[str, str]]:
+        return (("primary", self.primary),) if self.primary else ()
+
+    def select(self, state: Counts, query: Query) -> Choice:
+        """Choose the primary, and draw each shadow."""
+        primary = self.primary or query.candidates[0].model
+        shadows = tuple(
+            candidate.model
+            for candidate in query.candidates
+            if candidate.model != primary and query.rng.random() < self.share
+        )
+        members = (primary,) if primary in query.in_time else ()
+        return Choice(members, (1.0,) * len(members), shadows)
+
+    def weights(self, state: Counts) -> dict[str, float]:
+        """1 for the primary."""
+        primary = self.primary or state.models[0]
+        return {model: float(model == primary) for model in state.models}
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryState:
+    """How far a canary has got."""
+
+    #: Index into the steps; rolled back: -1.
+    step: int
+    #: Since this step began.
+    counts: Counts
+    #: Queries that the canary was sent in this step, and those without an answer in time.
+    sent: int = 0
+    missed: int = 0
+    #: Why it was rolled back.
+    reason: str = ""
+
+
+class Canary(Policy[CanaryState]):
+    """A new model gets a growing share of users while it is no worse than the old, else none at once.
+
+    Two guards: its mean loss against that of the stable model over the same time, and the share of its
+    queries without an answer in time. A rollback is final; making the application anew tries again.
+    """
+
+    chooses_one: bool = True
+    per_context: ClassVar[bool] = False
+    watches_service: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        stable: str,
+        canary: str,
+        steps: Sequence[float] = (0.01, 0.05, 0.25, 0.5, 1.0),
+        min_feedbacks: int = 100,
+        loss_gap: float = 0.0,
+        missed_share: float = 0.05,
+        salt: str = "",
+    ) -> None:
+        """Set who, how fast, and when to stop.
+
+        Args:
+            stable: the model that serves now.
+            canary: the one to take its place.
+            steps: shares of users, ascending.
+            min_feedbacks: on the canary before the next step.
+            loss_gap: roll back when the canary's mean loss is this much above the stable model's,
+                with 95 % confidence however often one looks.
+            missed_share: roll back when more of its queries than this had no answer in time, with
+                the same confidence.
+            salt: another one takes other users first.
+        """
+        if stable == canary:
+            raise ConfigError(f"options stable and canary: found {stable!r} for both")
+        values = [check_range("steps", step, 0.0, 1.0, open_low=True) for step in steps]
+        if not values or values != sorted(values):
+            raise ConfigError(f"option steps: found {list(steps)}, expected ascending shares")
+        self.stable = stable
+        self.canary = canary
+        self.steps = tuple(values)
+        self.min_feedbacks = int(check_range("min_feedbacks", min_feedbacks, 1, 1e9))
+        self.loss_gap = check_range("loss_gap", loss_gap, 0.0, 1.0)
+        self.missed_share = check_range("missed_share", missed_share, 0.0, 1.0)
+        self.salt = salt
+
+    def init(self, models: Sequence[str]) -> CanaryState:
+        """Begin at the first step.
+
+        Raises:
+            ConfigError: the application has no such models.
+        """
+        for role, model in (("stable", self.stable), ("canary", self.canary)):
+            if model not in models:
+                raise ConfigError(
+                    f"option {role}: found {model!r}, expected one of {', '.join(models)}"
+                )
+        return CanaryState(0, Counts.empty((self.stable, self.canary)))
+
+    def share(self, state: CanaryState) -> float:
+        """Of users who get the canary."""
+        return self.steps[state.step] if state.step >= 0 else 0.0
+
+    def select(self, state: CanaryState, query: Query) -> Choice:
+        """Give a user the canary if he is in its share; who once was stays while the share grows."""
+        share = self.share(state)
+        position = bucket(self.salt, query.context) if query.context else query.rng.random()
+        chosen, chance = (self.canary, share) if position < share else (self.stable, 1 - share)
+        in_time = query.in_time
+        if chosen in in_time:
+            return Choice((chosen,), (chance,))
+        # Better the old model than no answer; not the other way round.
+        return Choice((self.stable,), (chance,)) if self.stable in in_time else Choice(())
+
+    def observe(self, state: CanaryState, observation: Observation) -> CanaryState:
+        """Count, and step up or roll back."""
+        if state.step < 0:
+            return state
+        counts = state.counts.count(observation.losses)
+        state = replace(state, counts=counts)
+        number = counts.number(self.canary)
+        gap = counts.mean(self.canary) - counts.mean(self.stable)
+        fewer = min(number, counts.number(self.stable))
+        if fewer:
+            noise = math.sqrt(
+                counts.variance_of_mean(self.canary) + counts.variance_of_mean(self.stable)
+            )
+            if gap - _bound(fewer) * noise > self.loss_gap:
+                return self._rolled_back(
+                    state, f"its mean loss is {gap:.4f} above that of {self.stable}"
+                )
+        if number >= self.min_feedbacks and state.step + 1 < len(self.steps):
+            return CanaryState(state.step + 1, Counts.empty(counts.models))
+        return state
+
+    def served(self, state: CanaryState, service: Service) -> CanaryState:
+        """Count answers that did not come in time, and roll back."""
+        members = service.choice.members
+        if state.step < 0 or not members or members[0] != self.canary:
+            return state
+        sent, missed = state.sent + 1, state.missed + (self.canary in service.missing)
+        state = replace(state, sent=sent, missed=missed)
+        mean = (missed + 1) / (sent + 2)
+        noise = math.sqrt(mean * (1 - mean) / (sent + 2))
+        if missed / sent - _bound(sent) * noise > self.missed_share:
+            return self._rolled_back(state, f"{missed} of {sent} answers were not in time")
+        return state
+
+    def _rolled_back(self, state: CanaryState, reason: str) -> CanaryState:
+        return replace(state, step=-1, reason=reason)
+
+    def resize(self, state: CanaryState, models: Sequence[str]) -> CanaryState:
+        """Go on with the same two models; another pair begins anew."""
+        fresh = self.init(models)
+        return state if state.counts.models == fresh.counts.models else fresh
+
+    def dump(self, state: CanaryState) -> dict[str, Any]:
+        """See `Policy`."""
+        return dump_fields(state)
+
+    def load(self, data: Mapping[str, Any]) -> CanaryState:
+        """See `Policy`."""
+        counts = load_fields(Counts, data.get("counts", {}))
+        state = load_fields(CanaryState, {**data, "counts": counts})
+        if not -1 <= state.step < len(self.steps):
+            raise ValueError(
+                f"state: found step {state.step}, expected -1 to {len(self.steps) - 1}"
+            )
+        return state
+
+    def weights(self, state: CanaryState) -> dict[str, float]:
+        """Shares of users."""
+        share = self.share(state)
+        return {self.stable: 1 - share, self.canary: share}
+
+    def remark(self, state: CanaryState) -> str:
+        """Step, or why it was rolled back."""
+        if state.step < 0:
+            return f"rolled back: {state.reason}"
+        return f"step {state.step + 1} of {len(self.steps)}; {_means(state.counts)}"
+
+
+def bucket(salt: str, context: str) -> float:
+    """Place a context evenly in [0, 1), the same on every machine and after every restart."""
+    digest = blake2b(f"{salt}\0{context}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+def _at(position: float, shares: Mapping[str, float]) -> str:
+    """Whose share a position in [0, 1) falls into; shares sum to 1 but for rounding."""
+    model = ""
+    for model, share in shares.items():  # noqa: B007  the last one, if rounding leaves a rest
+        position -= share
+        if position < 0:
+            break
+    return model
+
+
+def _means(counts: Counts) -> str:
+    parts = [
+        f"{model} {counts.mean(model):.4f} of {counts.number(model)}"
+        for model in counts.models
+        if counts.number(model)
+    ]
+    return "mean loss: " + (", ".join(parts) or "none known")

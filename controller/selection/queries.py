@@ -1,0 +1,353 @@
+"""A query's way: choose members, ask them, combine what came in time, and enter it for feedback.
+
+Here are the clock and the requests; what is decided is decided by the pure modules beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from clockwright.bulk import Buffer
+from clockwright.errors import BadRequestError, Refusal, RefusedError
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from controller.catalogue import Catalogue, Model
+from controller.runtime import Runtime, now_ns
+from controller.selection.config import SelectionConfig
+from controller.selection.context_states import States
+from controller.selection.core.cache import CacheStatistics, PredictionCache
+from controller.selection.core.combination import Rule
+from controller.selection.core.contexts import GLOBAL
+from controller.selection.core.journal import Journal, Record
+from controller.selection.core.query import Candidate, Choice, Combined, Prediction, Query, Service
+from controller.selection.core.shape import Shape
+from controller.selection.ensemble import Cache, Ensemble
+from controller.selection.live_application import Running
+
+LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
+
+CONTEXT_LENGTH_MAX = 256
+
+# What combining, encoding and the way back may take: this, or a tenth of the SLO when that is less. As
+# much as the scheduler keeps free of it (`margin_ns`), so that no member is awaited longer than planned.
+_REPLY_RESERVE_NS = 5 * NS_PER_MS
+
+# A user's state in the store is worth waiting for this part of the SLO; then the global one serves.
+_LOAD_SHARE = 0.2
+
+# A cold model is asked for once a second: a cache that cannot hold all must not spend itself on loads.
+_WANT_INTERVAL_NS = NS_PER_S
+
+# Shadows have this long at least: they are asked when nobody waits for them.
+_SHADOW_SLO_NS = NS_PER_S
+_SHADOWS_MAX = 256
+
+
+@dataclass(slots=True)
+class Answered:
+    """What a query gets."""
+
+    outputs: Sequence[Buffer]
+    #: `query_id`, `confidence` and so on, for the response.
+    parameters: dict[str, bool | int | str]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A query on its way."""
+
+    running: Running
+    context: str
+    inputs: Sequence[Buffer]
+    arrival_ns: int
+    slo_ns: int
+    shape: Shape
+    #: Models that are there.
+    ids: Mapping[str, ModelId]
+    choice: Choice = field(default_factory=lambda: Choice(()))
+    #: Answers of members that could be read.
+    predictions: dict[str, Prediction] = field(default_factory=dict)
+    combined: Combined | None = None
+    #: Why the default is served, or nothing; empty: it is not.
+    reason: str = ""
+
+
+class Answering:
+    """Answers queries to all applications."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        config: SelectionConfig,
+        states: States,
+        journal: Journal,
+    ) -> None:
+        """Answer through a runtime, from `states`, into the `journal`."""
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._states = states
+        self._journal = journal
+        self._cache: Cache = PredictionCache(
+            capacity_bytes=config.cache_bytes, ttl_ns=round(config.cache_ttl_s * NS_PER_S)
+        )
+        self._rng = Random(config.seed)
+        # Ids of another run of the server are never taken for this one's.
+        self._id_prefix = secrets.token_hex(4)
+        self._num_queries = 0
+        self._wanted_ns: dict[ModelId, int] = {}
+        self._shadowing: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        """Wait for no shadow any more."""
+        for task in self._shadowing:
+            task.cancel()
+
+    def cache_statistics(self) -> CacheStatistics:
+        """Of the prediction cache, which all applications share."""
+        return self._cache.statistics()
+
+    async def answer(
+        self,
+        running: Running,
+        inputs: Sequence[Buffer],
+        *,
+        arrival_ns: int,
+        slo_ns: int,
+        context: str,
+        tenant: str,
+    ) -> Answered:
+        """Answer a query of one row, which fits the application's shape, inside its SLO.
+
+        Raises:
+            RefusedError: there is neither an answer in time nor a default.
+        """
+        application, policy = running.application, running.policy
+        running.counts.queries += 1
+        state = await self._states.read_in_time(running, context, slo_ns * _LOAD_SHARE / NS_PER_S)
+        models = [self._catalogue.find(model) for model in application.models]
+        shape = running.look_at(models)
+        if shape is None:
+            refusal = Refusal.NO_WORKER
+            running.counts.refusals[refusal.value] += 1
+            raise RefusedError(refusal, f"application {application.name} has no models")
+        ids = {model.name: model.model_id for model in models if model is not None}
+        asking = _Open(running, context, inputs, arrival_ns, slo_ns, shape, ids)
+        query = Query(self._candidates(asking, models), context, self._rng)
+        asking.choice = policy.select(state, query)
+        asked = self._ask(asking, tenant)
+        reserve_ns = min(_REPLY_RESERVE_NS, slo_ns // 10)
+        await asked.wait(arrival_ns + slo_ns - reserve_ns)
+        self._read(asking, asked)
+        self._watch(asking, asked)
+        if asking.predictions:
+            asking.combined = policy.combine(
+                state, query, asking.choice, asking.predictions, application.combination
+            )
+            if asking.combined.confidence < application.confidence_threshold:
+                asking.reason = LOW_CONFIDENCE
+        else:
+            asking.reason = _worst(query, asking.choice, asked)
+        return self._reply(asking, asked)
+
+    def _candidates(self, asking: _Open, models: Sequence[Model | None]) -> tuple[Candidate, ...]:
+        running = asking.running
+        fit = [m for m in models if m is not None and running.reading(m.name) is not None]
+        forecasts = self._runtime.forecast(
+            [model.model_id for model in fit],
+            arrival_ns=asking.arrival_ns,
+            slo_ns=asking.slo_ns,
+            together=False,
+        )
+        waited_ns = now_ns() - asking.arrival_ns
+        known: dict[str, Candidate] = {}
+        for model, predicted in zip(fit, forecasts, strict=True):
+            refusal = predicted.refusal
+            if refusal is Refusal.COLD:
+                self._want(model.model_id)
+            known[model.name] = Candidate(
+                model.name,
+                refusal is None,
+                waited_ns + predicted.wait_ns,
+                predicted.exec_ns,
+                refusal.value if refusal else "",
+            )
+        missing = Refusal.NO_WORKER.value
+        return tuple(
+            known.get(name) or Candidate(name, False, reason=missing)
+            for name in running.application.models
+        )
+
+    def _want(self, model_id: ModelId) -> None:
+        at_ns = now_ns()
+        if at_ns - self._wanted_ns.get(model_id, -_WANT_INTERVAL_NS) >= _WANT_INTERVAL_NS:
+            if len(self._wanted_ns) > 10_000:  # models that are gone
+                self._wanted_ns.clear()
+            self._wanted_ns[model_id] = at_ns
+            self._runtime.want(model_id)
+
+    def _ask(self, asking: _Open, tenant: str) -> Ensemble:
+        """Ask the members that fit into the SLO together; the least important are left out first."""
+        ids, members = asking.ids, asking.choice.members
+        asked = self._ensemble(asking, asking.arrival_ns, asking.slo_ns, tenant)
+        forecasts = []
+        if len(members) > 1:
+            forecasts = self._runtime.forecast(
+                [ids[member] for member in members],
+                arrival_ns=asking.arrival_ns,
+                slo_ns=asking.slo_ns,
+                together=True,
+            )
+        for index, member in enumerate(members):
+            if forecasts and forecasts[index].refusal is not None:
+                continue
+            asked.ask(member, ids[member])
+        return asked
+
+    def _ensemble(self, asking: _Open, arrival_ns: int, slo_ns: int, tenant: str = "") -> Ensemble:
+        cache = self._cache if asking.running.application.cache else None
+        return Ensemble(
+            self._runtime,
+            cache,
+            asking.inputs,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            tenant=tenant,
+        )
+
+    def _read(self, asking: _Open, asked: Ensemble) -> None:
+        running = asking.running
+        for member in asking.choice.members:
+            if member in asked.answers:
+                reading = running.reading(member)
+                prediction = reading.read(asked.answers[member]) if reading is not None else None
+                if prediction is not None:
+                    asking.predictions[member] = prediction
+                    continue
+                asked.missing[member] = Refusal.FAILED
+            running.counts.missing[member] += 1
+
+    def _watch(self, asking: _Open, asked: Ensemble) -> None:
+        """Let the policy see how the members fared."""
+        running = asking.running
+        if not running.policy.watches_service:
+            return
+        service = Service(asking.choice, frozenset(asking.predictions), frozenset(asked.missing))
+        served = running.policy.served(running.state, service)
+        if served is not running.state and not running.retired:
+            # Kept over a restart: a rollback is final.
+            self._states.set(running, GLOBAL, served)
+        running.state = served
+
+    def _reply(self, asking: _Open, asked: Ensemble) -> Answered:
+        application, counts = asking.running.application, asking.running.counts
+        choice, combined, reason = asking.choice, asking.combined, asking.reason
+        if reason and application.default_label is None:
+            counts.refusals[reason] += 1
+            raise _refused(asking)
+        if reason:
+            counts.defaults[reason] += 1
+        query_id = self._enter(asking)
+        self._shadow(asking, query_id)
+        outputs: Sequence[Buffer]
+        if application.combination is Rule.ONE:
+            outputs = asked.answers[next(m for m in choice.members if m in asking.predictions)]
+        elif reason or combined is None:
+            assert application.default_label is not None
+            outputs = asking.shape.encode(Combined(application.default_label, 0.0))
+        else:
+            outputs = asking.shape.encode(combined)
+        parameters: dict[str, bool | int | str] = {
+            "query_id": query_id,
+            "confidence": f"{combined.confidence if combined else 0.0:.4f}",
+            "weight_mass": f"{combined.weight_mass if combined else 0.0:.4f}",
+            "models": ",".join(m for m in choice.members if m in asking.predictions),
+            "missing": ",".join(m for m in choice.members if m not in asking.predictions),
+            "default": bool(reason),
+        }
+        if reason:
+            parameters["default_reason"] = reason
+        return Answered(outputs, parameters)
+
+    def _enter(self, asking: _Open) -> str:
+        """Enter a query into the journal; returns its id."""
+        self._num_queries += 1
+        query_id = f"{self._id_prefix}-{self._num_queries:x}"
+        running, combined = asking.running, asking.combined
+        record = Record(
+            application=running.application.name,
+            context=asking.context,
+            choice=asking.choice,
+            votes={member: prediction.label for member, prediction in asking.predictions.items()},
+            combined=None if combined is None else combined.label,
+            propensity=1.0 if combined is None else combined.propensity,
+            is_default=bool(asking.reason),
+            at_ns=now_ns(),
+        )
+        # What was asked before the application was changed cannot teach it as it is now.
+        if not running.retired:
+            self._journal.add(query_id, record)
+        return query_id
+
+    def _shadow(self, asking: _Open, query_id: str) -> None:
+        """Ask shadows now that the answer is made, with time enough that they go behind everybody."""
+        running = asking.running
+        shadows = [name for name in asking.choice.shadows if running.reading(name) is not None]
+        if not shadows or len(self._shadowing) >= _SHADOWS_MAX:
+            return
+        long_ns = max(_SHADOW_SLO_NS, 10 * asking.slo_ns)
+        at_ns = now_ns()
+        asked = self._ensemble(asking, at_ns, long_ns)
+
+        async def ask() -> None:
+            for name in shadows:
+                asked.ask(name, asking.ids[name])
+            await asked.wait(at_ns + long_ns)
+            for name, outputs in asked.answers.items():
+                reading = running.reading(name)
+                prediction = reading.read(outputs) if reading is not None else None
+                if prediction is not None:
+                    self._journal.add_vote(query_id, name, prediction.label)
+
+        task = asyncio.create_task(ask())
+        self._shadowing.add(task)
+        task.add_done_callback(self._shadowing.discard)
+
+
+def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:
+    """Why nobody answered: of those asked, if any were, else of those left out."""
+    reasons = [refusal.value for refusal in asked.missing.values()]
+    if not reasons and choice.members:
+        return Refusal.OVERLOADED.value
+    reasons = reasons or [c.reason for c in query.candidates if c.reason]
+    counted = Counter(reasons)
+    return max(counted, key=counted.__getitem__) if counted else Refusal.NO_WORKER.value
+
+
+def _refused(asking: _Open) -> RefusedError:
+    application, combined = asking.running.application, asking.combined
+    if combined is not None:
+        text = (
+            f"application {application.name}: confidence {combined.confidence:.2f} is below"
+            f" {application.confidence_threshold:g}, and it has no default"
+        )
+        return RefusedError(Refusal.LOW_CONFIDENCE, text)
+    text = f"application {application.name}: no model answered in time, and it has no default"
+    return RefusedError(Refusal(asking.reason), text, figures={"slo_ns": asking.slo_ns})
+
+
+def check_context(context: str) -> str:
+    """Check what a client calls a context.
+
+    Raises:
+        BadRequestError: it is too long.
+    """
+    if len(context) > CONTEXT_LENGTH_MAX:
+        raise BadRequestError(
+            f"parameter context: found {len(context)} characters, expected {CONTEXT_LENGTH_MAX} at most"
+        )
+    return context

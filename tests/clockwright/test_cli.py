@@ -1,0 +1,286 @@
+"""The `clockwright` command as people type it: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from clockwright.cli import gpu_workers
+from clockwright.cli.main import main
+from clockwright.cli.show import print_models
+from clockwright.operator import Operator
+from experiments.local_server import LocalServer
+from tests.kit.processes import PATIENCE_S, until, worker, write_models
+
+#: Exit code, standard output, standard error.
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    directory = tmp_path_factory.mktemp("cli")
+    models = write_models(directory / "models", dense="mlp-16-32-4", pair="two_by_two")
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(directory / "cache")]
+    with LocalServer(["--models", str(models), *arguments]) as server:
+        yield server
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    # The user's own may not be writable, and is none of our business.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def run_command(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["clockwright", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        captured = capsys.readouterr()
+        code = caught.value.code
+        if isinstance(code, str):
+            # What the interpreter does with it.
+            return 1, captured.out, captured.err + code
+        return int(code or 0), captured.out, captured.err
+
+    return run_command
+
+
+def test_help_names_every_command(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for command in ("up", "controller", "worker", "models", "infer", "status", "drain"):
+        assert command in out
+
+
+def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
+    script = (
+        "import sys, clockwright.cli.main; "
+        "print([name for name in ('grpc', 'numpy', 'onnxruntime', 'onnx') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("up", "--port", "many"),
+        ("up", "--workers", "0"),
+        ("infer",),
+        ("infer", "dense"),
+        ("infer", "dense", "--random", "--rows", "0"),
+    ],
+)
+def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("up", "--models", "/no/such/folder"), "/no/such/folder is not a folder"),
+        (("up", "--port", "70000"), "port is 70000, expected 0 to 65535"),
+        (("controller", "--lookahead-ms", "0"), "--lookahead-ms is 0"),
+        (("worker", "--controller", "nowhere"), "'nowhere', expected HOST:PORT"),
+        (
+            ("worker", "--device", "abacus"),
+            "'abacus': expected cpu, cuda:N, modelled:PROFILE or container:FOLDER",
+        ),
+        (("worker", "--device", "modelled:nothing"), "nothing"),
+        (("worker", "--pages", "0"), "found 0, expected 1 or more"),
+        (("up", "--tenant-weight", "gold"), "'gold', expected NAME=WEIGHT, such as gold=4"),
+        (
+            ("up", "--tenant-weight", "gold=0"),
+            "found 0.0 for 'gold', expected more than 0, at most 100",
+        ),
+        (("models", "add", "/no/such/folder"), "/no/such/folder is not a folder"),
+        (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
+        (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_ends_with_1(
+    run: Run, arguments: tuple[str, ...], words: str
+) -> None:
+    code, _, err = run(*arguments)
+    assert code == 1
+    assert words in err
+    assert err.strip().count("\n") == 0, err
+
+
+def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[int, str, str, list[str]]] = []
+
+    def run_on_each_gpu(*given: Any) -> int:  # noqa: ANN401
+        asked.append(given)
+        return 0
+
+    monkeypatch.setattr(gpu_workers, "visible_gpus", lambda: 3)
+    monkeypatch.setattr(gpu_workers, "run_on_each_gpu", run_on_each_gpu)
+    # However little this machine has.
+    monkeypatch.setattr("worker.process.available_bytes", lambda: None)
+    settings = ["--pages=7", "--arena-mib=32", "--precision=tf32", "--engine=torch"]
+    settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--verbose"]
+    who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]
+    code, _, _ = run("worker", *who, *settings)
+    assert code == 0
+    ((num_gpus, name, controller, arguments),) = asked
+    assert (num_gpus, name, controller) == (3, "host", "there:1")
+    assert sorted(arguments) == sorted(settings)
+
+
+def test_a_taken_port_is_named(run: Run) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, _, err = run("up", "--port", str(port))
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in err
+
+
+@pytest.mark.parametrize("command", [("status",), ("models", "list"), ("infer", "x", "--random")])
+def test_nobody_listening_is_told_with_the_address(run: Run, command: tuple[str, ...]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        code, _, err = run(*command, "--server", address)
+    assert code == 1
+    assert address in err
+
+
+def test_up_ends_with_1_when_its_worker_cannot_start(tmp_path: Path) -> None:
+    server = LocalServer(["--device", "abacus", "--cache-dir", str(tmp_path)])
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        server.wait_for("ready: ")
+    assert server.stop() == 1
+
+
+def test_infer_draws_random_inputs_and_explains(run: Run, server: LocalServer) -> None:
+    code, out, _ = run(
+        *("infer", "dense", "--random", "--slo-ms", "30000", "--explain"),
+        *("--server", server.address),
+    )
+    assert code == 0
+    assert "output: float32 (1, 4): " in out
+    assert "worker: local-0" in out
+
+
+def test_infer_reads_arrays_and_prints_json(run: Run, server: LocalServer, tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones((1, 3), np.float32))
+    np.save(tmp_path / "b.npy", np.ones((1, 2), np.int64))
+    code, out, _ = run(
+        *("infer", "pair", "--input", f"a={tmp_path}/a.npy", "--input", f"b={tmp_path}/b.npy"),
+        *("--slo-ms", "30000", "--json", "--server", server.address),
+    )
+    assert code == 0
+    # A modelled device answers zeros.
+    assert json.loads(out)["outputs"] == {"sum": [[0.0, 0.0, 0.0]], "doubled": [[0, 0]]}
+
+
+def test_a_refusal_says_its_reason_and_ends_with_1(run: Run, server: LocalServer) -> None:
+    code, _, err = run("infer", "dense", "--random", "--slo-ms", "0.01", "--server", server.address)
+    assert code == 1
+    assert "refused: INFEASIBLE: " in err
+
+
+def test_status_shows_workers_and_residency(run: Run, server: LocalServer) -> None:
+    run("infer", "dense", "--random", "--slo-ms", "30000", "--server", server.address)
+    code, out, _ = run("status", "--server", server.address)
+    assert code == 0
+    assert "models: 2 of 2 ready" in out
+    assert "local-0" in out
+    code, out, _ = run("status", "--json", "--server", server.address)
+    status = json.loads(out)
+    assert status["ready"] is True
+    assert "dense" in status["workers"][0]["resident"]
+    assert status["answered"] >= 1
+
+
+def test_models_are_added_listed_replaced_and_removed(
+    run: Run, server: LocalServer, tmp_path: Path
+) -> None:
+    folder = write_models(tmp_path, fresh="mlp-16-4") / "fresh"
+    at = ("--server", server.address)
+    assert run("models", "add", str(folder), *at)[0] == 0
+    code, _, err = run("models", "add", str(folder), *at)
+    assert (code, "--replace" in err) == (1, True)
+    assert run("models", "add", str(folder), "--replace", *at)[0] == 0
+    code, out, _ = run("models", "list", "--json", *at)
+    states = {model["model_id"]: model["state"] for model in json.loads(out)}
+    assert states == {"dense": "READY", "fresh": "READY", "pair": "READY"}
+    # The second model of a name is called by it like the first.
+    code, _, err = run("infer", "fresh", "--random", "--slo-ms", "0.01", *at)
+    assert (code, "model fresh cannot be that fast" in err) == (1, True), err
+    assert run("infer", "fresh", "--random", "--slo-ms", "30000", *at)[0] == 0
+    assert "fresh" in json.loads(run("status", "--json", *at)[1])["workers"][0]["resident"]
+    assert run("models", "remove", "fresh", *at)[0] == 0
+    code, out, _ = run("models", "list", *at)
+    assert "fresh" not in out
+    code, _, err = run("models", "remove", "fresh", *at)
+    assert (code, "fresh" in err) == (1, True)
+
+
+def test_an_unfit_model_is_told_of_once_and_leaves_the_list_readable(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = write_models(tmp_path / "models", dense="mlp-16-32-4")
+    (models / "empty").mkdir()
+    (models / "text" / "1").mkdir(parents=True)
+    (models / "text" / "1" / "model.onnx").write_text("no model")
+    arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache"))
+    with LocalServer(["--models", str(models), *arguments]) as server:
+        with Operator(server.address) as operator:
+            print_models(operator.models())
+        listed = capfd.readouterr()
+    for start in ("refused: empty: ", "refused: text: "):
+        assert sum(line.startswith(start) for line in server.output) == 1, server.output
+    assert "ready: 1 of 3 models" in server.output[-2]
+    assert server.output[-1] == "stopped"
+    assert "\ntext: UNAVAILABLE: model.onnx is not an ONNX file" in listed.out
+    assert (listed.err, capfd.readouterr().err) == ("", "")
+
+
+def test_a_worker_says_that_it_has_found_its_controller_and_that_it_leaves(
+    server: LocalServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path))
+    with worker(server.address, "--id", "visitor", *arguments) as visitor:
+        with Operator(server.address) as operator:
+            until(
+                lambda: "visitor" in [row.worker_id for row in operator.workers()],
+                what="the worker joins",
+            )
+            operator.drain("visitor")
+        assert visitor.wait(PATIENCE_S) == 0
+    told = capfd.readouterr().err
+    assert f"attached to controller {server.address} as visitor" in told
+    assert "drained: leaving" in told
+
+
+def test_a_drained_worker_leaves_with_0(run: Run, server: LocalServer, tmp_path: Path) -> None:
+    arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path))
+    with worker(server.address, "--id", "guest", *arguments) as guest:
+        with Operator(server.address) as operator:
+            until(
+                lambda: "guest" in [row.worker_id for row in operator.workers()],
+                what="the worker joins",
+            )
+        code, out, _ = run("drain", "guest", "--server", server.address)
+        assert (code, out) == (0, "worker guest has left\n")
+        assert guest.wait(PATIENCE_S) == 0
+    code, _, err = run("drain", "guest", "--server", server.address)
+    assert (code, "local-0" in err) == (1, True)

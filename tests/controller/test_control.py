@@ -1,0 +1,394 @@
+"""What operators see and do, and how the process starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from clockwright.errors import ConfigError, RefusedError
+from clockwright.v1 import control_pb2 as pb
+from clockwright.v1 import control_pb2_grpc as pb_grpc
+from controller import worker_link
+from controller.app import Controller, running, serve
+from controller.config import ControllerConfig
+from controller.core import SchedulerConfig
+from controller.runtime import Answer, Submission, now_ns
+from tests.kit.scripted_worker import ScriptedWorker
+
+S = 10**9
+ROW = b"0123456789abcdef"
+
+
+def make_model(directory: Path, name: str, data: bytes = b"onnx") -> Path:
+    (directory / name / "1").mkdir(parents=True)
+    (directory / name / "1" / "model.onnx").write_bytes(data)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is told to leave hears of it, also when the machine stands still meanwhile."""
+    monkeypatch.setattr(worker_link, "LEAVE_LIMIT_S", 60.0)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 100))
+
+
+@asynccontextmanager
+async def control_of(port: int) -> AsyncIterator[Any]:
+    aio: Any = grpc.aio
+    async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+
+
+@asynccontextmanager
+async def cluster(directory: Path, **changes: Any) -> AsyncIterator[tuple[Controller, Any]]:  # noqa: ANN401
+    config = ControllerConfig(
+        port=0,
+        models_dir=directory,
+        heartbeat_interval_ms=20,
+        # A worker that a test holds back does not hang, however slow the machine is.
+        scheduler=SchedulerConfig(action_timeout_ns=1000 * S),
+        **changes,
+    )
+    async with running(config) as controller, control_of(controller.port) as control:
+        yield controller, control
+
+
+async def until_joined(controller: Controller) -> None:
+    """Until a worker is there and has judged all models."""
+    links = controller.links
+    while not (  # noqa: ASYNC110
+        any(link.joined for link in links.links) and controller.catalogue.ready
+    ):
+        await asyncio.sleep(0.005)
+
+
+def submit(controller: Controller, name: str = "m") -> asyncio.Future[Answer]:
+    model = controller.catalogue.find(name)
+    assert model is not None
+    return controller.runtime.submit(
+        Submission(
+            model_id=model.model_id, rows=1, slo_ns=30 * S, arrival_ns=now_ns(), inputs=[ROW]
+        )
+    )
+
+
+async def code_of(call: Awaitable[object]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        await call
+    error: Any = caught.value
+    return error.code(), error.details() or ""
+
+
+async def add_model(
+    controller: Controller, requests: Iterable[pb.AddModelRequest]
+) -> pb.AddModelResponse:
+    """Ask as an operator does, who does not use asyncio.
+
+    A server may end a stream before the client has sent all of it. Of gRPC's two clients, that of
+    asyncio then says now and again only that it could not send.
+    """
+
+    def call() -> pb.AddModelResponse:
+        channel: Any = grpc.insecure_channel(f"127.0.0.1:{controller.port}")
+        with channel:
+            stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+            added: pb.AddModelResponse = stub.AddModel(iter(requests))
+            return added
+
+    return await asyncio.to_thread(call)
+
+
+def upload(name: str, files: dict[str, bytes], **first: Any) -> list[pb.AddModelRequest]:  # noqa: ANN401
+    """Each file in two messages."""
+    requests = []
+    for path, content in files.items():
+        requests.append(pb.AddModelRequest(path=path, content=content[:3]))
+        requests.append(pb.AddModelRequest(content=content[3:]))
+    requests = requests or [pb.AddModelRequest()]
+    requests[0].MergeFrom(pb.AddModelRequest(model_id=name, **first))
+    return requests
+
+
+def test_status_workers_and_models_tell_what_is_there(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_model(make_model(tmp_path, "m"), "unfit")
+        async with (
+            cluster(tmp_path) as (controller, control),
+            ScriptedWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
+        ):
+            await until_joined(controller)
+            await submit(controller)
+            await submit(controller)
+            status = await control.Status(pb.StatusRequest())
+            assert (status.num_workers, status.num_models, status.num_models_ready) == (1, 2, 1)
+            assert (status.requests, status.answered, status.cold_starts) == (2, 2, 1)
+            assert status.ready
+            assert not status.draining
+            (worker,) = (await control.ListWorkers(pb.ListWorkersRequest())).workers
+            assert (worker.worker_id, worker.state, worker.device) == (
+                "w0",
+                "READY",
+                "scripted",
+            )
+            assert (worker.num_pages, worker.num_free_pages) == (8, 7)
+            assert list(worker.resident) == ["m"]
+            assert list(worker.models_refused) == ["unfit: no"]
+            assert worker.round_trip_us > 0
+            fit, unfit = (await control.ListModels(pb.ListModelsRequest())).models
+            assert (fit.model_id, fit.state, fit.version) == ("m", "READY", "1")
+            assert (fit.slo_ns, fit.requests, fit.cold_starts) == (S // 10, 2, 1)
+            assert [batch.batch_size for batch in fit.exec] == [1, 2, 4]
+            assert list(fit.resident_on) == ["w0"]
+            assert (unfit.state, unfit.reason) == ("UNAVAILABLE", "no")
+            one = await control.ListModels(pb.ListModelsRequest(model_id="m"))
+            assert list(one.models) == [fit]
+
+    run(test)
+
+
+def test_unknown_workers_and_models_are_not_found(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as (_, control):
+            calls = [
+                control.ListWorkers(pb.ListWorkersRequest(worker_id="x")),
+                control.ListModels(pb.ListModelsRequest(model_id="x")),
+                control.DrainWorker(pb.DrainWorkerRequest(worker_id="x")),
+                control.RemoveModel(pb.RemoveModelRequest(model_id="x")),
+            ]
+            for call in calls:
+                code, text = await code_of(call)
+                assert code is grpc.StatusCode.NOT_FOUND
+                assert "x" in text
+
+    run(test)
+
+
+def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(make_model(tmp_path, "m")) as (controller, control),
+            ScriptedWorker(controller.port) as worker,
+        ):
+            await until_joined(controller)
+            await submit(controller)
+            await control.DrainWorker(pb.DrainWorkerRequest(worker_id="w0"))
+            assert worker.end.startswith("drain:")
+            assert controller.links.links == []
+
+    run(test)
+
+
+def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(tmp_path) as (controller, control),
+            ScriptedWorker(controller.port) as worker,
+        ):
+            await until_joined(controller)
+            files = {
+                "1/model.onnx": b"first graph",
+                "1/data/w.bin": b"weights",
+                "config.toml": b"slo_ms = 7",
+            }
+            added = await control.AddModel(upload("new", files))
+            assert [(model.model_id, model.slo_ns) for model in added.models] == [
+                ("new", 7_000_000)
+            ]
+            await submit(controller, "new")
+            assert sorted(worker.files.values()) == [b"first graph", b"weights"]
+
+            code, text = await code_of(add_model(controller, upload("new", files)))
+            assert (code, text) == (
+                grpc.StatusCode.ALREADY_EXISTS,
+                "there is a model new already",
+            )
+            second = upload("new", {"2/model.onnx": b"second graph"}, replace=True)
+            (model,) = (await control.AddModel(second)).models
+            assert model.version == "2"
+            await submit(controller, "new")
+            await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
+            assert controller.catalogue.models == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("requests", "code", "message"),
+    [
+        ([], grpc.StatusCode.INVALID_ARGUMENT, "found an empty stream"),
+        (upload("m", {}), grpc.StatusCode.INVALID_ARGUMENT, "found none"),
+        (upload("a/b", {"1/model.onnx": b"x"}), grpc.StatusCode.FAILED_PRECONDITION, "model name"),
+        (upload("m", {"../x": b"x"}), grpc.StatusCode.INVALID_ARGUMENT, "found '../x'"),
+        (upload("m", {"/etc/x": b"x"}), grpc.StatusCode.INVALID_ARGUMENT, "found '/etc/x'"),
+        (upload("m", {"1\0": b"x"}), grpc.StatusCode.INVALID_ARGUMENT, "inside the model's folder"),
+        (upload("m", {"1": b"x", "1/y": b"x"}), grpc.StatusCode.INVALID_ARGUMENT, "sent before"),
+        (
+            upload("m", {"1/model.onnx": b""}),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "1/model.onnx is empty",
+        ),
+        (
+            upload("m", {"model.onnx": b"x"}),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "expected a version folder",
+        ),
+        (
+            upload("m", {"1/model.onnx": b"x", "config.toml": b"foo = 1"}),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "unknown key 'foo'",
+        ),
+        (
+            upload("unfit", {"1/model.onnx": b"x"}),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "model unfit: not ONNX",
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_added_says_why_and_changes_nothing(
+    tmp_path: Path, requests: Iterable[pb.AddModelRequest], code: grpc.StatusCode, message: str
+) -> None:
+    async def test() -> None:
+        async with (
+            cluster(tmp_path) as (controller, _),
+            ScriptedWorker(controller.port, refuse=lambda m: "not ONNX" if m == "unfit" else ""),
+        ):
+            await until_joined(controller)
+            found, text = await code_of(add_model(controller, requests))
+            assert found is code
+            assert message in text
+            assert controller.catalogue.models == []
+
+    run(test)
+
+
+def test_a_message_over_the_limit_is_refused_clearly_and_harms_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(tmp_path, max_message_bytes=1 << 20) as (controller, control),
+            ScriptedWorker(controller.port),
+        ):
+            await until_joined(controller)
+            huge = upload("m", {"1/model.onnx": bytes(1 << 21)})
+            code, text = await code_of(add_model(controller, huge))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "larger than max" in text
+            await control.AddModel(upload("m", {"1/model.onnx": b"small"}))
+            await submit(controller)
+
+    run(test)
+
+
+# --- the process ------------------------------------------------------------------------------
+
+
+def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_model(tmp_path / "models", "m")
+        config = ControllerConfig(
+            port=0,
+            models_dir=tmp_path / "models",
+            heartbeat_interval_ms=20,
+            telemetry_dir=tmp_path / "telemetry",
+        )
+        port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        process = asyncio.create_task(serve(config, started=port.set_result))
+        async with (
+            ScriptedWorker(await port) as worker,
+            control_of(port.result()) as control,
+        ):
+            while not (await control.Status(pb.StatusRequest())).num_models_ready:
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert await process == 0
+            await worker.ended.wait()
+            assert worker.end.startswith("drain:")
+        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("request_id,")
+
+    run(test)
+
+
+def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(make_model(tmp_path, "m")) as (controller, _),
+            ScriptedWorker(controller.port, answers_actions=False) as worker,
+        ):
+            await until_joined(controller)
+            future = submit(controller)
+            await worker.wait_for("load_weights")
+            draining = asyncio.create_task(controller.drain(60))
+            await asyncio.sleep(0)
+            assert controller.runtime.draining
+            with pytest.raises(RefusedError, match="shutting down"):
+                await submit(controller)
+            assert worker.end == ""
+            await worker.release()
+            assert [bytes(output) for output in (await future).outputs] == [ROW]
+            await draining
+            assert worker.end.startswith("drain:")
+
+    run(test)
+
+
+def test_draining_gives_up_after_its_limit(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(make_model(tmp_path, "m")) as (controller, _),
+            ScriptedWorker(controller.port, answers_actions=False) as worker,
+        ):
+            await until_joined(controller)
+            future = submit(controller)
+            await worker.wait_for("load_weights")
+            await controller.drain(0.05)
+            with pytest.raises(RefusedError):
+                await future
+
+    run(test)
+
+
+def test_a_taken_port_is_a_config_error_that_names_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{port}: Address already in use"):
+                await serve(ControllerConfig(port=port, models_dir=tmp_path))
+
+    run(test)
+
+
+def test_two_controllers_do_not_share_a_port(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(ControllerConfig(port=0, models_dir=tmp_path)) as controller:
+            with pytest.raises(ConfigError, match="Address already in use"):
+                await serve(ControllerConfig(port=controller.port, models_dir=tmp_path))
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 70000}, "port is 70000, expected 0 to 65535"),
+        ({"host": ""}, "host is empty"),
+        ({"default_slo_ns": 0}, "default_slo_ns is 0"),
+        ({"max_message_bytes": -1}, "max_message_bytes is -1"),
+        ({"heartbeat_interval_ms": 20_000}, "below twice heartbeat_interval_ms"),
+        ({"models_dir": Path("nowhere")}, "models directory nowhere is not a folder"),
+    ],
+)
+def test_settings_that_cannot_work_are_config_errors(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ControllerConfig(scheduler=SchedulerConfig(), **changes)
+    assert message in str(caught.value)

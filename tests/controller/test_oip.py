@@ -1,0 +1,465 @@
+"""Requests decoded and checked, answers encoded; no server."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clockwright.bulk import SMALL_MESSAGE_BYTES
+from clockwright.errors import BadRequestError
+from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.v1 import inference_pb2 as pb
+from controller.front.oip import (
+    DecodedRequest,
+    decode_request,
+    encode_response,
+    encode_stream_error,
+    parse_request,
+    request_slo_ns,
+    request_tenant,
+    wants_explanation,
+    wrap_for_stream,
+)
+
+A = TensorSpec("a", "FP32", (2,))
+B = TensorSpec("b", "INT64", ())
+INPUTS = (A, B)
+OUTPUTS = (TensorSpec("y", "FP32", (2,)), TensorSpec("z", "FP16", (1,)))
+Input = pb.ModelInferRequest.InferInputTensor
+Output = pb.ModelInferRequest.InferRequestedOutputTensor
+Contents = pb.InferTensorContents
+Parameter = pb.InferParameter
+
+GOOD_A = Input(name="a", datatype="FP32", shape=[1, 2])
+GOOD_B = Input(name="b", datatype="INT64", shape=[1])
+
+
+def message(**fields: object) -> pb.ModelInferRequest:
+    """A good request, with some fields changed."""
+    good: dict[str, Any] = {
+        "model_name": "m",
+        "inputs": [GOOD_A, GOOD_B],
+        "raw_input_contents": [bytes(8), bytes(8)],
+    }
+    return pb.ModelInferRequest(**{**good, **fields})
+
+
+def decode(
+    request: pb.ModelInferRequest,
+    inputs: tuple[TensorSpec, ...] = INPUTS,
+    outputs: tuple[TensorSpec, ...] = OUTPUTS,
+) -> DecodedRequest:
+    parsed = parse_request(request.SerializeToString())
+    return decode_request(parsed, inputs=inputs, outputs=outputs, max_rows=16)
+
+
+def one_input(
+    datatype: str, contents: pb.InferTensorContents | None, num: int = 2
+) -> DecodedRequest:
+    spec = TensorSpec("x", datatype, (num,))
+    tensor = Input(name="x", datatype=datatype, shape=[1, num], contents=contents)
+    request = pb.ModelInferRequest(model_name="m", inputs=[tensor])
+    return decode(request, inputs=(spec,))
+
+
+# --- tensors --------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 16), st.permutations([0, 1]), st.integers(0, 2**32 - 1))
+def test_raw_tensors_come_out_in_the_models_order(rows: int, order: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    data = [rng.bytes(rows * 8), rng.bytes(rows * 8)]
+    tensors = [
+        Input(name="a", datatype="FP32", shape=[rows, 2]),
+        Input(name="b", datatype="INT64", shape=[rows]),
+    ]
+    decoded = decode(
+        message(inputs=[tensors[i] for i in order], raw_input_contents=[data[i] for i in order])
+    )
+    assert decoded.rows == rows
+    assert [bytes(buffer) for buffer in decoded.inputs] == data
+
+
+def test_a_big_tensor_stays_a_view_of_the_message() -> None:
+    spec = TensorSpec("x", "UINT8", (4 * SMALL_MESSAGE_BYTES,))
+    tensor = Input(name="x", datatype="UINT8", shape=[1, 4 * SMALL_MESSAGE_BYTES])
+    raw = np.random.default_rng(1).bytes(4 * SMALL_MESSAGE_BYTES)
+    data = pb.ModelInferRequest(
+        model_name="m", inputs=[tensor], raw_input_contents=[raw]
+    ).SerializeToString()
+    parsed = parse_request(data)
+    decoded = decode_request(parsed, inputs=(spec,), outputs=OUTPUTS, max_rows=1)
+    (view,) = decoded.inputs
+    assert isinstance(view, memoryview)
+    assert view.obj is data
+    assert view == raw
+
+
+@pytest.mark.parametrize(
+    ("datatype", "field", "dtype", "values"),
+    [
+        ("BOOL", "bool_contents", "bool", [True, False]),
+        ("INT8", "int_contents", "int8", [-128, 127]),
+        ("INT16", "int_contents", "int16", [-(2**15), 2**15 - 1]),
+        ("INT32", "int_contents", "int32", [-(2**31), 2**31 - 1]),
+        ("INT64", "int64_contents", "int64", [-(2**63), 2**63 - 1]),
+        ("UINT8", "uint_contents", "uint8", [0, 255]),
+        ("UINT16", "uint_contents", "uint16", [0, 2**16 - 1]),
+        ("UINT32", "uint_contents", "uint32", [0, 2**32 - 1]),
+        ("UINT64", "uint64_contents", "uint64", [0, 2**64 - 1]),
+        ("FP32", "fp32_contents", "float32", [1.5, -math.inf]),
+        ("FP64", "fp64_contents", "float64", [0.1, 1e300]),
+    ],
+)
+def test_typed_contents_become_the_bytes_numpy_has(
+    datatype: str, field: str, dtype: str, values: list[Any]
+) -> None:
+    fields: dict[str, Any] = {field: values}
+    decoded = one_input(datatype, Contents(**fields))
+    assert bytes(decoded.inputs[0]) == np.array(values, dtype).tobytes()
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=20))
+def test_typed_floats_keep_every_bit_that_they_had(values: list[float]) -> None:
+    decoded = one_input("FP32", Contents(fp32_contents=values), num=len(values))
+    assert bytes(decoded.inputs[0]) == struct.pack(f"<{len(values)}f", *values)
+
+
+@pytest.mark.parametrize("datatype", ["FP16", "BF16"])
+def test_half_precision_is_raw_only(datatype: str) -> None:
+    with pytest.raises(BadRequestError, match="found no raw_input_contents, expected them"):
+        one_input(datatype, None)
+
+
+def test_outputs_are_those_asked_for_in_that_order() -> None:
+    assert list(decode(message()).outputs) == [0, 1]
+    assert list(decode(message(outputs=[Output(name="z"), Output(name="y")])).outputs) == [1, 0]
+    assert list(decode(message(outputs=[Output(name="z")])).outputs) == [1]
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        ({"inputs": [GOOD_A], "raw_input_contents": [bytes(8)]}, r"input 'b' is missing: found 'a', expected 'a', 'b'"),
+        (
+            {"inputs": [GOOD_A, Input(name="c"), GOOD_B], "raw_input_contents": [bytes(8)] * 3},
+            "inputs: found 'c' too many, expected 'a', 'b'",
+        ),
+        ({"inputs": [GOOD_A, GOOD_A]}, "input 'a': found twice, expected once"),
+        ({"inputs": [], "raw_input_contents": []}, "input 'a' is missing: found none"),
+        (
+            {"inputs": [Input(name="a", datatype="FP64", shape=[1, 2]), GOOD_B]},
+            "input 'a': found datatype 'FP64', expected FP32",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="BYTES", shape=[1, 2]), GOOD_B]},
+            "found datatype 'BYTES' .*BYTES is not supported.*, expected FP32",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="float", shape=[1, 2]), GOOD_B]},
+            "found datatype 'float' .no datatype of the protocol.",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="FP32", shape=[1, 3]), GOOD_B]},
+            r"input 'a': found shape \[1, 3\], expected \[-1, 2\] with 1 to 16 in the first place",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="FP32", shape=[2]), GOOD_B]},
+            r"input 'a': found shape \[2\], expected \[-1, 2\]",
+        ),
+        (
+            {"inputs": [GOOD_A, Input(name="b", datatype="INT64")]},
+            r"input 'b': found shape \[\], expected \[-1\]",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="FP32", shape=[17, 2]), GOOD_B]},
+            r"input 'a': found 17 rows \(shape\[0\]\), expected 1 to 16",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="FP32", shape=[0, 2]), GOOD_B]},
+            "found 0 rows",
+        ),
+        (
+            {"inputs": [Input(name="a", datatype="FP32", shape=[-1, 2]), GOOD_B]},
+            "found -1 rows",
+        ),
+        (
+            {"inputs": [GOOD_A, Input(name="b", datatype="INT64", shape=[2])]},
+            "input 'b': found 2 rows .*, expected 1 as in input 'a'",
+        ),
+        (
+            {"raw_input_contents": [bytes(8), bytes(9)]},
+            r"input 'b': found 9 raw bytes, expected 8 for INT64 \[1\]",
+        ),
+        (
+            {"raw_input_contents": [bytes(8)]},
+            "raw_input_contents: found 1 entries, expected one for each of the 2 inputs",
+        ),
+        (
+            {
+                "inputs": [
+                    Input(name="a", datatype="FP32", shape=[1, 2], contents=Contents(fp32_contents=[1, 2])),
+                    GOOD_B,
+                ]
+            },
+            "input 'a': found contents as well as raw_input_contents",
+        ),
+        (
+            {
+                "inputs": [
+                    Input(name="a", datatype="FP32", shape=[1, 2], contents=Contents(fp64_contents=[1, 2])),
+                    GOOD_B,
+                ],
+                "raw_input_contents": [],
+            },
+            "input 'a': found contents.fp64_contents, expected contents.fp32_contents for FP32",
+        ),
+        (
+            {
+                "inputs": [
+                    Input(name="a", datatype="FP32", shape=[1, 2], contents=Contents(fp32_contents=[1])),
+                    GOOD_B,
+                ],
+                "raw_input_contents": [],
+            },
+            "input 'a': found 1 elements in contents.fp32_contents, expected 2",
+        ),
+        ({"raw_input_contents": []}, "input 'a': found 0 elements"),
+        ({"outputs": [Output(name="w")]}, "output 'w': found no such output, expected some of 'y', 'z'"),
+        ({"outputs": [Output(name="y"), Output(name="y")]}, "output 'y': found twice"),
+        (
+            {"outputs": [Output(name="y", parameters={"classification": Parameter(int64_param=3)})]},
+            "output 'y': found parameter classification",
+        ),
+        (
+            {
+                "inputs": [
+                    Input(
+                        name="a", datatype="FP32", shape=[1, 2],
+                        parameters={"shared_memory_region": Parameter(string_param="r")},
+                    ),
+                    GOOD_B,
+                ]
+            },
+            "input 'a': found parameter shared_memory_region, but shared memory",
+        ),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named_with_what_was_found_and_expected(
+    bad: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(BadRequestError, match=text):
+        decode(message(**bad))
+
+
+def test_a_typed_element_out_of_range_is_named() -> None:
+    with pytest.raises(BadRequestError, match="from -5 to 300, expected all in the range of INT8"):
+        one_input("INT8", Contents(int_contents=[300, -5]))
+
+
+def test_messages_stay_short_whatever_the_client_calls_things() -> None:
+    long = Input(name="n" * 100_000, datatype="d" * 100_000, shape=[1] * 100_000)
+    bad: list[dict[str, Any]] = [
+        {"inputs": [long, GOOD_B]},
+        {"inputs": [GOOD_A, GOOD_B, long], "raw_input_contents": [bytes(8)] * 3},
+        {"inputs": [Input(name="a", datatype="FP32", shape=[1] * 100_000), GOOD_B]},
+        {"outputs": [Output(name="o" * 100_000)]},
+    ]
+    for fields in bad:
+        with pytest.raises(BadRequestError) as caught:
+            decode(message(**fields))
+        assert len(str(caught.value)) < 500
+
+
+# --- garbage --------------------------------------------------------------------------------------
+
+
+def consume(data: bytes) -> None:
+    """All that the front end does with a request."""
+    parsed = parse_request(data)
+    decode_request(parsed, inputs=INPUTS, outputs=OUTPUTS, max_rows=16)
+    request_slo_ns(parsed.message, rpc_remaining_s=None, model_slo_ns=None, default_slo_ns=1)
+    wants_explanation(parsed.message)
+
+
+@given(st.binary(max_size=400), st.booleans())
+def test_any_bytes_are_a_bad_request_or_a_good_one(data: bytes, big: bool) -> None:
+    # The padding is one more field, which nobody knows; it takes the way of big messages.
+    padding = b"\x9a\x06\x80\x80\x02" + bytes(32768) if big else b""
+    with contextlib.suppress(BadRequestError):
+        consume(padding + data)
+
+
+@given(st.data())
+def test_a_good_request_with_some_bytes_changed_is_a_bad_request_or_a_good_one(
+    data: st.DataObject,
+) -> None:
+    parameters = {"slo_ms": Parameter(double_param=3), "explain": Parameter(bool_param=True)}
+    good = bytearray(message(parameters=parameters, outputs=[Output(name="y")]).SerializeToString())
+    for _ in range(data.draw(st.integers(1, 5))):
+        good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(BadRequestError):
+        consume(bytes(good))
+
+
+# --- the SLO --------------------------------------------------------------------------------------
+
+
+def slo(
+    parameters: dict[str, pb.InferParameter],
+    *,
+    rpc_remaining_s: float | None = None,
+    model_slo_ns: int | None = None,
+) -> tuple[int, str]:
+    return request_slo_ns(
+        message(parameters=parameters),
+        rpc_remaining_s=rpc_remaining_s,
+        model_slo_ns=model_slo_ns,
+        default_slo_ns=100 * NS_PER_MS,
+    )
+
+
+def test_the_slo_comes_from_the_first_place_that_names_one() -> None:
+    parameters = {"slo_ms": Parameter(int64_param=25), "timeout": Parameter(int64_param=30_000)}
+    assert slo(parameters, rpc_remaining_s=1, model_slo_ns=7) == (25 * NS_PER_MS, "slo_ms")
+    del parameters["slo_ms"]
+    assert slo(parameters, rpc_remaining_s=1, model_slo_ns=7) == (30 * NS_PER_MS, "timeout")
+    assert slo({}, rpc_remaining_s=2, model_slo_ns=7)[1] == "rpc_deadline"
+    assert slo({}, model_slo_ns=7) == (7, "model")
+    assert slo({}) == (100 * NS_PER_MS, "default")
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        Parameter(int64_param=25),
+        Parameter(uint64_param=25),
+        Parameter(double_param=25.0),
+        Parameter(string_param="25"),
+        Parameter(string_param=" 2.5e1 "),
+    ],
+)
+def test_slo_ms_may_be_any_number(parameter: pb.InferParameter) -> None:
+    assert slo({"slo_ms": parameter}) == (25 * NS_PER_MS, "slo_ms")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "text"),
+    [
+        ("slo_ms", Parameter(int64_param=0), "found 0, expected more than 0"),
+        ("slo_ms", Parameter(int64_param=-1), "found -1, expected more than 0"),
+        ("slo_ms", Parameter(double_param=math.nan), "found nan"),
+        ("slo_ms", Parameter(double_param=math.inf), "found inf"),
+        ("slo_ms", Parameter(uint64_param=2**64 - 1), "at most 86400000 milliseconds"),
+        ("slo_ms", Parameter(string_param="nan"), "found nan"),
+        ("slo_ms", Parameter(string_param="soon"), "found 'soon', expected a number"),
+        ("slo_ms", Parameter(bool_param=True), "found bool_param, expected int64_param"),
+        ("slo_ms", Parameter(), "found no value"),
+        ("timeout", Parameter(int64_param=0), "parameter timeout: found 0"),
+        ("timeout", Parameter(int64_param=-5), "parameter timeout: found -5"),
+        ("timeout", Parameter(double_param=5), "found double_param, expected int64_param"),
+        ("timeout", Parameter(string_param="5"), "found string_param"),
+    ],
+)
+def test_an_slo_that_is_none_is_a_bad_request(
+    name: str, parameter: pb.InferParameter, text: str
+) -> None:
+    with pytest.raises(BadRequestError, match=text):
+        slo({name: parameter})
+
+
+@given(st.floats(0, 1e12))
+def test_the_rpc_deadline_never_gives_more_than_is_left(remaining_s: float) -> None:
+    slo_ns, source = slo({}, rpc_remaining_s=remaining_s)
+    assert source == "rpc_deadline"
+    assert 1 <= slo_ns <= max(remaining_s * NS_PER_S - NS_PER_MS, 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"explain": Parameter(string_param="yes")}, "found string_param, expected bool_param"),
+        ({"sequence_id": Parameter(int64_param=3)}, "stateful sequences are not supported"),
+    ],
+)
+def test_parameters_that_cannot_be_honoured_are_bad_requests(
+    parameters: dict[str, pb.InferParameter], text: str
+) -> None:
+    with pytest.raises(BadRequestError, match=text):
+        wants_explanation(message(parameters=parameters))
+
+
+def test_a_tenant_is_a_string_of_no_great_length() -> None:
+    assert request_tenant(message()) == ""
+    assert request_tenant(message(parameters={"tenant": Parameter(string_param="ann")})) == "ann"
+    with pytest.raises(BadRequestError, match="tenant: found int64_param, expected string_param"):
+        request_tenant(message(parameters={"tenant": Parameter(int64_param=7)}))
+    with pytest.raises(BadRequestError, match="tenant: found 257 characters, expected at most 256"):
+        request_tenant(message(parameters={"tenant": Parameter(string_param="a" * 257)}))
+
+
+def test_explain_is_asked_for_by_a_bool_and_other_parameters_pass() -> None:
+    assert wants_explanation(message(parameters={"explain": Parameter(bool_param=True)}))
+    assert not wants_explanation(message(parameters={"explain": Parameter(bool_param=False)}))
+    assert not wants_explanation(message(parameters={"mine": Parameter(string_param="x")}))
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+@given(st.text(max_size=30), st.integers(1, 16), st.booleans())
+def test_responses_are_what_protobuf_would_make(
+    request_id: str, rows: int, explained: bool
+) -> None:
+    outputs = [bytes(range(8)) * rows, b"ab" * rows]
+    parameters: dict[str, bool | int | str] = {"cold": True, "queue_us": 7, "worker": "w"}
+    data = encode_response(
+        model_name="m",
+        model_version="3",
+        request_id=request_id,
+        rows=rows,
+        specs=OUTPUTS,
+        outputs=outputs,
+        parameters=parameters if explained else None,
+    )
+    Tensor = pb.ModelInferResponse.InferOutputTensor
+    expected = pb.ModelInferResponse(
+        model_name="m",
+        model_version="3",
+        id=request_id,
+        outputs=[
+            Tensor(name="y", datatype="FP32", shape=[rows, 2]),
+            Tensor(name="z", datatype="FP16", shape=[rows, 1]),
+        ],
+        raw_output_contents=outputs,
+    )
+    if explained:
+        expected.parameters["cold"].bool_param = True
+        expected.parameters["queue_us"].int64_param = 7
+        expected.parameters["worker"].string_param = "w"
+    assert pb.ModelInferResponse.FromString(data) == expected
+    wrapped = pb.ModelStreamInferResponse.FromString(wrap_for_stream(data))
+    assert wrapped == pb.ModelStreamInferResponse(infer_response=expected)
+
+
+def test_an_error_in_a_stream_names_its_request() -> None:
+    answer = pb.ModelStreamInferResponse.FromString(encode_stream_error("no", request_id="7"))
+    assert (answer.error_message, answer.infer_response.id) == ("no", "7")
+    bare = pb.ModelStreamInferResponse.FromString(encode_stream_error("no"))
+    assert not bare.HasField("infer_response")
+
+
+def test_every_datatype_has_a_size() -> None:
+    for datatype, num_bytes in DATATYPE_BYTES.items():
+        spec = TensorSpec("x", datatype, (3,))
+        tensor = Input(name="x", datatype=datatype, shape=[2, 3])
+        request = pb.ModelInferRequest(inputs=[tensor], raw_input_contents=[bytes(6 * num_bytes)])
+        assert decode(request, inputs=(spec,)).rows == 2

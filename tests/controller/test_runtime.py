@@ -1,0 +1,363 @@
+"""The runtime around the real scheduler, with a link that a test answers by hand, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
+from clockwright.bulk import Buffer
+from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core import Scheduler
+from controller.core.events import ModelAdded, ModelReady, ModelRemoved, RefuseRequest, WorkerJoined
+from controller.front.refusals import refusal_text
+from controller.runtime import Answer, Runtime, Submission
+from controller.telemetry import Telemetry
+from experiments.selection import virtual_time
+from experiments.selection.virtual_time import now_ns
+
+MS = 1_000_000
+S = 1000 * MS
+W, M = WorkerId("w"), ModelId("m")
+
+
+class HandLink:
+    """Remembers what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[tuple[Action, list[Buffer]]] = asyncio.Queue()
+        self.forgotten: list[ModelId] = []
+        self.closed: list[str] = []
+
+    def send(self, action: Action, payload: Sequence[Buffer]) -> None:
+        self.sent.put_nowait((action, list(payload)))
+
+    def forget_model(self, model_id: ModelId) -> None:
+        self.forgotten.append(model_id)
+
+    def close(self, reason: str) -> None:
+        self.closed.append(reason)
+
+
+class Bench:
+    """A runtime with one worker that has one model ready."""
+
+    def __init__(self, *, exec_ns: int = MS) -> None:
+        self.telemetry = Telemetry()
+        self.runtime = Runtime(Scheduler(), self.telemetry)
+        self.link = HandLink()
+        self.runtime.apply(ModelAdded(model_id=M))
+        self.runtime.worker_joined(
+            self.link, WorkerJoined(worker_id=W, gpu_kind=GpuKind("g"), num_pages=4)
+        )
+        self.runtime.apply(
+            ModelReady(
+                worker_id=W,
+                model_id=M,
+                architecture_id=ArchitectureId("a"),
+                num_pages=1,
+                load_ns=MS,
+                exec_ns={1: exec_ns, 2: exec_ns, 4: exec_ns},
+            )
+        )
+
+    def submit(self, *inputs: bytes, slo_ns: int = 30 * S, rows: int = 1) -> asyncio.Future[Answer]:
+        return self.runtime.submit(
+            Submission(
+                model_id=M, rows=rows, slo_ns=slo_ns, arrival_ns=now_ns(), inputs=list(inputs)
+            )
+        )
+
+    def succeed(self, action: Action, outputs: Sequence[Buffer] = ()) -> None:
+        at_ns = now_ns()
+        step = StepTime(at_ns, at_ns + 1000, 900)
+        result = Result(action_id=action.action_id, received_ns=at_ns)
+        if isinstance(action, LoadWeights):
+            result.load = step
+        else:
+            result.input = result.exec = result.output = step
+        self.runtime.action_finished(W, result, outputs)
+
+    async def load(self) -> None:
+        action, _ = await self.link.sent.get()
+        assert isinstance(action, LoadWeights)
+        self.succeed(action)
+
+    async def infer(self) -> tuple[Infer, list[Buffer]]:
+        """The next Infer; loads on the way succeed."""
+        while True:
+            action, payload = await self.link.sent.get()
+            if isinstance(action, Infer):
+                return action, payload
+            self.succeed(action)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(test)
+
+
+def test_an_answer_carries_the_outputs_and_where_the_time_went() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"in-a", b"in-b")
+        action, payload = await bench.infer()
+        assert payload == [b"in-a", b"in-b"]
+        bench.succeed(action, [b"out-a", b"out-b", b"out-c"])
+        answer = await future
+        assert list(answer.outputs) == [b"out-a", b"out-b", b"out-c"]
+        assert answer.worker_id == W
+        assert answer.batch_size == 1
+        assert answer.cold
+        assert answer.load is not None
+        assert answer.exec is not None
+        assert answer.arrival_ns <= answer.sent_ns <= answer.received_ns
+        assert answer.received_ns <= answer.result_ns <= answer.departure_ns <= answer.deadline_ns
+        (row,) = bench.telemetry.requests
+        assert (row.outcome, row.action_id, row.cold) == ("OK", action.action_id, True)
+        assert [a.type for a in bench.telemetry.actions] == ["LoadWeights", "Infer"]
+
+    run(test)
+
+
+def test_a_batch_is_cut_into_its_requests() -> None:
+    async def test() -> None:
+        bench = Bench(exec_ns=5 * S)
+        first = bench.submit(b"0")
+        action, _ = await bench.infer()
+        rest = [bench.submit(str(number).encode()) for number in (1, 2, 3, 4)]
+        bench.succeed(action, [b"zero"])
+        assert list((await first).outputs) == [b"zero"]
+        action, payload = await bench.infer()
+        assert action.batch_size == len(payload) == 4
+        bench.succeed(action, [bytes(tensor) * 2 for tensor in payload])
+        assert [list((await future).outputs) for future in rest] == [
+            [b"11"],
+            [b"22"],
+            [b"33"],
+            [b"44"],
+        ]
+
+    run(test)
+
+
+def test_a_refusal_is_an_exception_with_the_predicted_times_in_words() -> None:
+    async def test() -> None:
+        bench = Bench(exec_ns=80 * MS)
+        with pytest.raises(RefusedError, match=r"model m.*run 80\.0 ms.*> SLO 20\.0 ms") as caught:
+            await bench.submit(b"x", slo_ns=20 * MS)
+        assert caught.value.refusal is Refusal.INFEASIBLE
+        (row,) = bench.telemetry.requests
+        assert row.outcome == "INFEASIBLE"
+        assert row.departure_ns >= row.arrival_ns
+
+    run(test)
+
+
+def test_a_cancelled_request_that_waits_is_never_sent() -> None:
+    async def test() -> None:
+        bench = Bench(exec_ns=5 * S)
+        first = bench.submit(b"first")
+        action, _ = await bench.infer()
+        withdrawn, kept = bench.submit(b"withdrawn"), bench.submit(b"kept")
+        withdrawn.cancel()
+        await asyncio.sleep(0)
+        bench.succeed(action, [b"out"])
+        await first
+        action, payload = await bench.infer()
+        assert payload == [b"kept"]
+        bench.succeed(action, [b"out"])
+        await kept
+        assert [row.outcome for row in bench.telemetry.requests] == ["CANCELLED", "OK", "OK"]
+        assert bench.runtime.num_waiting == 0
+
+    run(test)
+
+
+def test_a_request_cancelled_before_the_scheduler_heard_of_it_is_never_sent() -> None:
+    async def test() -> None:
+        bench = Bench()
+        bench.submit(b"withdrawn").cancel()
+        kept = bench.submit(b"kept")
+        action, payload = await bench.infer()
+        assert payload == [b"kept"]
+        bench.succeed(action, [b"out"])
+        await kept
+        assert bench.runtime.num_waiting == 0
+
+    run(test)
+
+
+def test_cancelling_the_task_that_awaits_withdraws_the_request() -> None:
+    async def test() -> None:
+        bench = Bench()
+
+        async def ask() -> Answer:
+            return await bench.submit(b"x")
+
+        task = asyncio.create_task(ask())
+        action, _ = await bench.infer()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert bench.runtime.num_waiting == 0
+        bench.succeed(action, [b"out"])
+        (row,) = bench.telemetry.requests
+        assert row.outcome == "CANCELLED"
+
+    run(test)
+
+
+def test_an_answer_after_the_deadline_is_a_late_refusal() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"x", slo_ns=300 * MS)
+        action, _ = await bench.infer()
+        # The result is not there at the deadline; the timer says so.
+        with pytest.raises(RefusedError) as caught:
+            await future
+        assert caught.value.refusal is Refusal.LATE
+        assert now_ns() >= bench.telemetry.requests[0].arrival_ns + 300 * MS
+        bench.succeed(action, [b"out"])
+        assert bench.runtime.num_waiting == 0
+
+    run(test)
+
+
+def test_a_lost_worker_ends_its_actions_and_its_requests() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"x")
+        await bench.infer()
+        bench.runtime.worker_lost(W)
+        with pytest.raises(RefusedError) as caught:
+            await future
+        assert caught.value.refusal is Refusal.WORKER_LOST
+        assert [a.error for a in bench.telemetry.actions] == ["NONE", "WORKER_LOST"]
+        bench.runtime.worker_lost(W)  # A second time is nothing.
+        with pytest.raises(RefusedError) as caught:
+            await bench.submit(b"x")
+        assert caught.value.refusal is Refusal.NO_WORKER
+
+    run(test)
+
+
+def test_an_action_refused_for_lateness_is_sent_again_with_the_same_inputs() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"x")
+        action, _ = await bench.infer()
+        late = Result(action_id=action.action_id, error=ActionError.TOO_LATE)
+        bench.runtime.action_finished(W, late, ())
+        again, payload = await bench.infer()
+        assert again.action_id != action.action_id
+        assert payload == [b"x"]
+        bench.succeed(again, [b"out"])
+        await future
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("result", "outputs", "message"),
+    [
+        (Result(action_id=ActionId(99)), [b"y"], "99, which is not under way"),
+        (Result(action_id=ActionId(0)), [b"y"], "succeeded without a time"),
+        (Result(action_id=ActionId(0), exec=StepTime(5, 4, 1)), [b"y"], "ran from 5 to 4"),
+        (Result(action_id=ActionId(0), exec=StepTime(1, 2, 10**18)), [b"y"], "for 1000000"),
+        (Result(action_id=ActionId(0), exec=StepTime(1, 2, 1)), [], "0 output tensors"),
+    ],
+)
+def test_a_result_that_cannot_be_is_a_protocol_error_and_changes_nothing(
+    result: Result, outputs: list[bytes], message: str
+) -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"x")
+        action, _ = await bench.infer()
+        if result.action_id == 0:
+            result.action_id = action.action_id
+        with pytest.raises(ProtocolError, match=message):
+            bench.runtime.action_finished(W, result, outputs)
+        bench.succeed(action, [b"out"])
+        await future
+
+    run(test)
+
+
+def test_idle_is_when_nothing_waits_and_nothing_runs() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"x")
+        action, _ = await bench.infer()
+        bench.runtime.close_admission()
+        idle = asyncio.create_task(bench.runtime.wait_idle())
+        with pytest.raises(RefusedError, match="shutting down"):
+            await bench.submit(b"y")
+        assert not idle.done()
+        bench.succeed(action, [b"out"])
+        await idle
+        assert (await future).outputs == [b"out"]
+
+    run(test)
+
+
+def test_a_drained_worker_is_closed_once_it_has_answered() -> None:
+    async def test() -> None:
+        bench = Bench()
+        future = bench.submit(b"x")
+        action, _ = await bench.infer()
+        bench.runtime.drain_worker(W)
+        assert bench.link.closed == []
+        bench.succeed(action, [b"out"])
+        assert bench.link.closed == [""]
+        await future
+
+    run(test)
+
+
+def test_a_removed_model_is_forgotten_and_its_waiting_requests_refused() -> None:
+    async def test() -> None:
+        bench = Bench(exec_ns=5 * S)
+        first = bench.submit(b"first")
+        action, _ = await bench.infer()
+        second = bench.submit(b"second")
+        bench.runtime.apply(ModelRemoved(model_id=M))
+        with pytest.raises(RefusedError, match="was removed"):
+            await second
+        assert bench.link.forgotten == []
+        bench.succeed(action, [b"out"])
+        await first
+        assert bench.link.forgotten == [M]
+
+    run(test)
+
+
+def test_every_refusal_has_a_sentence() -> None:
+    for refusal in Refusal:
+        refused = RefuseRequest(
+            request_id=1,  # type: ignore[arg-type]
+            model_id=ModelId("resnet50"),
+            refusal=refusal,
+            slo_ns=20 * MS,
+            load_ns=8_300_000,
+            exec_ns=2_600_000,
+            queue_ns=14 * MS,
+        )
+        text = refusal_text(refused)
+        assert len(text) > 20
+        assert refusal is Refusal.DRAINING or "resnet50" in text
+    cold = RefuseRequest(
+        request_id=1,  # type: ignore[arg-type]
+        model_id=ModelId("resnet50"),
+        refusal=Refusal.COLD,
+        slo_ns=20 * MS,
+        load_ns=8_300_000,
+        exec_ns=2_600_000,
+        queue_ns=14 * MS,
+    )
+    assert refusal_text(cold) == (
+        "model resnet50 is cold: load 8.3 ms + run 2.6 ms + queue 14.0 ms = 24.9 ms > SLO 20.0 ms"
+    )

@@ -1,0 +1,557 @@
+"""The worker link over loopback gRPC, with a scripted worker at the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from clockwright import wire
+from clockwright.actions import Infer
+from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.v1 import worker_pb2 as pb
+from controller import worker_link
+from controller.app import Controller, running
+from controller.catalogue import Model, ModelState
+from controller.config import ControllerConfig
+from controller.core import SchedulerConfig
+from controller.core.events import Event, ModelReady
+from controller.runtime import Answer, Runtime, Submission, now_ns
+from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Heartbeats, WorkerLink, parse
+from tests.kit.scripted_worker import ScriptedWorker
+
+MS = 1_000_000
+S = 1000 * MS
+ROW = b"0123456789abcdef"
+
+
+def make_models(directory: Path, *names: str, data: bytes = b"onnx") -> Path:
+    for name in names:
+        (directory / name / "1").mkdir(parents=True)
+        (directory / name / "1" / "model.onnx").write_bytes(data)
+    return directory
+
+
+def config(directory: Path, **changes: Any) -> ControllerConfig:  # noqa: ANN401
+    values: dict[str, Any] = {
+        "port": 0,
+        "models_dir": directory,
+        "heartbeat_interval_ms": 20,
+        # A worker that a test holds back does not hang, however slow the machine is.
+        "scheduler": SchedulerConfig(action_timeout_ns=1000 * S),
+    }
+    return ControllerConfig(**{**values, **changes})
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is told to leave hears of it, also when the machine stands still meanwhile."""
+    monkeypatch.setattr(worker_link, "LEAVE_LIMIT_S", 60.0)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 100))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something is so; the test's own limit ends it when it never is."""
+    while not condition():  # noqa: ASYNC110 - any condition, not one that signals
+        await asyncio.sleep(0.005)
+
+
+async def until_ready(controller: Controller, name: str = "m") -> Model:
+    def ready() -> bool:
+        model = controller.catalogue.find(name)
+        return model is not None and controller.catalogue.state(model) is ModelState.READY
+
+    await until(ready)
+    model = controller.catalogue.find(name)
+    assert model is not None
+    return model
+
+
+def submit(
+    controller: Controller, model: Model, data: bytes = ROW, *, slo_ns: int = 30 * S
+) -> asyncio.Future[Answer]:
+    return controller.runtime.submit(
+        Submission(
+            model_id=model.model_id, rows=1, slo_ns=slo_ns, arrival_ns=now_ns(), inputs=[data]
+        )
+    )
+
+
+def test_a_worker_is_offered_all_models_gets_the_files_and_answers(tmp_path: Path) -> None:
+    async def test() -> None:
+        data = random.Random(1).randbytes(3 * CHUNK_BYTES + 17)
+        make_models(tmp_path, "a", "b", data=data)
+        (tmp_path / "b" / "1" / "empty.bin").write_bytes(b"")
+        async with (
+            running(config(tmp_path)) as controller,
+            ScriptedWorker(controller.port) as worker,
+        ):
+            for name in ("a", "b"):
+                model = await until_ready(controller, name)
+                answer = await submit(controller, model)
+                assert [bytes(output) for output in answer.outputs] == [ROW]
+                assert answer.worker_id == "w0"
+            assert worker.files[hashlib.sha256(data).hexdigest()] == data
+            assert worker.files[hashlib.sha256(b"").hexdigest()] == b""
+            offers = await worker.wait_for("model_offer", 2)
+            assert [offer.profile for offer in offers] == ["a", "b"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("skew_ns", [-(10**15), 0, 3600 * S])
+def test_windows_and_results_are_translated_between_the_clocks(
+    tmp_path: Path, skew_ns: int
+) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            ScriptedWorker(controller.port, skew_ns=skew_ns) as worker,
+        ):
+            model = await until_ready(controller)
+            before_ns = now_ns()
+            answer = await submit(controller, model)
+            (load,) = await worker.wait_for("load_weights")
+            (infer,) = await worker.wait_for("infer")
+            # Both ends are one clock apart from the skew; the estimate errs by the delays. How well it
+            # does is tests/controller/test_clock_sync.py's; here a minute is far less than any skew.
+            slack_ns = 60 * S
+            for action in (load, infer):
+                assert abs(action.earliest_ns - skew_ns - before_ns) < slack_ns
+                assert action.latest_ns > action.earliest_ns
+            assert answer.exec is not None
+            assert abs(answer.exec.begin_ns - before_ns) < slack_ns
+            assert abs(answer.received_ns - before_ns) < slack_ns
+            link = controller.links.links[0]
+            assert link.clock.offset_ns is not None
+            assert abs(link.clock.offset_ns - skew_ns) < slack_ns
+            assert link.clock.round_trip_ns > 0
+
+    run(test)
+
+
+def test_big_tensors_come_back_as_they_went(tmp_path: Path) -> None:
+    async def test() -> None:
+        data = random.Random(2).randbytes(4 * 150_528)
+        spec = pb.TensorSpec(name="x", datatype="FP32", row_shape=[3, 224, 224])
+
+        class Images(ScriptedWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                await super().ready(model_id, inputs=[spec], outputs=[spec])
+
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            Images(controller.port),
+        ):
+            model = await until_ready(controller)
+            answers = await asyncio.gather(*(submit(controller, model, data) for _ in range(9)))
+            assert all(answer.outputs[0] == data for answer in answers)
+
+    run(test)
+
+
+def test_files_never_have_more_than_a_few_chunks_in_flight(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_models(tmp_path, "m", data=bytes(8 * CHUNK_BYTES))
+
+        class Slow(ScriptedWorker):
+            async def _store(self, chunk: pb.ModelChunk, content: bytes) -> None:
+                pass
+
+        async with (
+            running(config(tmp_path)) as controller,
+            Slow(controller.port) as worker,
+        ):
+            await worker.wait_for("model_chunk", CHUNKS_IN_FLIGHT)
+            # Twenty heartbeats later no further chunk has come.
+            beats = len(worker.received["heartbeat"])
+            await worker.wait_for("heartbeat", beats + 20)
+            assert len(worker.received["model_chunk"]) == CHUNKS_IN_FLIGHT
+
+    run(test)
+
+
+def test_a_file_that_changed_since_it_was_listed_is_refused_by_its_hash(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_models(tmp_path, "cut", "gone", "fine", data=bytes(2 * CHUNK_BYTES))
+        (tmp_path / "cut" / "1" / "model.onnx").write_bytes(bytes(2 * CHUNK_BYTES + 1))
+        (tmp_path / "gone" / "1" / "model.onnx").write_bytes(b"gone")
+        async with running(config(tmp_path)) as controller:
+            (tmp_path / "cut" / "1" / "model.onnx").write_bytes(b"short")
+            (tmp_path / "gone" / "1" / "model.onnx").unlink()
+            async with ScriptedWorker(controller.port):
+                await until_ready(controller, "fine")
+                await until(lambda: controller.catalogue.ready)
+                reasons = {
+                    m.name: controller.catalogue.reason(m) for m in controller.catalogue.models
+                }
+                assert reasons["cut"] == "sha256 differs"
+                assert "model.onnx cannot be read" in reasons["gone"]
+
+    run(test)
+
+
+def test_a_worker_of_another_protocol_version_is_rejected_naming_both(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(config(tmp_path)) as controller:
+            async with ScriptedWorker(controller.port, version=99) as worker:
+                await worker.ended.wait()
+                assert worker.end == (
+                    f"the worker speaks protocol version 99, the controller {wire.PROTOCOL_VERSION}"
+                )
+            assert controller.links.links == []
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("worker_id", "", "worker_id ''"),
+        ("worker_id", "a b", "worker_id 'a b'"),
+        ("device", "", "device is empty"),
+        ("gpu_kind", "", "gpu_kind is empty"),
+        ("num_pages", 0, "num_pages is 0, expected at least 1"),
+        ("page_bytes", 0, "page_bytes is 0"),
+    ],
+)
+def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
+    tmp_path: Path, field: str, value: object, message: str
+) -> None:
+    async def test() -> None:
+        async with running(config(tmp_path)) as controller:
+            worker = ScriptedWorker(controller.port)
+            setattr(worker.register, field, value)
+            async with worker:
+                await worker.ended.wait()
+                assert message in worker.end
+
+    run(test)
+
+
+def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        # Ten heartbeats that do not get through, and the name is free: few, and far between.
+        settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)
+        async with (
+            running(settings) as controller,
+            ScriptedWorker(controller.port, pid=1) as first,
+        ):
+            model = await until_ready(controller)
+            async with ScriptedWorker(controller.port, pid=2) as other:
+                await other.ended.wait()
+                assert "there is a worker w0 already, process 1 on host here" in other.end
+            await submit(controller, model)
+            async with ScriptedWorker(controller.port, pid=1) as again:
+                await first.ended.wait()
+                await again.wait_for("model_offer")
+                await until_ready(controller)
+                await submit(controller, model)
+                assert len(again.received["infer"]) == 1
+
+    run(test)
+
+
+def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            ScriptedWorker(controller.port, "mute", answers_actions=False) as mute,
+        ):
+            model = await until_ready(controller)
+            future = submit(controller, model)
+            await mute.wait_for("load_weights")
+            async with ScriptedWorker(controller.port, "good"):
+                await until(lambda: "good" in model.ready_on)
+                mute.call.cancel()
+                assert (await future).worker_id == "good"
+                assert [link.worker_id for link in controller.links.links] == ["good"]
+
+    run(test)
+
+
+def test_silence_is_death(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = config(
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
+        )
+        async with running(settings) as controller:
+            async with ScriptedWorker(controller.port, beats=False) as worker:
+                await worker.beat_once()
+                await until_ready(controller)
+                await worker.ended.wait()
+                assert "silent for" in worker.end
+            assert controller.links.links == []
+            model = controller.catalogue.find("m")
+            assert model is not None
+            with pytest.raises(RefusedError) as caught:
+                await submit(controller, model)
+            assert caught.value.refusal is Refusal.NO_WORKER
+
+    run(test)
+
+
+def _result(**fields: Any) -> pb.FromWorker:  # noqa: ANN401
+    return pb.FromWorker(result=pb.Result(**fields))
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (b"\xff\xff garbage", "no FromWorker message"),
+        (b"", "a kind that this version does not know"),
+        (pb.FromWorker(register=pb.Register()).SerializeToString(), "registered twice"),
+        (_result(action_id=77).SerializeToString(), "result of action 77, which is not under way"),
+        (_result(action_id=77, error=55).SerializeToString(), "unknown error 55"),
+        (
+            pb.FromWorker(chunk_received=pb.ChunkReceived()).SerializeToString(),
+            "a chunk was acknowledged that was not sent",
+        ),
+        (
+            pb.FromWorker(
+                model_needed=pb.ModelNeeded(model_id="m", sha256=["ff"])
+            ).SerializeToString(),
+            "no file with sha256 'ff'",
+        ),
+        (
+            pb.FromWorker(heartbeat=pb.Heartbeat(sent_ns=2**63 - 1)).SerializeToString(),
+            "heartbeat sent at",
+        ),
+        (b"\x7a" + bytes(70_000), "wire type|no FromWorker|tag|field"),
+    ],
+)
+def test_what_the_protocol_does_not_allow_ends_one_stream_and_nothing_else(
+    tmp_path: Path, message: bytes, said: str
+) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            ScriptedWorker(controller.port, "good"),
+            # Sends nothing while its stream is ended, or gRPC says only that it could not.
+            ScriptedWorker(controller.port, "bad", beats=False) as bad,
+        ):
+            await bad.beat_once()
+            model = await until_ready(controller)
+            await until(lambda: len(model.ready_on) == 2)
+            await bad.write(message)
+            await bad.ended.wait()
+            assert bad.end.startswith("protocol error: ")
+            assert re.search(said, bad.end)
+            await until(lambda: len(controller.links.links) == 1)
+            assert (await submit(controller, model)).worker_id == "good"
+
+    run(test)
+
+
+def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        unused: Any = None
+        link = WorkerLink(unused, unused, Heartbeats(), pb.Register(worker_id="w"), unused)
+        with caplog.at_level("WARNING", logger="controller.worker_link"):
+            for _ in range(2):
+                link._take_card(pb.Card(complaints=["hot" * 1000, "dusty"]))
+        assert list(link.card.complaints) == [("hot" * 1000)[:200], "dusty"]
+        assert [len(record.getMessage()) < 300 for record in caplog.records] == [True, True]
+
+    run(test)
+
+
+def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> None:
+    async def test() -> None:
+        class Short(ScriptedWorker):
+            async def answer(self, action: Any, payload: list[bytes]) -> None:  # noqa: ANN401
+                cut = [tensor[:-1] for tensor in payload]
+                await super().answer(action, cut if isinstance(action, Infer) else payload)
+
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            # Sends nothing while its stream is ended, or gRPC says only that it could not.
+            Short(controller.port, beats=False) as worker,
+        ):
+            await worker.beat_once()
+            model = await until_ready(controller)
+            with pytest.raises(RefusedError) as caught:
+                await submit(controller, model)
+            assert caught.value.refusal is Refusal.WORKER_LOST
+            await worker.ended.wait()
+            assert "outputs of [15] bytes, expected [16]" in worker.end
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"batches": []}, "batch sizes []"),
+        ({"batches": [pb.BatchProfile(batch_size=1, exec_ns=0)]}, "exec_ns 0 for batch 1"),
+        ({"load_ns": -1}, "load_ns -1"),
+        ({"num_pages": 9}, "it needs 9 pages, the worker's cache has 8"),
+        ({"num_pages": 0}, "it needs 0 pages"),
+        ({"outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": [pb.TensorSpec(name="x", datatype="BYTES")]}, "datatype 'BYTES'"),
+        ({"architecture_id": ""}, "empty architecture_id"),
+    ],
+)
+def test_a_description_that_cannot_be_true_makes_the_model_unavailable(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
+    async def test() -> None:
+        class Odd(ScriptedWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                await super().ready(model_id, **changes)
+
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            Odd(controller.port) as worker,
+        ):
+            (drop,) = await worker.wait_for("model_drop")
+            assert drop.model_id == "m"
+            (model,) = controller.catalogue.models
+            assert controller.catalogue.state(model) is ModelState.UNAVAILABLE
+            assert reason in controller.catalogue.reason(model)
+            assert controller.catalogue.ready
+
+    run(test)
+
+
+def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[ModelReady] = []
+    apply = Runtime.apply
+
+    def applied(runtime: Runtime, event: Event) -> None:
+        if isinstance(event, ModelReady):
+            seen.append(event)
+        apply(runtime, event)
+
+    monkeypatch.setattr(Runtime, "apply", applied)
+
+    async def test() -> None:
+        class Slow(ScriptedWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                await super().ready(model_id, clock_mhz=966)
+
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            Slow(controller.port),
+        ):
+            await until_ready(controller)
+        assert [event.clock_mhz for event in seen] == [966]
+
+    run(test)
+
+
+def test_a_worker_that_wants_to_leave_finishes_and_is_told_to(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            ScriptedWorker(controller.port, answers_actions=False) as worker,
+        ):
+            model = await until_ready(controller)
+            future = submit(controller, model)
+            await worker.wait_for("load_weights")
+            await worker.send(pb.FromWorker(drain=pb.Drain(reason="SIGTERM")))
+            await until(lambda: controller.links.links[0].draining)
+            await worker.release()
+            # Its Infer may have been sent behind the load, or not at all.
+            await asyncio.gather(future, return_exceptions=True)
+            with pytest.raises(RefusedError) as caught:
+                await submit(controller, model)
+            assert caught.value.refusal is Refusal.NO_WORKER
+            await worker.ended.wait()
+            assert worker.end.startswith("drain:")
+            await until(lambda: controller.links.links == [])
+
+    run(test)
+
+
+def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            ScriptedWorker(controller.port) as worker,
+        ):
+            model = await until_ready(controller)
+            await submit(controller, model)
+            controller.catalogue.remove("m")
+            (drop,) = await worker.wait_for("model_drop")
+            assert drop.model_id == "m"
+            assert len(await worker.wait_for("evict_weights")) == 1
+
+    run(test)
+
+
+def test_a_worker_that_registers_and_says_nothing_more_disturbs_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = config(
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
+        )
+        async with running(settings) as controller:
+            channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}")
+            mute = channel.stream_stream(wire.ATTACH_METHOD)()
+            await mute.wait_for_connection()
+            async with ScriptedWorker(controller.port, "good"):
+                model = await until_ready(controller)
+                await submit(controller, model)
+                rejected = pb.ToWorker.FromString(await mute.read())
+                assert "no registration within 1 s" in rejected.rejected.reason
+            await channel.close()
+
+    run(test)
+
+
+def test_garbage_bytes_on_the_port_harm_nobody(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(config(make_models(tmp_path, "m"))) as controller:
+            rng = random.Random(3)
+            for size in (1, 24, 1000, 100_000):
+                _, writer = await asyncio.open_connection("127.0.0.1", controller.port)
+                writer.write(rng.randbytes(size))
+                writer.close()
+                # The server may reset the connection before everything is written.
+                await asyncio.gather(writer.wait_closed(), return_exceptions=True)
+            async with ScriptedWorker(controller.port):
+                await submit(controller, await until_ready(controller))
+
+    run(test)
+
+
+def test_parsing_never_raises_anything_but_a_protocol_error() -> None:
+    rng = random.Random(4)
+    for _ in range(3000):
+        message = rng.randbytes(rng.choice((1, 2, 3, 10, 100, 20_000)))
+        with suppress(ProtocolError):
+            parse(message)
+
+
+def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        settings = config(
+            make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
+        )
+        async with (
+            running(settings) as controller,
+            ScriptedWorker(controller.port) as worker,
+        ):
+            model = await until_ready(controller)
+            await asyncio.sleep(0)
+            time.sleep(1.5)  # noqa: ASYNC251 - the whole process stands still
+            await submit(controller, model)
+            assert not worker.ended.is_set()
+
+    run(test)

@@ -1,0 +1,712 @@
+"""The rules of `edf_mh`, one by one, and the small pure pieces that it is made of."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
+from clockwright.errors import ConfigError, Refusal
+from clockwright.units import (
+    NS_PER_MS,
+    NS_PER_S,
+    ActionId,
+    ArchitectureId,
+    GpuKind,
+    ModelId,
+    RequestId,
+    WorkerId,
+)
+from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
+from controller.core.events import (
+    ActionFailed,
+    ActionSucceeded,
+    Command,
+    ModelAdded,
+    ModelReady,
+    RequestArrived,
+    RequestCancelled,
+    RequestsArrived,
+    SendAction,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+)
+from controller.core.policies.lookahead import SHORTEST_LOOKAHEAD_NS, Margin, adapted_lookahead_ns
+from controller.core.policies.moore_hodgson import Job, first_kept
+from controller.core.shares import MAX_TENANTS, RecentDrops, ServedShare, TenantShares
+
+MS = NS_PER_MS
+EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS}
+
+
+# --- Moore and Hodgson ----------------------------------------------------------------------------
+
+
+def job(latest_ms: float, share_ms: float, density: float = 1.0) -> Job:
+    return Job(int(latest_ms * MS), share_ms * MS, density)
+
+
+def test_while_there_is_time_for_all_the_most_urgent_is_first() -> None:
+    assert first_kept([job(1, 2), job(5, 2, 9.0)], 0, 1.0) == 0
+
+
+def test_the_least_dense_job_is_struck_out_when_not_all_are_in_time() -> None:
+    jobs = [job(1, 4, 2.0), job(2, 4, 1.0), job(3, 4, 3.0)]
+    assert first_kept(jobs, 0, 1.0) == 2  # 0 before 2 would make 2 late, 1 is worth least
+    assert first_kept([job(1, 4, 4.0), *jobs[1:]], 0, 1.0) == 0
+
+
+def test_without_pressure_nothing_is_struck_out() -> None:
+    assert first_kept([job(1, 4, 1.0), job(2, 4, 9.0)], 0, 0.0) == 0
+
+
+def test_under_more_pressure_what_is_sparse_gives_way_sooner() -> None:
+    jobs = [job(1, 2, 1.0), job(3, 2, 9.0)]
+    assert first_kept(jobs, 0, 1.0) == 0
+    assert first_kept(jobs, 0, 2.0) == 1
+
+
+def test_where_all_are_struck_out_the_densest_is_first() -> None:
+    assert first_kept([job(1, 2, 1.0), job(1, 2, 3.0), job(1, 2, 2.0)], 5 * MS, 1.0) == 1
+
+
+def test_equal_jobs_are_dropped_nearly_as_seldom_as_possible() -> None:
+    """Beside the largest sets that can be done in time, found by trying all."""
+    generator = random.Random(1)
+    done = most = 0
+    for _ in range(200):
+        jobs = [
+            job(generator.randint(0, 12), length, 1 / length)
+            for length in (generator.randint(1, 6) for _ in range(6))
+        ]
+        done += _done_one_by_one(sorted(jobs))
+        most += _most_in_time(sorted(jobs, key=lambda job: job.latest_ns + job.share_ns))
+    assert 0.97 * most <= done <= most
+
+
+def _done_one_by_one(jobs: Sequence[Job]) -> int:
+    """Do what the rule names first, again and again, dropping what is too late by then."""
+    time_ns, left, done = 0.0, list(jobs), 0
+    while left := [job for job in left if job.latest_ns >= time_ns]:
+        first = left.pop(first_kept(left, time_ns, 1.0))
+        time_ns += first.share_ns
+        done += 1
+    return done
+
+
+def _most_in_time(jobs: Sequence[Job]) -> int:
+    for size in range(len(jobs), 0, -1):
+        for chosen in itertools.combinations(jobs, size):
+            starts = itertools.accumulate((job.share_ns for job in chosen), initial=0.0)
+            if all(start <= job.latest_ns for start, job in zip(starts, chosen, strict=False)):
+                return size
+    return 0
+
+
+# --- pace -----------------------------------------------------------------------------------------
+
+
+def lookahead_after(
+    gap_ms: float, *, waiting_ms: float = 5.0, staged_ms: float | None = None
+) -> int:
+    end_ns = 100 * MS
+    begin_ns = end_ns + int(gap_ms * MS)
+    return adapted_lookahead_ns(
+        MS,
+        last_end_ns=end_ns,
+        waiting_since_ns=end_ns - int(waiting_ms * MS),
+        staged_ns=begin_ns if staged_ms is None else end_ns + int(staged_ms * MS),
+        begin_ns=begin_ns,
+        longest_ns=5 * MS,
+    )
+
+
+def test_a_gap_while_work_waits_lengthens_the_lookahead_by_itself() -> None:
+    assert lookahead_after(0.3) == int(1.3 * MS)
+    assert lookahead_after(30) == 5 * MS
+
+
+def test_without_gaps_the_lookahead_shrinks_to_its_least() -> None:
+    assert SHORTEST_LOOKAHEAD_NS < lookahead_after(0.0) < MS
+    lookahead_ns = MS
+    for _ in range(2000):
+        lookahead_ns = adapted_lookahead_ns(
+            lookahead_ns,
+            last_end_ns=9 * MS,
+            waiting_since_ns=0,
+            staged_ns=9 * MS,
+            begin_ns=9 * MS,
+            longest_ns=5 * MS,
+        )
+    assert lookahead_ns == SHORTEST_LOOKAHEAD_NS
+
+
+def test_work_that_came_late_says_nothing_about_the_lookahead() -> None:
+    assert lookahead_after(2.0, waiting_ms=0.5) == MS
+
+
+def test_a_device_that_is_slow_to_begin_says_nothing_about_the_lookahead() -> None:
+    # It was there before the EXEC before it had ended, and began late all the same.
+    assert lookahead_after(2.0, staged_ms=-0.5) < MS
+    # It was not: that part of the gap is the look-ahead's.
+    assert lookahead_after(2.0, staged_ms=0.3) == int(1.3 * MS)
+
+
+def test_the_margin_follows_the_worst_delay_and_forgets_it_slowly() -> None:
+    margin = Margin(5 * MS)
+    for _ in range(20_000):
+        margin.measured(MS // 10)
+    calm_ns = margin.ns
+    assert MS // 10 <= calm_ns < MS // 5
+    margin.measured(2 * MS)
+    assert 2 * MS < margin.ns <= 3 * MS
+    margin.measured(50 * MS)
+    assert margin.ns == 5 * MS  # never above what is configured
+
+
+# --- shares ---------------------------------------------------------------------------------------
+
+
+def test_recent_drops_are_forgotten_after_two_windows() -> None:
+    drops = RecentDrops()
+    assert drops.share(0) == 0.0
+    drops.count(0, served=3, dropped=1)
+    assert drops.share(10 * MS) == 0.25
+    assert drops.share(60 * MS) == 0.25
+    assert drops.share(120 * MS) == 0.0
+    drops.count(130 * MS, dropped=1)
+    assert drops.share(900 * MS) == 0.0
+
+
+def test_a_served_share_begins_at_the_mean_and_fades() -> None:
+    share = ServedShare()
+    assert share.beside(0.6) == pytest.approx(0.6)
+    share.count(0, dropped=1)
+    assert 0.5 < share.beside(0.6) < 0.6  # one unlucky request says little
+    share.count(0, served=1000, dropped=3000)
+    assert share.beside(0.6) == pytest.approx(0.25, abs=0.01)
+    share.count(60 * NS_PER_S, served=9)
+    assert share.beside(0.6) > 0.6
+
+
+def test_of_many_tenants_the_latest_are_remembered() -> None:
+    shares = TenantShares()
+    for number in range(MAX_TENANTS):
+        shares.count(str(number), 0, dropped=100)
+    shares.count("0", 0, dropped=100)
+    shares.count("one more", 0, dropped=100)
+    assert len(shares) == MAX_TENANTS
+    assert shares.beside("1", 0.5) == 0.5  # forgotten
+    assert shares.beside("0", 0.5) < 0.2
+    assert shares.beside("one more", 0.5) < 0.2
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
+
+class Bench:
+    """A scheduler with workers whose results the test hands in."""
+
+    def __init__(
+        self,
+        *,
+        gpus: int = 1,
+        models: int = 2,
+        num_pages: int = 100,
+        policy: str = "edf_mh",
+        **settings: object,
+    ) -> None:
+        self.now_ns = 0
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                policy=policy,
+                dispatch_delay_ns=0,
+                margin_ns=0,
+                **settings,  # type: ignore[arg-type]
+            )
+        )
+        self.workers = [WorkerId(f"gpu{index}") for index in range(gpus)]
+        self.models = [ModelId(f"m{index}") for index in range(models)]
+        self.sent: dict[ActionId, SendAction] = {}
+        self.num_requests = 0
+        for model_id in self.models:
+            self.tell(ModelAdded(model_id=model_id))
+        for worker_id in self.workers:
+            kind = GpuKind(worker_id)
+            self.tell(WorkerJoined(worker_id=worker_id, gpu_kind=kind, num_pages=num_pages))
+
+    def ready(
+        self,
+        model: int,
+        *,
+        worker: int = 0,
+        exec_ns: dict[int, int] | None = None,
+        load_ns: int = 8 * MS,
+        num_pages: int = 1,
+    ) -> None:
+        self.tell(
+            ModelReady(
+                worker_id=self.workers[worker],
+                model_id=self.models[model],
+                architecture_id=ArchitectureId(f"a{model}"),
+                num_pages=num_pages,
+                load_ns=load_ns,
+                exec_ns=exec_ns or EXEC,
+            )
+        )
+
+    def resident(self, model: int, *, worker: int = 0, **costs: object) -> None:
+        """Make a model ready and load it."""
+        self.ready(model, worker=worker, **costs)  # type: ignore[arg-type]
+        state = self.scheduler._workers[self.workers[worker]]
+        record = self.scheduler._models[self.models[model]]
+        self.scheduler._send_load(state, record, record.ready[state], self.now_ns)
+        for command in self.scheduler._out:
+            assert isinstance(command, SendAction)
+            self.sent[command.action.action_id] = command
+        self.scheduler._out.clear()
+        self.finish(LoadWeights, worker=worker)
+
+    def tell(self, event: object) -> list[SendAction]:
+        commands: list[Command] = self.scheduler.handle(event, now_ns=self.now_ns)  # type: ignore[arg-type]
+        sent = [command for command in commands if isinstance(command, SendAction)]
+        for command in sent:
+            if not isinstance(command.action, EvictWeights):
+                self.sent[command.action.action_id] = command
+        return sent
+
+    def arrived(self, model: int, slo_ms: float, tenant: str = "") -> RequestArrived:
+        self.num_requests += 1
+        return RequestArrived(
+            request_id=RequestId(self.num_requests),
+            model_id=self.models[model],
+            rows=1,
+            arrival_ns=self.now_ns,
+            slo_ns=int(slo_ms * MS),
+            tenant=tenant,
+        )
+
+    def ask(self, model: int, slo_ms: float, count: int = 1, tenant: str = "") -> list[SendAction]:
+        requests = tuple(self.arrived(model, slo_ms, tenant) for _ in range(count))
+        return self.tell(RequestsArrived(requests=requests))
+
+    def finish(self, kind: type, *, worker: int = 0) -> list[SendAction]:
+        """The oldest action of the kind ends when it was predicted to."""
+        command = next(
+            command
+            for command in self.sent.values()
+            if isinstance(command.action, kind) and command.worker_id == self.workers[worker]
+        )
+        action = command.action
+        assert not isinstance(action, EvictWeights)
+        del self.sent[action.action_id]
+        end_ns = command.expected_begin_ns + action.expected_duration_ns
+        begun: list[SendAction] = self.wait(end_ns)
+        return begun + self.tell(
+            ActionSucceeded(
+                worker_id=command.worker_id,
+                action_id=action.action_id,
+                begin_ns=command.expected_begin_ns,
+                end_ns=end_ns,
+                duration_ns=action.expected_duration_ns,
+            )
+        )
+
+    def wait(self, until_ns: int) -> list[SendAction]:
+        """Let timers fire until then."""
+        sent: list[SendAction] = []
+        while (wakeup_ns := self.scheduler.next_wakeup_ns()) is not None and wakeup_ns <= until_ns:
+            self.now_ns = max(self.now_ns, wakeup_ns)
+            sent += self.tell(TimerFired())
+        self.now_ns = max(self.now_ns, until_ns)
+        return sent
+
+
+def batches(commands: Sequence[SendAction]) -> list[tuple[ModelId, int]]:
+    return [
+        (command.action.model_id, command.action.batch_size)
+        for command in commands
+        if isinstance(command.action, Infer)
+    ]
+
+
+def test_the_second_batch_is_chosen_only_when_the_lane_is_about_to_be_free() -> None:
+    """What comes meanwhile joins it, which a look-ahead as long as the EXEC would prevent."""
+    bench = Bench()
+    bench.resident(0)
+    assert batches(bench.ask(0, 100)) == [("m0", 1)]
+    begin_ns = bench.now_ns
+    assert bench.ask(0, 100) == []
+    assert batches(bench.wait(begin_ns + MS // 2)) == []
+    assert bench.ask(0, 100) == []
+    lookahead_ns = bench.scheduler._workers[bench.workers[0]].exec_lookahead_ns
+    assert 0 < lookahead_ns < 3 * MS
+    assert batches(bench.wait(begin_ns + 3 * MS)) == [("m0", 2)]
+
+
+def test_the_head_is_served_in_a_smaller_batch_rather_than_dropped() -> None:
+    """`clockwork` would pass over it for a batch of four."""
+    bench = Bench()
+    bench.resident(0)
+    bench.ask(0, 100)  # the lane is busy for 3 ms
+    bench.ask(0, 3 + 3.5)
+    bench.ask(0, 100, count=3)
+    assert batches(bench.finish(Infer)) == [("m0", 1)]
+
+
+def test_the_oldest_is_dropped_where_the_time_saved_serves_more_who_wait() -> None:
+    """One by itself and then two cost 7 ms; without the first, two in 4 ms: the 3 ms are worth 1.5."""
+    no_gain = {1: 2 * MS, 2: 4 * MS}
+    for other_waits, exec_ns, expected in (
+        (False, EXEC, ("m0", 1)),
+        (True, EXEC, ("m0", 2)),
+        (True, no_gain, ("m0", 1)),
+    ):
+        bench = Bench()
+        bench.resident(0, exec_ns=exec_ns)
+        bench.resident(1)
+        bench.ask(1, 100)  # the lane is busy for 3 ms
+        bench.ask(0, 3 + 3.5)
+        bench.ask(0, 100, count=2)
+        if other_waits:
+            bench.ask(1, 200, count=8)
+        assert batches(bench.finish(Infer))[0] == expected, (other_waits, exec_ns)
+
+
+def overload(bench: Bench) -> None:
+    """Have many requests dropped, so that the rule is in force."""
+    policy = bench.scheduler._policy
+    policy._exec_drops.count(bench.now_ns, dropped=50, served=50)  # type: ignore[attr-defined]
+    policy._load_drops.count(bench.now_ns, dropped=50, served=50)  # type: ignore[attr-defined]
+
+
+def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
+    for overloaded, expected in ((False, ("m0", 1)), (True, ("m1", 4))):
+        bench = Bench()
+        bench.resident(0, exec_ns={1: 6 * MS})
+        bench.resident(1)
+        bench.ask(1, 100)
+        bench.ask(0, 3 + 7)  # must begin first, and would make the four late
+        bench.ask(1, 3 + 8, count=4)
+        if overloaded:
+            overload(bench)
+        assert batches(bench.finish(Infer))[0] == expected
+
+
+def test_where_few_models_share_gpus_and_requests_are_dropped_batches_wait_to_grow() -> None:
+    """With two in time for four until 3 ms from now; without drops, or with as many models as GPUs, at once."""
+    for dropped, models, deferral, expected in (
+        (50, 1, True, []),
+        (0, 1, True, [("m0", 2)]),
+        (50, 1, False, [("m0", 2)]),
+        (50, 2, True, [("m0", 2)]),
+    ):
+        bench = Bench(gpus=2, models=models, edf_mh=EdfMhConfig(deferral=deferral))
+        for model in range(models):
+            for gpu in range(2):
+                bench.resident(model, worker=gpu)
+        policy = bench.scheduler._policy
+        policy._exec_drops.count(bench.now_ns, dropped=dropped, served=1000)  # type: ignore[attr-defined]
+        begin_ns = bench.now_ns
+        case = dropped, models, deferral
+        assert batches(bench.ask(0, 9, count=2)) == expected, case
+        if expected:
+            continue
+        assert batches(bench.wait(begin_ns + 3 * MS - 1)) == [], case
+        assert batches(bench.wait(begin_ns + 3 * MS)) == [("m0", 2)], case
+        # Two more in time make four, which go at once.
+        bench.finish(Infer)
+        policy._exec_drops.count(bench.now_ns, dropped=dropped, served=1000)  # type: ignore[attr-defined]
+        assert batches(bench.ask(0, 20, count=2)) == [], case
+        assert batches(bench.ask(0, 20, count=6)) == [("m0", 8)], case
+
+
+def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long_its_slo() -> None:
+    bench = Bench(gpus=2, models=1)
+    for gpu in range(2):
+        bench.resident(0, worker=gpu)
+    policy = bench.scheduler._policy
+    policy._exec_drops.count(bench.now_ns, dropped=50, served=1000)  # type: ignore[attr-defined]
+    begin_ns = bench.now_ns
+    assert batches(bench.ask(0, 5000)) == []
+    assert batches(bench.wait(begin_ns + EXEC[2] - 1)) == []
+    assert batches(bench.wait(begin_ns + EXEC[2])) == [("m0", 1)]
+
+
+def test_batch_clients_do_not_overtake_a_batch_that_waits_to_grow() -> None:
+    """It was held back on every GPU, and would find none idle when its wait is over."""
+    bench = Bench(gpus=4, models=2, edf_mh=EdfMhConfig(limit_batch=False))
+    for model in range(2):
+        for gpu in range(4):
+            bench.resident(model, worker=gpu, exec_ns=EXEC if model == 0 else {1: 30 * MS})
+    policy = bench.scheduler._policy
+    policy._exec_drops.count(bench.now_ns, dropped=50, served=1000)  # type: ignore[attr-defined]
+    begin_ns = bench.now_ns
+    assert batches(bench.ask(0, 9, count=2)) == []
+    assert batches(bench.ask(1, 3_600_000, count=4)) == []
+    assert ("m0", 2) in batches(bench.wait(begin_ns + 3 * MS))
+
+
+def test_a_model_below_its_floor_is_not_struck_out() -> None:
+    for floor, expected in ((0.0, ("m1", 4)), (0.5, ("m0", 1))):
+        bench = Bench(edf_mh=EdfMhConfig(fairness=0.0, served_floor=floor))
+        bench.resident(0, exec_ns={1: 6 * MS})
+        bench.resident(1)
+        bench.scheduler._models[bench.models[0]].served.count(0, served=10, dropped=90)
+        bench.scheduler._policy._served.count(0, served=80, dropped=20)  # type: ignore[attr-defined]
+        bench.ask(1, 100)
+        bench.ask(0, 3 + 7)
+        bench.ask(1, 3 + 8, count=4)
+        overload(bench)
+        assert batches(bench.finish(Infer))[0] == expected
+
+
+def test_configurations_that_are_equal_have_one_hash() -> None:
+    one, other = (SchedulerConfig(edf_mh=EdfMhConfig(tenant_weights={"ann": 8.0})) for _ in "12")
+    assert {one: "first", other: "second"} == {one: "second"}
+    assert EdfMhConfig(tenant_weights={"ann": 2.0}) != one.edf_mh
+
+
+@pytest.mark.parametrize(
+    ("weights", "served", "dropped", "expected"),
+    [
+        ({}, 0, 0, ("m1", 4)),
+        ({"ann": 8.0}, 0, 0, ("m0", 1)),  # one of hers counts as eight
+        ({}, 10, 990, ("m0", 1)),  # she was served far less than others
+        ({"bob": 8.0}, 10, 990, ("m1", 4)),  # but his four count as 32
+    ],
+)
+def test_a_tenants_weight_and_served_share_decide_under_overload(
+    weights: dict[str, float], served: int, dropped: int, expected: tuple[str, int]
+) -> None:
+    bench = Bench(edf_mh=EdfMhConfig(tenant_weights=weights))
+    bench.resident(0, exec_ns={1: 6 * MS})
+    bench.resident(1)
+    policy = bench.scheduler._policy
+    policy._tenants.count("ann", 0, served=served, dropped=dropped)  # type: ignore[attr-defined]
+    policy._served.count(0, served=80, dropped=20)  # type: ignore[attr-defined]
+    bench.ask(1, 100)
+    bench.ask(0, 3 + 7, tenant="ann")
+    bench.ask(1, 3 + 8, count=4, tenant="bob")
+    overload(bench)
+    assert batches(bench.finish(Infer))[0] == expected
+
+
+def test_a_tenants_share_is_learned_from_what_becomes_of_its_requests() -> None:
+    bench = Bench()
+    bench.resident(0)
+    for _ in range(3):
+        bench.ask(0, 100, count=8, tenant="ann")
+    bench.ask(0, 3.5, count=24, tenant="bob")
+    while bench.sent:
+        bench.finish(Infer)
+    tenants = bench.scheduler._policy._tenants  # type: ignore[attr-defined]
+    assert tenants.beside("bob", 0.5) < 0.5 < tenants.beside("ann", 0.5)
+
+
+def test_under_overload_the_load_that_saves_most_requests_per_time_is_next() -> None:
+    for overloaded, expected in ((False, "m0"), (True, "m1")):
+        bench = Bench(models=3)
+        bench.ready(2, load_ns=20 * MS)
+        bench.ready(0, load_ns=40 * MS)
+        bench.ready(1, load_ns=10 * MS)
+        assert [c.action.model_id for c in bench.ask(2, 300)] == ["m2"]
+        bench.ask(0, 20 + 40 + 8)  # must begin first, and would make the other late
+        bench.ask(1, 20 + 40 + 9, count=2)
+        if overloaded:
+            overload(bench)
+        loads = [
+            command.action.model_id
+            for command in bench.finish(LoadWeights)
+            if isinstance(command.action, LoadWeights)
+        ]
+        assert loads[0] == expected
+
+
+def test_what_is_wanted_is_not_evicted() -> None:
+    """Pages for two; both resident models have requests waiting, the third has to do without."""
+    bench = Bench(models=3, num_pages=2)
+    bench.resident(0)
+    bench.resident(1)
+    bench.ready(2)
+    bench.ask(0, 200)
+    bench.ask(0, 200)
+    bench.ask(1, 200)
+    sent = bench.ask(2, 60)
+    assert not any(isinstance(command.action, EvictWeights) for command in sent)
+    while any(isinstance(command.action, Infer) for command in bench.sent.values()):
+        for command in bench.finish(Infer):
+            if isinstance(command.action, EvictWeights):
+                assert not bench.scheduler._models[command.action.model_id].queue
+                return
+    pytest.fail("nothing was evicted when nobody waited any more")
+
+
+def test_another_copy_only_when_the_first_cannot_serve_in_time() -> None:
+    bench = Bench(gpus=2, fill_free_pages=False)
+    bench.resident(0)
+    bench.resident(1, exec_ns={1: 50 * MS})
+    bench.ready(0, worker=1)
+    bench.ask(1, 100)
+    sent = bench.ask(0, 100, count=3)
+    assert not any(isinstance(command.action, LoadWeights) for command in sent)
+    # One that cannot wait for the 50 ms, nor for a load, is refused and shows the need.
+    refused = bench.scheduler.handle(bench.arrived(0, 9), now_ns=bench.now_ns)
+    assert [getattr(command, "refusal", None) for command in refused] == [Refusal.OVERLOADED]
+    sent = bench.ask(0, 100)
+    assert [command.worker_id for command in sent] == [bench.workers[1]]
+    assert isinstance(sent[0].action, LoadWeights)
+
+
+def test_a_model_whose_slo_is_shorter_than_its_load_gets_further_copies_too() -> None:
+    """No request of it ever waits for a load; those that are refused show the need."""
+    bench = Bench(gpus=3, models=1)
+    bench.resident(0)
+    bench.ready(0, worker=1)
+    bench.ready(0, worker=2)
+    assert batches(bench.ask(0, 5)) == [("m0", 1)]
+    for worker in (1, 2):
+        sent = bench.ask(0, 5)
+        assert [type(command.action) for command in sent] == [LoadWeights]
+        assert sent[0].worker_id == bench.workers[worker]
+
+
+def test_batch_clients_are_confined_to_some_gpus_while_others_suffer() -> None:
+    for limited, expected in ((True, 1), (False, 3)):
+        bench = Bench(gpus=3, edf_mh=EdfMhConfig(limit_batch=limited))
+        for worker in range(3):
+            bench.resident(0, worker=worker)
+            bench.resident(1, worker=worker)
+        if limited:
+            limit = bench.scheduler._policy._batch  # type: ignore[attr-defined]
+            limit.missed = 10
+        sent = bench.ask(1, 3_600_000, count=24)
+        assert len({command.worker_id for command in sent}) == expected
+
+
+def test_batch_clients_come_last() -> None:
+    bench = Bench()
+    bench.resident(0)
+    bench.resident(1)
+    bench.ask(0, 100)
+    bench.ask(1, 3_600_000, count=8)
+    bench.ask(0, 100)
+    assert batches(bench.finish(Infer))[0] == ("m0", 1)
+    assert batches(bench.finish(Infer))[0] == ("m1", 8)
+
+
+def test_batch_work_near_its_deadline_comes_last_too() -> None:
+    bench = Bench(models=3)
+    bench.resident(0)
+    bench.resident(1)
+    bench.resident(2, exec_ns={1: 9_990 * MS})
+    bench.ask(2, 20_000)
+    bench.ask(1, 10_000)
+    bench.wait(bench.now_ns + 9_980 * MS)
+    bench.ask(0, 30)  # the batch client's has to begin 10 ms before
+    assert batches(bench.finish(Infer)) == [("m0", 1)]
+    assert batches(bench.finish(Infer)) == [("m1", 1)]
+
+
+def test_a_lost_worker_does_not_count_among_those_with_batch_work() -> None:
+    """Its Infer was planned behind a load that failed, so no copy of it went with the worker."""
+    bench = Bench(gpus=2, edf_mh=EdfMhConfig(adaptive_lookahead=False))
+    bench.ready(0, worker=0)
+    bench.resident(1, worker=1)
+    (load,) = bench.ask(0, 3_600_000)
+    assert batches(bench.wait(bench.now_ns + 8 * MS)) == [("m0", 1)]
+    failed = ActionFailed(
+        worker_id=bench.workers[0], action_id=load.action.action_id, error=ActionError.DEVICE
+    )
+    bench.tell(failed)
+    bench.tell(WorkerLost(worker_id=bench.workers[0]))
+    assert batches(bench.ask(1, 3_600_000)) == [("m1", 1)]
+
+
+def refuse_many(bench: Bench, model: int, slo_ms: float, refusal: Refusal) -> None:
+    """Have many requests refused for a reason that says nothing about the lanes."""
+    for _ in range(50):
+        (command,) = bench.scheduler.handle(bench.arrived(model, slo_ms), now_ns=bench.now_ns)
+        assert getattr(command, "refusal", None) is refusal
+
+
+def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
+    bench = Bench()
+    bench.resident(0, exec_ns={1: 6 * MS})
+    bench.resident(1)
+    bench.ask(1, 100)
+    bench.ask(0, 3 + 7)  # would be struck out under overload
+    bench.ask(1, 3 + 8, count=4)
+    refuse_many(bench, 1, 1.0, Refusal.INFEASIBLE)
+    assert batches(bench.finish(Infer))[0] == ("m0", 1)
+
+
+@pytest.mark.parametrize(
+    ("model", "slo_ms", "refusal"), [(0, 1.0, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
+)
+def test_only_a_refusal_for_want_of_time_confines_batch_clients(
+    model: int, slo_ms: float, refusal: Refusal
+) -> None:
+    bench = Bench(gpus=2, models=3)
+    for worker in range(2):
+        bench.resident(0, worker=worker)
+        bench.resident(1, worker=worker)
+    # The limit grows by a GPU in four periods without suffering.
+    for _ in range(4):
+        refuse_many(bench, model, slo_ms, refusal)
+        bench.wait(bench.now_ns + 200 * MS)
+        bench.ask(1, 3_600_000)
+        bench.finish(Infer)
+    refuse_many(bench, model, slo_ms, refusal)
+    sent = bench.ask(1, 3_600_000, count=16)
+    assert len({command.worker_id for command in sent}) == 2
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_model_that_is_wanted_no_more_does_not_keep_another_from_being_warmed_up(
+    policy: str,
+) -> None:
+    bench = Bench(models=3, num_pages=3, policy=policy)
+    bench.resident(0)
+    bench.ready(1, num_pages=3)
+    bench.ready(2)
+    bench.ask(0, 100)
+    assert bench.ask(1, 100) == []  # while m0 runs its page cannot be freed
+    bench.tell(RequestCancelled(request_id=RequestId(bench.num_requests)))
+    sent = bench.ask(2, 5)  # too short for a load: refused, but the next one shall find it
+    assert [(type(c.action), c.action.model_id) for c in sent] == [(LoadWeights, "m2")]
+
+
+def test_durations_are_those_of_the_gpu_that_runs_it() -> None:
+    """On the slow GPU only the small batch is in time."""
+    bench = Bench(gpus=2, models=1)
+    slow = {size: 3 * duration for size, duration in EXEC.items()}
+    bench.resident(0, worker=0, exec_ns=slow)
+    assert batches(bench.ask(0, 20, count=8))[0] == ("m0", 4)
+    fast = Bench(gpus=2, models=1)
+    fast.resident(0, worker=0)
+    assert batches(fast.ask(0, 20, count=8)) == [("m0", 8)]
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_of_idle_gpus_the_fastest_is_asked_first(policy: str) -> None:
+    bench = Bench(gpus=3, models=1, policy=policy)
+    for worker, factor in enumerate((2, 1, 3)):
+        exec_ns = {size: factor * duration for size, duration in EXEC.items()}
+        bench.resident(0, worker=worker, exec_ns=exec_ns)
+    for worker in (1, 0, 2):
+        (sent,) = bench.ask(0, 100)
+        assert sent.worker_id == bench.workers[worker]
+
+
+def test_settings_out_of_range_are_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="served_floor is 2, expected 0 to 1"):
+        EdfMhConfig(served_floor=2)
+    with pytest.raises(ConfigError, match="fairness is -1, expected 0 to 100"):
+        EdfMhConfig(fairness=-1)
+    with pytest.raises(ConfigError, match="batch_slo_ns is 0"):
+        SchedulerConfig(batch_slo_ns=0)

@@ -1,0 +1,460 @@
+"""Live figures of a GPU without one: their workloads on the processor at tiny size, and what becomes of the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from clockwright.actions import StepTime
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ActionId, ModelId, WorkerId
+from controller.telemetry import ActionRow
+from experiments.bench_worker import action_figures
+from experiments.calibration import calibration_workloads
+from experiments.figures import fig2 as processor_fig2
+from experiments.gpu import __main__ as everything
+from experiments.gpu import aims, fig2, fig5, fig6, live, serve
+from experiments.gpu.hardware import Room
+from experiments.gpu.live import Server, whole_ns
+from experiments.live_run import LiveModel, Played
+from modelzoo.profile import Profile
+from tests.experiments.test_truth import pretend_play
+from traces.arrivals import Workload
+from worker.core.lanes import Step
+from worker.devices.accelerator import HostAccelerator
+from worker.devices.gpu import TorchDevice, TorchModel
+
+US, MS, S = NS_PER_US, NS_PER_MS, NS_PER_S
+
+
+def server(copies: int, cache_dir: Path | None = None, *, num_pages: int = 3) -> Server:
+    """Copies of a network of one page, on the GPU's code."""
+    model = LiveModel(name="tiny_conv", copies=copies, batch_sizes=(1, 2), architecture="tiny_conv")
+    return Server(
+        device="torch:cpu",
+        models=(model,),
+        num_pages=num_pages,
+        host_mib=16,
+        cache_dir=cache_dir,
+    )
+
+
+def small_fig5(served: Server) -> fig5.Setting:
+    return fig5.Setting(
+        server=served,
+        concurrency=2,
+        slos_ms=(100, 500),
+        warmup_ns=S // 10,
+        measured_ns=S // 5,
+        rehearsal_s=0.2,
+    )
+
+
+def small_fig6(served: Server) -> fig6.Setting:
+    return fig6.Setting(
+        server=served,
+        share=0.1,
+        lead_ns=S // 5,
+        ramp_ns=S // 2,
+        end_state_ns=S // 5,
+        num_parts=2,
+        rehearsal_s=0.2,
+    )
+
+
+def small_serve(served: Server) -> serve.Setting:
+    return serve.Setting(
+        server=served,
+        rates_rps=(50.0,),
+        live_s=0.5,
+        room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
+        lanes_s=0.1,
+    )
+
+
+def wanted_of(file: str) -> set[str]:
+    """Figures that the table of aims looks for in a record."""
+    found = {aim.figure for aim in aims.AIMS if aim.file == file}
+    assert found
+    return found
+
+
+# --- on the processor, for real ---------------------------------------------------------------------
+
+
+def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: Path) -> None:
+    setting = fig2.Setting(
+        device="torch:cpu",
+        architecture="tiny_conv",
+        concurrencies=(1, 3),
+        rounds=1,
+        round_s=0.02,
+    )
+    fig2.produce(setting, "here", tmp_path)
+    figures = json.loads((tmp_path / "fig2.json").read_text())["figures"]
+    assert figures["joined"] == 1
+    for concurrency in (1, 3):
+        for mode in processor_fig2.MODES:
+            assert figures[f"{mode}_c{concurrency}_num_execs"] > 0
+        assert f"one_at_a_time_c{concurrency}_simulated_rps" in figures
+    assert wanted_of("fig2") <= figures.keys()
+
+
+def test_all_live_workloads_are_played_on_a_server_with_more_instances_than_pages(
+    tmp_path: Path,
+) -> None:
+    served = server(6, tmp_path)
+    five, six, mixed = small_fig5(served), small_fig6(served), small_serve(served)
+    rehearsed = [*calibration_workloads("tiny_conv-0", 0.2), mixed.workload]
+    # On one server: to start one takes longer than all of them together.
+    played = served.play([*rehearsed, *five.workloads, *six.workloads, mixed.workload])
+    runs = played.runs
+    figures, extra = live.compare(five, replace(played, runs=runs[:5]))
+    for slo_ms in five.slos_ms:
+        assert f"slo{slo_ms}_live_goodput_rps" in figures
+    # A machine too busy for ten requests leaves live figures, and says why there are no others.
+    assert ("not_simulated" in extra) is not ("slo500_simulated_goodput_rps" in figures)
+    figures, _ = live.compare(six, replace(played, runs=[*runs[:3], runs[5]]))
+    for stretch in six.stretches:
+        assert f"{stretch.key}_live_goodput_rps" in figures
+    figures = serve.live_figures(mixed, runs[6])
+    assert figures["live_num_instances"] == 6
+    assert "live_exec_completion_error_us_p99" in figures
+
+
+# --- what becomes of the rows, in virtual time ------------------------------------------------------
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """In place of a server there is the simulator, with delays of its own; its command line is kept."""
+    asked: list[Sequence[str]] = []
+
+    def play(
+        workloads: Sequence[Workload],
+        *,
+        models: Sequence[LiveModel],
+        profile: Profile | None,
+        num_pages: int,
+        options: Sequence[str],
+    ) -> Played:
+        asked.append(options)
+        return pretend_play(workloads, models=models, profile=profile, num_pages=num_pages)
+
+    monkeypatch.setattr(live, "play", play)
+    return asked
+
+
+def test_figure_5_foresees_a_server_that_was_measured(
+    pretended: list[Sequence[str]], tmp_path: Path
+) -> None:
+    setting = replace(
+        small_fig5(server(3)), warmup_ns=S // 2, measured_ns=S, rehearsal_s=1.0, concurrency=8
+    )
+    figures = live.produce("fig5", setting, "here", tmp_path)
+    assert pretended[0][:4] == ["--device", "torch:cpu", "--host-mib", "16"]
+    assert figures["slo500_live_goodput_rps"] > 100
+    assert wanted_of("fig5") <= figures.keys()
+    # The simulator has the noise and delays that it measured, not those that were.
+    assert abs(figures["worst_goodput_gap_pct"]) < 3
+    assert figures["slo500_simulated_mean_batch_size"] == pytest.approx(
+        figures["slo500_live_mean_batch_size"], rel=0.05
+    )
+    record = json.loads((tmp_path / "fig5.json").read_text())
+    assert record["figures"] == figures
+    assert record["hardware"]["accelerator"] == "cpu"
+    assert {"calibration", "rows", "exec_sigma"} < set(record)
+
+
+def test_figure_6_counts_minor_and_major_apart(
+    pretended: list[Sequence[str]], tmp_path: Path
+) -> None:
+    setting = replace(
+        small_fig6(server(41, num_pages=8)), share=0.2, ramp_ns=2 * S, end_state_ns=2 * S
+    )
+    (workload,) = setting.workloads
+    assert workload.models == setting.server.model_ids
+    assert workload.end_ns == setting.end_ns
+    figures = live.produce("fig6", setting, "here", tmp_path)
+    assert json.loads((tmp_path / "fig6.json").read_text())["figures"] == figures
+    assert wanted_of("fig6") <= figures.keys()
+    assert figures["num_instances"] == 41
+    assert figures["num_instances_answered"] == 41
+    assert figures["lead_major_live_goodput_rps"] == 0
+    assert figures["lead_minor_live_goodput_rps"] > 0
+    # More instances than pages: ever more of what is asked must be loaded first.
+    assert figures["end_both_live_cold_pct"] > figures["ramp1_both_live_cold_pct"] > 0
+    assert figures["end_both_live_load_busy_pct"] > 20
+    for phase in ("lead", "ramp1", "ramp2", "end"):
+        both, minor, major = (
+            figures[f"{phase}_{kind}_live_goodput_rps"] for kind in ("both", "minor", "major")
+        )
+        assert both == pytest.approx(minor + major)
+    assert abs(figures["end_both_goodput_gap_pct"]) < 10
+
+
+def test_lanes_of_a_worker_take_no_memory_while_they_serve(
+    pretended: list[Sequence[str]], tmp_path: Path
+) -> None:
+    figures = serve.produce(small_serve(server(6, tmp_path)), "here", tmp_path)
+    assert json.loads((tmp_path / "serve.json").read_text())["figures"] == figures
+    assert wanted_of("serve") <= figures.keys()
+    assert figures["live_goodput_pct"] > 0
+    assert figures["lanes_num_instances"] == 6
+    assert figures["lanes_num_Infer"] >= 1
+    assert figures["lanes_num_LoadWeights"] >= figures.get("lanes_num_EvictWeights", 0)
+    assert figures["lanes_memory_taken_while_serving"] == 0
+    # Of the host's memory others take and give at any time.
+    assert "lanes_free_bytes_change" not in figures
+
+
+class Card(HostAccelerator):
+    """Has so much memory free; less after every look."""
+
+    free = 1 << 30
+
+    def free_bytes(self) -> int:
+        self.free -= 4096
+        return self.free
+
+
+def test_a_lane_that_takes_memory_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_load = TorchDevice.run_load
+
+    def takes(device: TorchDevice, step: Step[TorchModel]) -> None:
+        device._accelerator.device_memory(1)
+        run_load(device, step)
+
+    monkeypatch.setattr(TorchDevice, "run_load", takes)
+    figures = asyncio.run(serve.lanes(small_serve(server(6, tmp_path)), Card(), tmp_path))
+    assert figures["lanes_num_LoadWeights"] > 0
+    assert figures["lanes_memory_taken_while_serving"] == figures["lanes_num_LoadWeights"]
+    assert figures["lanes_free_bytes_change"] == -4096
+
+
+def test_a_server_that_answers_too_little_has_live_figures_only(
+    pretended: list[Sequence[str]],
+) -> None:
+    setting = small_fig5(server(2))
+    rehearsed = [*calibration_workloads("tiny_conv-0", 0.2), setting.mix]
+    played = setting.server.play([*rehearsed, *setting.workloads])
+    played.runs[0] = replace(played.runs[0], requests=())
+    # Of the two instances one answers nobody.
+    for index in (3, 4):
+        played.runs[index] = replace(
+            played.runs[index],
+            requests=tuple(
+                replace(each, outcome="OVERLOADED") if each.model_id == "tiny_conv-1" else each
+                for each in played.runs[index].requests
+            ),
+        )
+    figures, extra = live.compare(setting, played)
+    assert (figures["num_instances"], figures["num_instances_answered"]) == (2, 1)
+    assert figures["slo500_live_goodput_rps"] > 0
+    assert not any("simulated" in key or "gap" in key for key in figures)
+    assert "0 requests of one client" in str(extra["not_simulated"])
+
+
+@pytest.mark.parametrize("section", [fig2, fig5, fig6, serve], ids=lambda module: module.__name__)
+def test_a_section_does_what_make_gpu_asks(
+    section: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (name, _, seconds, _) = next(
+        part for part in everything.PARTS if part[1] == (section.__name__,)
+    )
+    asked: list[Any] = []
+    monkeypatch.setattr(section, "produce", lambda *arguments: asked.extend(arguments))
+    words = ["--device", "cuda:0", "--seconds", str(seconds), "--results", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", [name, *words])
+    section.main()
+    *_, setting, command, directory = asked
+    device = setting.device if section is fig2 else setting.server.device
+    assert device == "cuda:0"
+    assert command == f"python -m experiments.gpu.{name} --device cuda:0 --seconds {seconds:g}"
+    assert directory == tmp_path
+
+
+@pytest.mark.parametrize("section", [fig5, fig6, serve], ids=lambda module: module.__name__)
+def test_a_section_may_be_asked_for_what_a_processor_can_serve(
+    section: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(section, "produce", lambda *arguments: asked.extend(arguments))
+    words = "--device torch:cpu --seconds 30 --architecture tiny_conv --pages 201 --share 0.5"
+    monkeypatch.setattr("sys.argv", ["section", *words.split()])
+    section.main()
+    *_, setting, command, _ = asked
+    assert command == f"python -m {section.__name__} {words}"
+    (model,) = setting.server.models
+    assert (model.name, model.architecture) == ("tiny_conv", "tiny_conv")
+    assert setting.server.num_pages == 201
+    whole = section.setting_of("torch:cpu", 30.0)
+    assert setting.server.model_ids != whole.server.model_ids
+    assert len(setting.server.model_ids) == len(whole.server.model_ids)
+    if section is fig5:
+        assert setting.concurrency == whole.concurrency / 2
+    elif section is fig6:
+        assert setting.share == whole.share / 2
+    else:
+        assert sum(setting.rates_rps) == sum(whole.rates_rps) / 2
+        assert setting.room.num_pages == 201
+
+
+@pytest.mark.parametrize("words", ["--pages 0", "--share -1", "--share nan", "--seconds 0"])
+def test_a_section_cannot_be_asked_for_nothing(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["section", *words.split()])
+    with pytest.raises(SystemExit):
+        fig6.main()
+    option, value = words.split()
+    assert f"{option} is {value}" in capsys.readouterr().err
+
+
+def test_settings_keep_to_the_time_that_they_are_told() -> None:
+    for seconds in (26.0, 33.3):
+        five = fig5.setting_of("cuda:0", seconds)
+        each_ns = five.warmup_ns + five.measured_ns
+        assert 3 * five.rehearsal_s + len(five.slos_ms) * each_ns / S < seconds * 1.1
+        six = fig6.setting_of("cuda:0", seconds)
+        assert 3 * six.rehearsal_s + six.end_ns / S < seconds * 1.1
+        assert len(six.server.model_ids) > 1000
+        for time_ns in (each_ns, five.warmup_ns, *(s.begin_ns for s in six.stretches), six.end_ns):
+            assert time_ns == whole_ns(time_ns / S) or time_ns == 0
+    mixed = serve.setting_of("cuda:0", 20.0)
+    assert len(mixed.server.model_ids) == 300
+    assert mixed.workload.end_ns == 15 * S
+
+
+def test_figure_6_asks_a_thousand_instances() -> None:
+    (seconds,) = (seconds for name, _, seconds, _ in everything.PARTS if name == "fig6")
+    assert seconds is not None
+    (workload,) = fig6.setting_of("cuda:0", seconds).workloads
+    assert len({request.model for request in workload}) >= 1000
+
+
+def test_predictions_of_one_executor_follow_from_a_single_client() -> None:
+    alone = [
+        processor_fig2.Exec(asked_ns=t * 10 * MS, begin_ns=t * 10 * MS, end_ns=t * 10 * MS + 9 * MS)
+        for t in range(20)
+    ]
+    for concurrency in (1, 8):
+        assert fig2.predicted_rps(alone, concurrency) == pytest.approx(100, rel=0.02)
+    assert fig2.predicted_rps(alone[:1], 1) == pytest.approx(1000 / 9, rel=0.02)
+
+
+# --- lateness and errors ----------------------------------------------------------------------------
+
+
+def row(number: int, model: str, **others: Any) -> ActionRow:  # noqa: ANN401
+    return ActionRow(
+        action_id=ActionId(number),
+        type="Infer" if "exec" in others else "LoadWeights",
+        worker_id=WorkerId("w"),
+        model_id=ModelId(model),
+        error="NONE",
+        **others,
+    )
+
+
+def test_lateness_counts_from_when_a_step_could_have_begun() -> None:
+    step = partial(StepTime, duration_ns=90 * US)
+    rows = [
+        # Nothing but its window to wait for: 5 us late.
+        row(1, "a", received_ns=0, earliest_ns=100 * US, load=step(105 * US, 200 * US)),
+        # The lane was busy until 200: 7 us late.
+        row(2, "b", received_ns=50 * US, earliest_ns=0, load=step(207 * US, 300 * US)),
+        # Its weights came at 200: 11 us late. Its own lane was free.
+        row(
+            3, "a", received_ns=0, earliest_ns=0,
+            input=step(10 * US, 20 * US), exec=step(211 * US, 400 * US),
+        ),
+        # The EXEC before ended at 400, its input at 413: 20 us late.
+        row(
+            4, "b", received_ns=0, earliest_ns=0,
+            input=step(402 * US, 413 * US), exec=step(433 * US, 500 * US),
+        ),
+        row(5, "c", received_ns=0, earliest_ns=0),  # an action that did nothing
+        replace(row(6, "a", load=step(0, S)), error="TOO_LATE"),
+    ]  # fmt: skip
+    for number, each in enumerate(rows):
+        each.expected_begin_ns = 100 * US
+        each.expected_duration_ns = (90 + number) * US
+    figures = action_figures(rows)
+    assert (figures["num_exec"], figures["num_load"]) == (2, 2)
+    assert (figures["start_late_us_p50"], figures["start_late_us_p99"]) == (11, 20)
+    assert (figures["exec_error_us_p99"], figures["load_error_us_p99"]) == (3, 1)
+    assert figures["load_completion_error_us_p99"] == 300 - 100 - 91
+    assert figures["exec_completion_error_us_p99"] == 500 - 100 - 93
+
+
+def test_a_pause_of_the_device_shows_though_the_next_exec_was_queued() -> None:
+    def exec_row(number: int, staged: int, begin: int, end: int) -> ActionRow:
+        each = row(
+            number, "a", received_ns=0, earliest_ns=0,
+            input=StepTime(0, staged * US, US),
+            exec=StepTime(begin * US, end * US, 100 * US),
+        )  # fmt: skip
+        each.expected_begin_ns = begin * US
+        each.expected_duration_ns = 100 * US
+        return each
+
+    rows = [
+        exec_row(1, staged=5, begin=10, end=110),
+        exec_row(2, staged=60, begin=110, end=213),  # queued, and 3 us were lost
+        exec_row(3, staged=230, begin=231, end=331),  # not there yet when the one before ended
+        exec_row(4, staged=300, begin=331, end=431),
+    ]
+    figures = action_figures(rows)
+    assert (figures["exec_pause_us_p50"], figures["exec_pause_us_p99"]) == (3, 3)
+    # By the host's clock nothing was late but what had nothing before it.
+    assert figures["start_late_us_p99"] == 5
+    assert "exec_pause_us_p99" not in action_figures(rows[:1])
+
+
+def test_nothing_done_is_no_figure_that_cannot_be_written() -> None:
+    assert all(math.isfinite(figure) for figure in action_figures([]).values())
+
+
+# --- aims -------------------------------------------------------------------------------------------
+
+
+def test_aims_are_met_missed_or_not_measured(tmp_path: Path) -> None:
+    figures = {"fig2": {"worst_goodput_gap_pct": -2.9}, "fig5": {"worst_goodput_gap_pct": -3.1}}
+    figures["table1"] = {"resnet50_v1_load_to_copy_ratio": 0.93, "resnet50_v1_b1_runs": 9999.0}
+    figures["fig6"] = {"num_instances_answered": 1001.0}
+    for name, found in figures.items():
+        when = "2026-01-01T11:59:59" if name == "fig6" else "2026-01-01T12:00:00"
+        record = {"when": f"{when}+00:00", "figures": found}
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    (tmp_path / "serve.json").write_text('{"when": "2026-01-01T12:00:')
+    aims.show(tmp_path, datetime(2026, 1, 1, 12, microsecond=700_000, tzinfo=UTC))
+    with (tmp_path / "aims.csv").open(newline="") as file:
+        table = {(line["file"], line["figure"]): line["outcome"] for line in csv.DictReader(file)}
+    assert len(table) == len(aims.AIMS)
+    assert table["fig2", "worst_goodput_gap_pct"] == aims.MET
+    assert table["fig5", "worst_goodput_gap_pct"] == aims.MISSED
+    assert table["table1", "resnet50_v1_load_to_copy_ratio"] == aims.MET
+    assert table["table1", "resnet50_v1_b1_runs"] == aims.MISSED
+    # Nor is what an earlier run left, or half a record.
+    assert list(table.values()).count(aims.NOT_MEASURED) == len(aims.AIMS) - 4
+
+
+def test_every_aim_is_about_a_part_of_make_gpu() -> None:
+    parts = {name for name, _, seconds, _ in everything.PARTS if seconds is not None}
+    assert {aim.file for aim in aims.AIMS} == parts
+
+
+def test_every_figure_of_a_stretch_has_a_unit() -> None:
+    units = ("_rps", "_ms", "_pct", "_size")
+    assert all(field.name.endswith(units) for field in fields(live.Figures))

@@ -1,0 +1,175 @@
+"""Whether policies are ranked live as simulated: the comparison, not its outcome."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clockwright.units import NS_PER_S
+from controller.core import SchedulerConfig
+from experiments.figures import live_ranking, truth
+from experiments.figures.live_ranking import METRICS, Line, figures_of, loads, pairs_of, ranking
+from experiments.figures.study import POLICIES
+from experiments.live_run import LiveModel, Played, play
+from modelzoo.profile import Profile
+from tests.experiments.test_truth import pretend_play
+from traces.arrivals import Workload
+
+SETTING = live_ranking.Setting(
+    policies=("clockwork", "edf_mh", "clipper"),
+    run=truth.Setting(duration_ns=NS_PER_S, warmup_ns=NS_PER_S // 4, calibration_s=0.5),
+)
+
+
+def line(policy: str, live: float, simulated: float, *, load: str = "overload") -> Line:
+    def side(goodput_rps: float) -> truth.Figures:
+        return truth.Figures(
+            goodput_rps=goodput_rps,
+            p50_ms=1000 / goodput_rps,
+            p99_ms=90.0,
+            arrived=200,
+            refused=100,
+            cold=0,
+            mean_batch=2.0,
+        )
+
+    return Line(
+        device="mixed",
+        load=load,
+        policy=policy,
+        live=side(live),
+        simulated=side(simulated),
+        lateness_p99_ms=1.0,
+    )
+
+
+def test_a_pair_counts_when_the_simulator_tells_it_apart_and_agrees_when_live_does_alike() -> None:
+    lines = [
+        line("clockwork", live=50, simulated=60),
+        line("clockwork1ms", live=70, simulated=61),  # as good as the same, simulated
+        line("edf_mh", live=65, simulated=80),
+        line("clipper", live=10, simulated=5),
+    ]
+    found = {(pair.higher, pair.lower): pair.same_order for pair in pairs_of(lines)}
+    assert found == {
+        ("edf_mh", "clockwork"): True,
+        ("edf_mh", "clockwork1ms"): False,
+        ("clockwork", "clipper"): True,
+        ("clockwork1ms", "clipper"): True,
+        ("edf_mh", "clipper"): True,
+    }
+    figures = figures_of(lines)
+    assert (figures["pairs_same_order"], figures["pairs"]) == (4, 5)
+    assert figures["mixed_overload_pairs_same_order"] == 4
+    assert ranking(lines, "mixed_overload", "goodput_rps", "live") == [
+        "clockwork1ms", "edf_mh", "clockwork", "clipper",
+    ]  # fmt: skip
+
+
+def test_latency_counts_only_at_a_load_that_can_be_carried() -> None:
+    for load, metrics in METRICS.items():
+        lines = [
+            line("clockwork", live=50, simulated=50, load=load),
+            line("edf_mh", live=80, simulated=80, load=load),
+        ]
+        assert [pair.metric for pair in pairs_of(lines)] == list(metrics)
+
+
+def test_policies_of_different_loads_are_no_pair() -> None:
+    lines = [
+        line("clockwork", live=50, simulated=50),
+        line("edf_mh", live=80, simulated=80, load="moderate"),
+    ]
+    assert pairs_of(lines) == []
+
+
+def test_the_loads_of_a_device_are_for_the_same_models_and_differ_in_their_rates() -> None:
+    for device, cases in loads(SETTING).items():
+        assert set(cases) == set(METRICS), device
+        moderate, overload = cases["moderate"], cases["overload"]
+        assert moderate.models == overload.models
+        assert moderate.rows == overload.rows
+        asked = [case.workload.expected_requests() for case in (moderate, overload)]
+        assert asked[0] < asked[1]
+
+
+@pytest.fixture(scope="module")
+def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Line], list[str], Path]:
+    """Simulated runs for live ones, with the policies that servers were started with."""
+    directory = tmp_path_factory.mktemp("live_ranking")
+    started: list[str] = []
+
+    def pretend(
+        workloads: Sequence[Workload],
+        *,
+        models: Sequence[LiveModel],
+        profile: Profile | None,
+        num_pages: int,
+        scheduler: SchedulerConfig | None = None,
+    ) -> Played:
+        played = pretend_play(
+            workloads, models=models, profile=profile, num_pages=num_pages, scheduler=scheduler
+        )
+        started.append(played.policy)
+        return played
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_ranking, "play", pretend)
+        lines = live_ranking.produce(SETTING, directory)
+    return lines, started, directory
+
+
+def test_every_policy_has_a_server_of_its_own_on_every_device_after_the_calibration(
+    produced: tuple[list[Line], list[str], Path],
+) -> None:
+    assert produced[1] == ["clockwork", *SETTING.policies] * len(loads(SETTING))
+
+
+def test_both_sides_of_every_run_are_in_the_files(
+    produced: tuple[list[Line], list[str], Path],
+) -> None:
+    lines, _, directory = produced
+    assert [(line.device, line.policy, line.load) for line in lines] == [
+        (device, policy, load)
+        for device, cases in loads(SETTING).items()
+        for policy in SETTING.policies
+        for load in cases
+    ]
+    record = json.loads((directory / "live_ranking.json").read_text())
+    for line in lines:
+        for side in ("live", "simulated"):
+            key = f"{line.key}_{line.policy}_{side}_goodput_rps"
+            assert record["figures"][key] == getattr(line, side).goodput_rps
+        assert line.live.arrived == line.simulated.arrived > 0
+    assert set(record["rankings"]["tight_overload_goodput_rps"]["live"]) == set(SETTING.policies)
+    assert len(record["pairs"]) == record["figures"]["pairs"]
+    with (directory / "live_ranking.csv").open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == 2 * len(lines)
+    assert (directory / "live_ranking.png").stat().st_size > 10_000
+
+
+def test_what_is_simulated_is_the_policy_that_was_played(
+    produced: tuple[list[Line], list[str], Path],
+) -> None:
+    overload = {
+        line.policy: line.simulated.goodput_rps
+        for line in produced[0]
+        if line.key == "mixed_overload"
+    }
+    assert len(set(overload.values())) == len(overload)
+
+
+def test_a_server_cannot_be_started_with_what_its_command_line_lacks() -> None:
+    with pytest.raises(ValueError, match="expected no more than"):
+        play(
+            [],
+            models=[],
+            profile=None,
+            num_pages=1,
+            scheduler=replace(POLICIES["clockwork"], max_outstanding=3),
+        )

@@ -1,0 +1,80 @@
+"""A live application while a model of it goes bad: a quick variant of `make poisoned`."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from controller.selection.core.query import Candidate, Query
+from controller.selection.policies import make_policy
+from experiments import poisoned
+from experiments.poisoned import PHASES, Run, Setting
+from experiments.selection.stream import ask
+
+# Nobody misses this SLO, so numbers of queries alone say what happens.
+QUICK = Setting(
+    kinds=("naive Bayes", "tree", "logistic"),
+    num_queries=(60, 60, 60),
+    look_every=60,
+    slo_ms=200_000,
+    options=("share=0.05",),
+)
+
+
+def learned_alone(run: Run) -> tuple[list[int], list[tuple[float, ...]]]:
+    """What the policy, without any server, answers and learns from what the models say."""
+    policy = make_policy("exp4-full", {"share": 0.05})
+    state = policy.init(run.models)
+    query = Query(tuple(Candidate(model) for model in run.models), "", Random(0))
+    answers, weights = [], []
+    for step in run.steps:
+        said = dict(zip(run.models, step.alone, strict=True))
+        combined, observation = ask(policy, state, query, said, step.label)
+        answers.append(combined.label)
+        state = policy.observe(state, observation)
+        weights.append(tuple(policy.weights(state)[model] for model in run.models))
+    return answers, weights
+
+
+def test_a_poisoned_model_loses_its_weight_and_gets_it_back(tmp_path: Path) -> None:
+    run = poisoned.produce(QUICK, tmp_path)
+    assert [len(run.of(phase)) for phase in PHASES] == list(QUICK.num_queries)
+    assert [step.num_missing for step in run.steps] == [0] * len(run.steps)
+
+    # Over gRPC, through scheduler and worker, it answers and learns as the policy by itself does.
+    answers, weights = learned_alone(run)
+    assert [step.answer for step in run.steps] == answers
+    for step, expected in zip(run.steps, weights, strict=True):
+        assert step.weights == pytest.approx(expected)
+
+    before, during, after = (run.of(phase)[-1].weights[run.poisoned] for phase in PHASES)
+    assert during < before / 1.5
+    assert after > during * 1.5
+    bad = [step.alone[run.poisoned] == step.label for step in run.of("poisoned")]
+    assert sum(bad) < len(bad) / 4
+
+    # The command line printed those weights.
+    transcript = (tmp_path / "poisoned.txt").read_text()
+    looks = transcript.split("$ clockwright app show")[1:]
+    assert len(looks) == len(run.steps) // QUICK.look_every
+    width = max(map(len, run.models))
+    for number, look in enumerate(looks, 1):
+        step = run.steps[number * QUICK.look_every - 1]
+        for model, weight in zip(run.models, step.weights, strict=True):
+            assert f"  {model:{width}} {weight:6.3f}" in look
+    name = run.models[run.poisoned]
+    for version in ("bad", "good"):
+        assert f"$ clockwright models add {version}/{name} --replace" in transcript
+
+    found = json.loads((tmp_path / "poisoned.json").read_text())
+    assert found["poisoned"] == name
+    assert found["figures"]["poisoned_poisoned_model_weight"] == during
+    assert found["figures"]["repaired_queries_to_turn"] >= 1
+    with (tmp_path / "poisoned.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert sum(int(row["right"]) for row in rows) == sum(step.right for step in run.steps)
+    assert (tmp_path / "poisoned.png").stat().st_size > 5_000

@@ -1,0 +1,422 @@
+"""Case files, and `clockwright simulate`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import chain, pairwise
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clockwright.cli.main import app
+from clockwright.errors import ClockwrightError, ConfigError
+from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.simulator import Case, LostWorker, WorkerClock
+from experiments.simulator.case_file import read_case
+from traces.arrivals import Bursty, FixedRate, Poisson
+
+CASES = Path(__file__).parents[2] / "experiments/simulator/cases"
+
+SMALL = """
+seconds = 0.5
+
+[[models]]
+row = "resnet50_v1b"
+copies = 2
+
+[[clients]]
+kind = "poisson"
+rate_rps = 200
+slo_ms = 100
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "case.toml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("path", sorted(CASES.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_cases_that_come_along_can_be_read(path: Path) -> None:
+    assert read_case(path).duration_ns > 0
+
+
+def test_everything_in_a_file_reaches_the_case(tmp_path: Path) -> None:
+    text = (
+        "refusal_pause_ns = 5\n"
+        + SMALL
+        + """
+[[clients]]
+kind = "closed"
+concurrency = 4
+slo_ms = 2.5
+start_jitter_ms = 10
+row = "resnet50_v1b"
+
+[[clients]]
+kind = "fixed"
+rate_rps = 10
+slo_ms = 50
+jitter_ms = 1
+begin_s = 0.1
+end_s = 0.2
+
+[[clients]]
+kind = "bursty"
+rate_rps = 10
+slo_ms = 50
+burst_s = 0.1
+pause_s = 0.2
+
+[cluster]
+num_workers = 2
+exec_factors = [1, 2.5]
+noise = { exec_sigma = 0.01 }
+
+[network]
+delay_ns = 1_000
+bytes_per_s = 1_000_000_000
+
+[scheduler]
+policy = "clipper"
+batching = "quantile"
+batch_delay_ns = 3_000_000
+lookahead_ns = 2_000_000
+
+[faults]
+slow_probability = 0.5
+clocks = [{ offset_ns = 5 }, { drift_ppb = -7 }]
+
+[[faults.lost_workers]]
+worker = 1
+at_ns = 100
+"""
+    )
+    case = read_case(write(tmp_path, text), seconds=3, seed=9)
+    assert (case.duration_ns, case.seed, case.refusal_pause_ns) == (3 * NS_PER_S, 9, 5)
+    assert case.cluster.num_workers == 2
+    assert case.cluster.exec_factors == (1, 2.5)
+    assert (case.cluster.noise.exec_sigma, case.cluster.noise.load_sigma) == (0.01, 0.0)
+    assert case.network.bytes_per_s == NS_PER_S
+    assert (case.scheduler.policy, case.scheduler.lookahead_ns) == ("clipper", 2 * NS_PER_MS)
+    assert (case.scheduler.batching, case.scheduler.batch_delay_ns) == ("quantile", 3 * NS_PER_MS)
+    assert case.faults.lost_workers == (LostWorker(worker=1, at_ns=100),)
+    assert case.faults.clocks == (WorkerClock(offset_ns=5), WorkerClock(drift_ppb=-7))
+    poisson, fixed, bursty = case.workload.sources
+    assert isinstance(poisson, Poisson)
+    assert (poisson.rate_rps, poisson.end_ns) == (200, 3 * NS_PER_S)
+    assert isinstance(fixed, FixedRate)
+    assert (fixed.begin_ns, fixed.end_ns) == (NS_PER_S // 10, NS_PER_S // 5)
+    assert isinstance(bursty, Bursty)
+    assert bursty.pause_ns == NS_PER_S // 5
+    assert [loop.model for loop in case.workload.closed_loops] == [0, 1]
+    assert len({loop.seed for loop in case.workload.closed_loops}) == 2
+    assert case.workload.closed_loops[0].slo_ns == 2_500_000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        ("seconds = 0.5", "", "the case: seconds is None, expected a number"),
+        ("seconds = 0.5", "seconds = -1", "seconds is -1, expected 0 or more"),
+        ("seconds = 0.5", "seconds = 0", "duration_ns is 0, expected more than 0"),
+        ("seconds", "secnods", "there is no 'secnods' (nearest: 'seconds')"),
+        ("seconds = 0.5", "seconds = 0.5 0.5", "line 2"),
+        ("resnet50_v1b", "resnet50_vx", "models[0]: row: found 'resnet50_vx' (nearest: '"),
+        ('row = "resnet50_v1b"', "", "models[0]: expected either `row` or `first`"),
+        ('row = "resnet50_v1b"', "first = 99", "models[0]: first is 99, expected 1 to 64"),
+        ("copies = 2", "copies = 0", "models[0]: copies is 0"),
+        ("copies = 2", "copies = true", "copies is True, expected a whole number"),
+        ("[[models]]", "[models]", "models: expected tables [[models]]"),
+        ("poisson", "posson", "clients[0]: kind: found 'posson' (nearest: 'poisson')"),
+        ("rate_rps = 200", "", "clients[0]: 'rate_rps' is missing"),
+        ("rate_rps = 200", "rate_rps = -1", "clients[0]: rate_rps is -1"),
+        ("slo_ms = 100", "slo_ms = 0", "clients[0]: slo_ns is 0"),
+        ("slo_ms = 100", "slo_ms = 100\njitter_ms = 1", "clients[0]: there is no 'jitter_ms'"),
+        (
+            "[[models]]",
+            "[cluster]\nnum_workers = 1.5\n[[models]]",
+            "num_workers is 1.5, expected int",
+        ),
+        (
+            "[[models]]",
+            "[cluster]\nmodels = 1\n[[models]]",
+            "cluster: models are tables of their own",
+        ),
+        (
+            "[[models]]",
+            "[cluster]\nexec_factors = [true]\n[[models]]",
+            "cluster.exec_factors: found [True], expected a list of numbers",
+        ),
+        (
+            "[[models]]",
+            "[faults]\nclocks = 3\n[[models]]",
+            "faults.clocks: found 3, expected a list",
+        ),
+        (
+            "[[models]]",
+            "[scheduler]\npolicy = 'best'\n[[models]]",
+            "policy is 'best', expected one of",
+        ),
+        ("[[models]]", "network = 3\n[[models]]", "network: found 3, expected a table"),
+        ("[[models]]", "profile = 3\n[[models]]", "profile: found 3, expected a name or a path"),
+        (
+            "[[models]]",
+            "[faults]\nlost_workers = [{ worker = 0 }]\n[[models]]",
+            "'at_ns' is missing",
+        ),
+    ],
+)
+def test_a_bad_case_is_refused_with_its_place(
+    tmp_path: Path, before: str, after: str, problem: str
+) -> None:
+    assert SMALL.count(before) >= 1
+    path = write(tmp_path, SMALL.replace(before, after, 1))
+    with pytest.raises(ConfigError) as caught:
+        read_case(path)
+    assert problem in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_case_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: .*No such file"):
+        read_case(tmp_path / "nowhere.toml")
+
+
+def test_simulate_prints_figures_and_writes_rows(tmp_path: Path) -> None:
+    path = write(tmp_path, SMALL)
+    arguments = ["simulate", str(path), "--json", "--seed=5", f"--telemetry={tmp_path / 'rows'}"]
+    outcome = CliRunner().invoke(app, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    figures = json.loads(outcome.stdout)
+    assert figures["seed"] == 5
+    assert figures["requests"] == figures["answered"] + sum(figures["refused"].values()) > 50
+    assert 0 < figures["latency_p50_ms"] <= figures["latency_p99_ms"] <= figures["latency_max_ms"]
+    requests = (tmp_path / "rows" / "requests.csv").read_text().splitlines()
+    assert len(requests) == figures["requests"] + 1
+    actions = (tmp_path / "rows" / "actions.csv").read_text().splitlines()
+    assert sum(",Infer," in line for line in actions) == sum(figures["batches"].values())
+
+
+def test_simulate_prints_a_table_for_people(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(app, ["simulate", str(write(tmp_path, SMALL)), "--seconds=0.2"])
+    assert outcome.exit_code == 0, outcome.output
+    for word in ("goodput rps", "latency p99 ms", "gpu utilisation", "clockwork"):
+        assert word in outcome.stdout
+
+
+def test_another_process_gives_the_same_rows(tmp_path: Path) -> None:
+    text = SMALL + "\n[cluster]\nnum_workers = 3\nnum_pages = 7\nnoise = { exec_sigma = 0.1 }\n"
+    path = write(tmp_path, text.replace("copies = 2", "copies = 5").replace("200", "900"))
+    rows = []
+    for hash_seed in ("1", "2"):
+        folder = tmp_path / hash_seed
+        subprocess.run(
+            [sys.executable, "-m", "clockwright.cli", "simulate", path, "--telemetry", folder],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            timeout=300,
+        )
+        rows.append([(folder / name).read_bytes() for name in ("requests.csv", "actions.csv")])
+    assert rows[0] == rows[1]
+    assert len(rows[0][0].splitlines()) > 300
+
+
+# --- traces ---------------------------------------------------------------------------------------
+
+TRACE_CASE = """
+seconds = 120
+
+[[models]]
+row = "resnet50_v1b"
+copies = 2
+
+[[models]]
+row = "resnet18_v1"
+
+[[clients]]
+slo_ms = 100
+"""
+
+
+def write_traces(folder: Path) -> None:
+    (folder / "minutes.csv").write_text(
+        "HashOwner,HashApp,HashFunction,Trigger,11,12,13\n"
+        "o,a,f,http,600,1200,0\n"
+        "o,a,g,timer,60,60,60\n"
+        "o,b,h,queue,0,6,6\n"
+    )
+    rows = [f"a,f{number % 3},{number + 0.5},0.5\n" for number in range(200)]
+    (folder / "single.csv").write_text("app,func,end_timestamp,duration\n" + "".join(rows))
+
+
+def trace_case(folder: Path, clients: str) -> Case:
+    write_traces(folder)
+    return read_case(write(folder, TRACE_CASE + clients))
+
+
+def times_by_model(case: Case) -> dict[str, list[int]]:
+    times: dict[str, list[int]] = {name: [] for name in case.workload.models}
+    for request in case.workload:
+        assert request.slo_ns == 100 * NS_PER_MS
+        times[case.workload.models[request.model]].append(request.time_ns)
+    return times
+
+
+def test_minutes_of_a_trace_are_replayed_from_a_minute_of_the_day_on(tmp_path: Path) -> None:
+    clients = """
+kind = "azure2019"
+path = "minutes.csv"
+begin_minute = 11
+scale = 0.5
+timers = "even"
+"""
+    case = trace_case(tmp_path, clients)
+    times = times_by_model(case)
+    # Three functions and three models; the most popular goes first.
+    busy, timer, rare = times.values()
+    assert 520 < len(busy) < 680  # 1,200 a minute in the first minute, nothing in the second
+    assert max(busy) < 60 * NS_PER_S
+    assert len(timer) == 60
+    assert {after - before for before, after in pairwise(timer)} == {2 * NS_PER_S}
+    assert 0 < len(rare) < 20
+    assert case.workload.end_ns == 120 * NS_PER_S
+    assert times_by_model(case) == times
+
+
+def test_a_trace_is_scaled_to_a_rate_and_mapped_to_some_models(tmp_path: Path) -> None:
+    clients = """
+kind = "azure2019"
+path = "minutes.csv"
+rate_rps = 30
+row = "resnet50_v1b"
+assignment = "striped"
+"""
+    times = times_by_model(trace_case(tmp_path, clients))
+    assert 3300 < sum(map(len, times.values())) < 3900
+    assert not times["resnet18_v1-0"]
+    assert all(times[f"resnet50_v1b-{index}"] for index in range(2))
+
+
+def test_single_invocations_are_replayed_when_they_were(tmp_path: Path) -> None:
+    clients = 'kind = "azure2021"\npath = "single.csv"\n'
+    times = times_by_model(trace_case(tmp_path, clients))
+    # The case ends before the trace does.
+    assert sorted(chain(*times.values())) == [second * NS_PER_S for second in range(120)]
+    assert [len(of_model) for of_model in times.values()] == [40, 40, 40]
+
+
+def test_a_synthetic_trace_is_drawn_from_the_seed(tmp_path: Path) -> None:
+    clients = 'kind = "synthetic"\nnum_functions = 300\nrate_rps = 40\nbegin_minute = 600\n'
+    path = write(tmp_path, TRACE_CASE + clients)
+    first, again, other = (times_by_model(read_case(path, seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert 4300 < sum(map(len, first.values())) < 5300
+
+
+@pytest.mark.parametrize(
+    ("clients", "problem"),
+    [
+        ('kind = "azure2019"', "clients[0]: 'path' is missing"),
+        ('kind = "azure2019"\npath = 3', "path is 3, expected that of a trace"),
+        ('kind = "azure2019"\npath = "none.csv"', "none.csv: No such file"),
+        ('kind = "azure2019"\npath = "single.csv"', "single.csv:1: expected the first columns"),
+        ('kind = "azure2021"\npath = "minutes.csv"', "minutes.csv:1: found columns"),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\nbegin_minute = 13',
+            "begin_minute is 13, the trace has 10 to 12",
+        ),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\nbegin_minute = 12',
+            "the trace ends after 60 s, before the case does after 120 s",
+        ),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\nscale = 1\nrate_rps = 1',
+            "expected `scale` or `rate_rps`, not both",
+        ),
+        ('kind = "azure2019"\npath = "minutes.csv"\nscale = 0', "scale is 0, expected more than 0"),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\nrate_rps = -1',
+            "rate_rps is -1, expected more than 0",
+        ),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\nassignment = "stripped"',
+            "assignment: found 'stripped' (nearest: 'striped')",
+        ),
+        (
+            'kind = "azure2019"\npath = "minutes.csv"\ntimers = true',
+            "timers: found True, expected one of even, poisson",
+        ),
+        (
+            'kind = "azure2021"\npath = "single.csv"\ntimers = "even"',
+            "clients[0]: there is no 'timers'",
+        ),
+        ('kind = "azure2021"\npath = "single.csv"\nbegin_s = 1', "there is no 'begin_s'"),
+        ('kind = "synthetic"\nnum_functions = 0', "num_functions is 0, expected 1 or more"),
+        (
+            'kind = "synthetic"\nnum_functions = 9\nbegin_minute = 1440',
+            "begin_minute is 1440, expected 0 to 1439",
+        ),
+    ],
+)
+def test_a_bad_trace_is_refused_with_its_place(tmp_path: Path, clients: str, problem: str) -> None:
+    with pytest.raises(ClockwrightError) as caught:
+        trace_case(tmp_path, clients)
+    assert problem in str(caught.value)
+
+
+def test_simulate_says_what_is_wrong_with_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "minutes.csv").write_text(
+        "HashOwner,HashApp,HashFunction,Trigger,1,2\no,a,f,http,5,-5\n"
+    )
+    path = write(tmp_path, TRACE_CASE + 'kind = "azure2019"\npath = "minutes.csv"\n')
+    done = subprocess.run(
+        [sys.executable, "-m", "clockwright.cli", "simulate", path],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "minutes.csv:2: column 2 is '-5'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_trace_of_a_simulated_run_shows_lanes_predictions_and_windows(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    target = tmp_path / "trace.json"
+    path = write(tmp_path, SMALL + "\n[cluster]\nnum_workers = 2\nnum_pages = 7\n")
+    for arguments in (
+        ["simulate", str(path), f"--telemetry={rows}"],
+        ["trace", "export", str(rows), str(target)],
+    ):
+        outcome = CliRunner().invoke(app, arguments)
+        assert outcome.exit_code == 0, outcome.output
+    events = json.loads(target.read_text(encoding="utf-8"))["traceEvents"]
+    threads = {
+        (event["pid"], event["tid"]): event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "thread_name"
+    }
+    workers = {
+        event["args"]["name"]: event["pid"]
+        for event in events
+        if event["ph"] == "M" and event["name"] == "process_name"
+    }
+    assert {"requests", "worker gpu0", "worker gpu1"} <= set(workers)
+    for worker in ("worker gpu0", "worker gpu1"):
+        shown = {
+            threads[event["pid"], event["tid"]]
+            for event in events
+            if event["ph"] == "X" and event["pid"] == workers[worker]
+        }
+        assert {
+            *("LOAD", "INPUT", "EXEC", "OUTPUT"),
+            *("LOAD predicted", "EXEC predicted", "LOAD window", "EXEC window"),
+        } <= shown

@@ -1,0 +1,87 @@
+"""An application on a desk: asked and taught from inside the loop of a real controller, whose worker is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from clockwright.units import NS_PER_S
+from controller import runtime as clock
+from controller.selection.applications import FeedbackResult
+from controller.selection.config import SelectionConfig
+from controller.selection.core.application import Application
+from controller.selection.core.journal import Feedback
+from controller.selection.queries import Answered
+from experiments.selection import virtual_time
+from tests.kit.front_end import FrontEnd, controlling, until
+
+SLO_NS = 30 * NS_PER_S
+
+
+class Desk:
+    """An application, asked from inside the controller's loop."""
+
+    def __init__(self, front_end: FrontEnd) -> None:
+        self.front_end = front_end
+        self.applications = front_end.applications
+        self.worker = front_end.worker
+
+    async def put(self, *models: str, replace: bool = False, **settings: Any) -> None:  # noqa: ANN401
+        fields: dict[str, Any] = {"name": "app", "cache": False, **settings}
+        await self.applications.put(Application(models=models, **fields), replace=replace)
+
+    async def ask(
+        self,
+        number: float = 1,
+        *,
+        slo_ns: int = SLO_NS,
+        context: str = "",
+        tenant: str = "",
+        name: str = "app",
+    ) -> Answered:
+        running = self.applications.find(name)
+        assert running is not None
+        return await self.applications.answer(
+            running,
+            [np.array([number, 0, 0], np.float32).tobytes()],
+            arrival_ns=clock.now_ns(),
+            slo_ns=slo_ns,
+            context=context,
+            tenant=tenant,
+        )
+
+    async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
+        query_id = str(answered.parameters["query_id"])
+        (result,) = await self.applications.feedback([Feedback(query_id, **verdict)])
+        return result
+
+    async def weights(self, context: str = "", *, name: str = "app") -> dict[str, float]:
+        running = self.applications.find(name)
+        assert running is not None
+        weights, _ = await self.applications.weights(running, context)
+        return weights
+
+
+def label(answered: Answered) -> int:
+    return int(struct.unpack("<q", answered.outputs[0])[0])
+
+
+@asynccontextmanager
+async def desk(directory: Path, **selection: Any) -> AsyncIterator[Desk]:  # noqa: ANN401
+    async with controlling(directory, SelectionConfig(**selection)) as front_end:
+        await until(lambda: front_end.catalogue.ready)
+        yield Desk(front_end)
+
+
+def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    virtual_time.run(test)
+
+
+def run_on_real_time(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(test(), 100))

@@ -1,0 +1,332 @@
+"""`clockwright up` in processes of its own, asked by Triton's clients and by ours."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import re
+import shutil
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+import tritonclient.grpc.aio as triton_aio
+
+from clockwright import AsyncClient, Client, Refusal, RefusedError, UnknownModelError
+from clockwright.operator import Operator
+from experiments.demo_models import DemoModel, crops, run_alone, write_digit_models
+from experiments.local_server import LocalServer
+from tests.kit.processes import PATIENCE_S, lives, until, worker, write_models
+
+# A pause of the machine counts as a long execution, and the next ones are predicted to take as long:
+# all that wait have the time for it.
+SLO_MS = 600_000
+SLO = {"slo_ms": SLO_MS}
+ROW = np.zeros((1, 4), np.float32)
+
+
+class Served:
+    """A server and what its models should answer."""
+
+    def __init__(self, address: str, models: list[DemoModel]) -> None:
+        self.address = address
+        self.models = models
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    directory = tmp_path_factory.mktemp("demo")
+    models_dir = directory / "models"
+    models = write_digit_models(models_dir)
+    config = "batch_sizes = [1, 2]\n"
+    write_models(models_dir, config=config, photographs="resnet18_v1", tiny="tiny_conv")
+    for name, questions in (
+        ("photographs", crops(2)),
+        ("tiny", np.random.default_rng(0).random((3, 1, 8, 8), np.float32)),
+    ):
+        path = models_dir / name / "1" / "model.onnx"
+        models.append(DemoModel(name, questions, run_alone(path, questions)))
+    # The name that the README's model has.
+    shutil.copytree(models_dir / "digits-perceptron", models_dir / "digits")
+    # One page less than all models need together: somebody is always evicted.
+    arguments = ["--pages", "8", "--arena-mib", "64", "--cache-dir", str(directory / "cache")]
+    with LocalServer(["--models", str(models_dir), *arguments]) as server:
+        yield Served(server.address, models)
+
+
+def tensors(model: DemoModel, metadata: Any, rows: slice) -> list[triton.InferInput]:  # noqa: ANN401
+    [described] = metadata["inputs"]
+    questions = model.questions[rows]
+    tensor = triton.InferInput(described["name"], list(questions.shape), described["datatype"])
+    tensor.set_data_from_numpy(questions)
+    return [tensor]
+
+
+def check(model: DemoModel, result: triton.InferResult, rows: slice) -> None:
+    for name, expected in model.answers.items():
+        np.testing.assert_allclose(
+            result.as_numpy(name), expected[rows], rtol=1e-3, atol=1e-3, err_msg=model.name
+        )
+
+
+def test_tritons_sync_client_gets_what_onnxruntime_answers(served: Served) -> None:
+    with triton.InferenceServerClient(served.address) as client:
+        for model in served.models:
+            metadata = client.get_model_metadata(model.name, as_json=True)
+            for rows in (slice(0, 1), slice(0, 2)):
+                inputs = tensors(model, metadata, rows)
+                check(model, client.infer(model.name, inputs, parameters=SLO), rows)
+
+
+def test_tritons_aio_client_gets_what_onnxruntime_answers(served: Served) -> None:
+    async def ask_all() -> None:
+        async with triton_aio.InferenceServerClient(served.address) as client:
+            for model in served.models:
+                metadata = await client.get_model_metadata(model.name, as_json=True)
+                rows = [slice(index, index + 1) for index in (0, 1, 0, 1)]
+                results = await asyncio.gather(
+                    *(
+                        client.infer(model.name, tensors(model, metadata, row), parameters=SLO)
+                        for row in rows
+                    )
+                )
+                for row, result in zip(rows, results, strict=True):
+                    check(model, result, row)
+
+    asyncio.run(ask_all())
+
+
+def test_tritons_stream_gets_what_onnxruntime_answers(served: Served) -> None:
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    with triton.InferenceServerClient(served.address) as client:
+        metadata = {
+            model.name: client.get_model_metadata(model.name, as_json=True)
+            for model in served.models
+        }
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        asked = {}
+        for number, model in enumerate(served.models * 2):
+            asked[str(number)] = model
+            client.async_stream_infer(
+                model.name,
+                tensors(model, metadata[model.name], slice(0, 1)),
+                request_id=str(number),
+                parameters=SLO,
+            )
+        while asked:
+            result, error = answers.get(timeout=PATIENCE_S)
+            assert error is None
+            check(asked.pop(result.get_response().id), result, slice(0, 1))
+        client.stop_stream()
+
+
+def test_our_client_is_told_where_the_time_went(served: Served) -> None:
+    with Client(served.address) as client:
+        result = client.infer("tiny", served.models[-1].questions[:1], slo_ms=SLO_MS, explain=True)
+    parts = ("queue_us", "load_us", "input_us", "exec_us", "output_us", "network_us")
+    measured = int(result.explanation["measured_us"])
+    # Each part is rounded down to a microsecond.
+    assert sum(int(result.explanation[part]) for part in parts) <= measured
+    assert result.explanation["worker"] == "local-0"
+
+
+def test_the_readmes_programs_run(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    # What begins with a path is a file of a model: tests/worker/test_containers.py runs it.
+    programs = [program for program in programs if not program.startswith("# models/")]
+    # The one about applications: tests/selection/test_applications_clients.py runs it.
+    programs = [program for program in programs if "Feedback" not in program]
+    assert len(programs) == 2
+    for program in programs:
+        assert "127.0.0.1:8001" in program
+        # Where this server is, and an SLO that no slow machine misses.
+        program = program.replace("127.0.0.1:8001", served.address)
+        program = re.sub(r"(slo_ms\W+)25\b", rf"\g<1>{SLO_MS}", program)
+        exec(compile(program, "README.md", "exec"), {})
+        out = capsys.readouterr().out
+        assert "COLD" not in out
+        assert out.strip()
+
+
+class Asker:
+    """Clients that ask one after the other, in a thread of their own, until they are stopped."""
+
+    def __init__(self, address: str, model: str, *, num_clients: int) -> None:
+        self._address, self._model, self._num_clients = address, model, num_clients
+        #: Answers by worker, failures by what they said.
+        self.workers: Counter[str] = Counter()
+        self.failures: Counter[str] = Counter()
+        self._stopped = False
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._ask()))
+
+    async def _ask(self) -> None:
+        async with AsyncClient(self._address) as client:
+            await asyncio.gather(*(self._ask_on(client) for _ in range(self._num_clients)))
+
+    async def _ask_on(self, client: AsyncClient) -> None:
+        while not self._stopped:
+            try:
+                result = await client.infer(
+                    self._model, {"input": ROW}, slo_ms=SLO_MS, explain=True
+                )
+            except RefusedError as error:
+                self.failures[error.refusal.value] += 1
+            except Exception as error:
+                self.failures[f"{type(error).__name__}: {error}"] += 1
+            else:
+                self.workers[str(result.explanation["worker"])] += 1
+
+    def __enter__(self) -> Asker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped = True
+        self._thread.join()
+
+
+def test_a_second_worker_takes_load_while_clients_run_and_its_end_fails_nobody_else(
+    tmp_path: Path,
+) -> None:
+    models = write_models(tmp_path / "models", echo="echo-4")
+    common = ["--device", "modelled:50ms", "--cache-dir", str(tmp_path / "cache")]
+    with (
+        LocalServer(["--models", str(models), *common]) as server,
+        # More work than one worker is credited with (100 ms), so that a second copy is worth a load,
+        # and longer than it takes the slowest of clients to ask again.
+        Asker(server.address, "echo", num_clients=24) as asker,
+    ):
+        until(lambda: asker.workers["local-0"] > 10, what="the first worker answers")
+        with worker(server.address, "--id", "second", *common) as second:
+            until(lambda: asker.workers["second"] > 20, what="the second worker answers")
+            assert not asker.failures
+            second.send_signal(signal.SIGKILL)
+            second.wait()
+        asked_then = asker.workers["local-0"]
+        until(lambda: asker.workers["local-0"] > asked_then + 20, what="the first answers on")
+        with Operator(server.address) as operator:
+            until(lambda: len(operator.workers()) == 1, what="the second worker is forgotten")
+    # At the end the server drains, which refuses nothing that was admitted.
+    assert set(asker.failures) <= {Refusal.WORKER_LOST.value}, asker.failures
+
+
+def test_a_local_worker_that_is_killed_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
+    models = write_models(tmp_path / "models", echo="echo-4")
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    with LocalServer(["--models", str(models), "--workers", "2", *arguments]) as server:
+        with Operator(server.address) as operator:
+            pids = {row.worker_id: row.pid for row in operator.workers()}
+            assert sorted(pids) == ["local-0", "local-1"]
+            os.kill(pids["local-1"], signal.SIGKILL)
+            until(lambda: len(operator.workers()) == 1, what="the dead worker is forgotten")
+        with Client(server.address) as client:
+            # The server was ready when the first of the two was.
+            until(lambda: client.models()[0].state == "READY", what="the other has the model")
+            client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
+        assert server.stop() == 0
+    assert not lives(pids["local-0"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_is_admitted_and_leaves_no_process_behind(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    models = write_models(tmp_path / "models", echo="echo-4")
+    # One execution takes longer than it takes all requests to arrive.
+    arguments = ["--device", "modelled:300ms", "--cache-dir", str(tmp_path / "cache")]
+    with LocalServer(["--models", str(models), *arguments]) as server:
+        with Operator(server.address) as operator:
+            pids = [row.pid for row in operator.workers()]
+
+        async def ask_and_stop() -> list[object]:
+            async with AsyncClient(server.address) as client:
+                asks = [
+                    asyncio.create_task(client.infer("echo", {"input": ROW}, slo_ms=SLO_MS))
+                    for _ in range(3)
+                ]
+                with Operator(server.address) as operator:
+                    # However many of them are answered by then, which on a slow machine may be some.
+                    while operator.status().requests < 3:  # noqa: ASYNC110  another process's state
+                        await asyncio.sleep(0.01)
+                server.process.send_signal(number)
+                return await asyncio.gather(*asks, return_exceptions=True)
+
+        outcomes = asyncio.run(ask_and_stop())
+        # No second signal: one that comes when the first is done with ends the process at once.
+        assert server.process.wait(PATIENCE_S) == 0
+        server.stop()
+    assert [outcome for outcome in outcomes if isinstance(outcome, BaseException)] == []
+    assert not [pid for pid in pids if lives(pid)]
+    assert "stopped" in server.output
+
+
+def test_local_workers_do_not_outlive_a_controller_that_was_killed(tmp_path: Path) -> None:
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    models = write_models(tmp_path / "models", echo="echo-4")
+    with LocalServer(["--models", str(models), *arguments]) as server:
+        with Operator(server.address) as operator:
+            pids = [row.pid for row in operator.workers()]
+        server.process.kill()
+        assert server.stop() == -signal.SIGKILL
+    until(lambda: not [pid for pid in pids if lives(pid)], what="the worker ends")
+
+
+def test_a_restarted_server_finds_its_compiled_models(tmp_path: Path) -> None:
+    models = write_models(tmp_path / "models", tiny="tiny_conv", dense="mlp-16-32-4")
+    cache = tmp_path / "cache"
+    arguments = ["--models", str(models), "--pages", "4", "--cache-dir", str(cache)]
+
+    def entries() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in cache.glob("*/**/*.*")}
+
+    with LocalServer(arguments):
+        compiled = entries()
+    assert any(path.endswith("graph.onnx") for path in compiled)
+    with LocalServer(arguments) as server, Client(server.address) as client:
+        row = np.ones((1, 16), np.float32)
+        assert client.infer("dense", row, slo_ms=SLO_MS).outputs["output"].shape == (1, 4)
+    assert entries() == compiled
+    assert not [line for line in server.output if "optimising" in line or "profiling" in line]
+
+
+def test_a_server_runs_the_policies_that_exist_for_comparison(tmp_path: Path) -> None:
+    models = write_models(tmp_path / "models", echo="echo-4")
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    arguments += ["--policy", "clipper", "--batching", "quantile", "--batch-delay-ms", "2"]
+    with (
+        LocalServer(["--models", str(models), *arguments]) as server,
+        Client(server.address) as client,
+        Operator(server.address) as operator,
+    ):
+        assert operator.status().policy == "clipper"
+        for _ in range(5):
+            client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
+
+
+def test_a_model_that_is_added_and_removed_while_others_serve(tmp_path: Path) -> None:
+    models = write_models(tmp_path / "models", tiny="tiny_conv")
+    other = write_models(tmp_path / "other", dense="mlp-16-32-4") / "dense"
+    arguments = ["--pages", "4", "--cache-dir", str(tmp_path / "cache")]
+    row = np.ones((1, 16), np.float32)
+    with (
+        LocalServer(["--models", str(models), *arguments]) as server,
+        Operator(server.address) as operator,
+        Client(server.address) as client,
+    ):
+        [added] = operator.add_model(other, name="dense", replace=False)
+        assert added.state == "READY"
+        expected = run_alone(other / "1" / "model.onnx", row)["output"]
+        found = client.infer("dense", row, slo_ms=SLO_MS).outputs["output"]
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        operator.remove_model("dense")
+        assert [model.model_id for model in operator.models()] == ["tiny"]
+        with pytest.raises(UnknownModelError, match="dense"):
+            client.infer("dense", {"input": row}, slo_ms=SLO_MS)

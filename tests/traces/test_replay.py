@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import asyncio
+import csv
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import traces.replay
+from clockwright.errors import ConfigError, UnknownModelError
+from clockwright.units import NS_PER_MS, NS_PER_S
+from tests.kit.front_end import FrontEndInThread, serving_in_thread
+from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
+from traces.replay import REQUEST_COLUMNS, ReplayProgress, replay, replay_async
+
+SLO_NS = 60 * NS_PER_S
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEndInThread]:
+    with serving_in_thread(tmp_path_factory.mktemp("models")) as front_end:
+        yield front_end
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client whose time goes on by 5 ms whenever it looks: no pause of the machine skips any."""
+    ticks = count(NS_PER_S, 5 * NS_PER_MS)
+    monkeypatch.setattr(traces.replay, "time", SimpleNamespace(monotonic_ns=lambda: next(ticks)))
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+OPEN = Workload(
+    models=("double", "mixed"),
+    sources=(
+        Poisson(models=(0, 1), rate_rps=100, slo_ns=SLO_NS, end_ns=NS_PER_S // 2, seed=1),
+        FixedRate(models=(1,), rate_rps=20, slo_ns=2 * SLO_NS, end_ns=NS_PER_S // 2),
+    ),
+)
+
+
+def test_every_open_loop_request_is_sent_when_due_and_has_its_row(
+    server: FrontEndInThread, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.csv"
+    report = replay(server.address, OPEN, requests_csv=path)
+    expected = list(OPEN)
+    assert report.num_open == report.num_requests == report.outcomes["OK"] == len(expected)
+    assert report.num_in_time == len(expected)
+    assert report.goodput_rps == pytest.approx(2 * len(expected), rel=1e-6)
+    rows = rows_of(path)
+    assert list(rows[0]) == list(REQUEST_COLUMNS)
+    rows.sort(key=lambda row: int(row["request_id"]))
+    assert [int(row["request_id"]) for row in rows] == list(range(len(expected)))
+    assert [(int(row["due_ns"]), row["model_id"], int(row["slo_ns"])) for row in rows] == [
+        (request.time_ns, OPEN.models[request.model], request.slo_ns) for request in expected
+    ]
+    for row in rows:
+        assert int(row["due_ns"]) <= int(row["sent_ns"]) < int(row["departure_ns"])
+        assert row["loop"] == "open"
+    latencies = sorted(int(row["departure_ns"]) - int(row["due_ns"]) for row in rows)
+    assert report.latency_ns_max == latencies[-1]
+    assert report.latency_ns_p50 == latencies[(len(latencies) + 1) // 2 - 1]
+    lateness = [int(row["sent_ns"]) - int(row["due_ns"]) for row in rows]
+    assert report.lateness_ns_max == max(lateness)
+
+
+def test_refusals_are_counted_by_their_reason(server: FrontEndInThread) -> None:
+    hopeless = Workload(
+        models=("double",),
+        sources=(FixedRate(models=(0,), rate_rps=100, slo_ns=1000, end_ns=NS_PER_S // 10),),
+    )
+    report = replay(server.address, hopeless)
+    assert report.outcomes == {"INFEASIBLE": 9}
+    assert report.num_in_time == report.latency_ns_p99 == 0
+
+
+@pytest.mark.usefixtures("ticking")
+def test_closed_loop_clients_have_one_request_out_each(
+    server: FrontEndInThread, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.csv"
+    begin_ns, end_ns = 20 * NS_PER_MS, 300 * NS_PER_MS
+    workload = Workload(
+        models=("double",),
+        closed_loops=(
+            ClosedLoop(model=0, concurrency=3, slo_ns=SLO_NS, begin_ns=begin_ns, end_ns=end_ns),
+        ),
+    )
+    server.do(lambda front_end: setattr(front_end.worker, "hold", True))
+    with ThreadPoolExecutor(1) as client:
+        replaying = client.submit(replay, server.address, workload, requests_csv=path)
+        try:
+            server.until(lambda front_end: front_end.runtime.num_waiting == 3)
+        finally:
+            server.do(lambda front_end: front_end.worker.release())
+        report = replaying.result()
+    rows = rows_of(path)
+    assert report.num_closed == report.num_requests == len(rows) > 6
+    assert all(begin_ns <= int(row["sent_ns"]) < end_ns for row in rows)
+    edges = [(int(row["sent_ns"]), 1) for row in rows]
+    edges += [(int(row["departure_ns"]), -1) for row in rows]
+    out, most = 0, 0
+    for _, change in sorted(edges):
+        out += change
+        most = max(most, out)
+    assert most == 3
+    assert out == 0
+
+
+@pytest.mark.usefixtures("ticking")
+@pytest.mark.parametrize("pause_ns", [None, 30 * NS_PER_MS])
+def test_a_refused_closed_loop_client_waits(
+    server: FrontEndInThread, tmp_path: Path, pause_ns: int | None
+) -> None:
+    path = tmp_path / "requests.csv"
+    slo_ns = NS_PER_MS // 2  # an EXEC takes 1 ms
+    loop = ClosedLoop(model=0, concurrency=1, slo_ns=slo_ns, end_ns=NS_PER_S // 10)
+    report = replay(
+        server.address,
+        Workload(models=("double",), closed_loops=(loop,)),
+        refusal_pause_ns=pause_ns,
+        requests_csv=path,
+    )
+    assert report.outcomes == {"INFEASIBLE": report.num_closed}
+    rows = rows_of(path)
+    assert len(rows) > 1
+    for before, after in pairwise(rows):
+        departure_ns, deadline_ns = int(before["departure_ns"]), int(before["due_ns"]) + slo_ns
+        least_ns = deadline_ns if pause_ns is None else departure_ns + pause_ns
+        assert int(after["sent_ns"]) >= int(after["due_ns"]) >= least_ns
+
+
+def test_a_client_that_is_late_says_so(
+    server: FrontEndInThread,
+) -> None:
+    workload = Workload(
+        models=("double",),
+        sources=(FixedRate(models=(0,), rate_rps=200, slo_ns=SLO_NS, end_ns=NS_PER_S // 2),),
+    )
+
+    async def main() -> None:
+        replaying = asyncio.create_task(replay_async(server.address, workload))
+        while not replaying.done():
+            await asyncio.sleep(0.01)
+            time.sleep(0.06)  # noqa: ASYNC251  the point of the test
+        report = await replaying
+        assert report.num_open == 99
+        # Of 60 ms, several fall due 40 to 60 ms before their turn comes.
+        assert report.lateness_ns_max > 40 * NS_PER_MS
+        assert report.latency_ns_max >= report.lateness_ns_max
+        assert report.num_late > 10
+        assert not report.kept_up
+
+    asyncio.run(main())
+
+
+def test_progress_is_told(server: FrontEndInThread) -> None:
+    told: list[ReplayProgress] = []
+    report = replay(server.address, OPEN, on_progress=told.append)
+    assert told
+    last = told[-1]
+    assert last.num_sent == last.num_done == last.num_in_time == report.num_requests
+    assert last.lateness_ns_max == report.lateness_ns_max
+
+
+def test_nothing_to_send_is_not_an_error(server: FrontEndInThread) -> None:
+    report = replay(server.address, Workload(models=("double",)))
+    assert report.num_requests == report.latency_ns_max == report.lateness_ns_max == 0
+    assert report.kept_up
+
+
+def test_a_model_that_the_server_lacks_is_named(server: FrontEndInThread) -> None:
+    with pytest.raises(UnknownModelError, match="nobody"):
+        replay(server.address, Workload(models=("double", "nobody")))
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=address):
+            replay(address, OPEN)
+
+
+def test_a_file_that_cannot_be_written_is_named(server: FrontEndInThread, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no-folder"):
+        replay(server.address, OPEN, requests_csv=tmp_path / "no-folder" / "requests.csv")

@@ -1,0 +1,805 @@
+"""The worker's end of the stream, against a scripted controller on a real loopback stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import grpc.aio
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from clockwright import wire
+from clockwright.actions import ActionError, Infer, LoadWeights, Result
+from clockwright.bulk import join_bulk, split_bulk
+from clockwright.errors import ConfigError, DeviceGoneError
+from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.v1 import worker_pb2 as pb
+from modelzoo.profile import load_profile
+from tests.kit.processes import until
+from tests.worker.test_runtime import QueueDevice, Ticket, a_modelled
+from worker import process
+from worker.config import WorkerConfig
+from worker.core.lanes import Step
+from worker.devices.device import Device, DeviceLostError
+from worker.devices.modelled import ModelledDevice
+from worker.link import Link, _Session
+from worker.models.file_store import FileStore
+from worker.models.model_files import Limits
+from worker.models.served_model import ServedModel
+from worker.process import make_device, run_worker
+
+aio: Any = grpc.aio
+LIMIT_S = 180.0
+# Long enough that no test ends by silence unless it wants to.
+WELCOME = pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=20, silence_limit_ms=200_000))
+
+
+def model_file(values: int = 4) -> bytes:
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", values])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", values])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+@dataclass
+class Stream:
+    """One worker's stream, from the controller's side."""
+
+    context: Any
+    register: pb.Register
+    heartbeats: list[pb.Heartbeat] = field(default_factory=list)
+    progress: list[str] = field(default_factory=list)
+    #: Messages that travelled in one and were not read yet.
+    arrived: list[Any] = field(default_factory=list)
+
+    async def send(self, message: pb.ToWorker | bytes, *payload: bytes) -> None:
+        if not isinstance(message, bytes):
+            message = message.SerializeToString()
+        await self.context.write(join_bulk(message, wire.PAYLOAD_FIELD, payload))
+
+    async def send_last(self, message: pb.ToWorker) -> None:
+        """Send what makes the worker leave; it may have hung up before gRPC says that this was sent."""
+        with contextlib.suppress(asyncio.CancelledError, aio.BaseError):
+            await self.send(message)
+
+    async def read(self) -> tuple[pb.FromWorker, list[bytes]]:
+        """The next message that is neither a heartbeat nor progress."""
+        while True:
+            if not self.arrived:
+                self.arrived.append(await self.context.read())
+            data = self.arrived.pop(0)
+            assert data is not aio.EOF, "the worker closed its side"
+            header, payload = split_bulk(data, wire.PAYLOAD_FIELD)
+            message = pb.FromWorker.FromString(header)
+            self.arrived += message.next
+            if message.HasField("heartbeat"):
+                self.heartbeats.append(message.heartbeat)
+            elif message.HasField("model_progress"):
+                self.progress.append(message.model_progress.stage)
+            else:
+                return message, [bytes(each) for each in payload]
+
+    async def read_heartbeat(self) -> None:
+        """Wait for a message that is one."""
+        data = await self.context.read()
+        assert data is not aio.EOF, "the worker closed its side"
+        self.heartbeats.append(pb.FromWorker.FromString(data).heartbeat)
+
+    async def expect(self, kind: str) -> Any:  # noqa: ANN401 - whatever that kind holds
+        message, _ = await self.read()
+        assert message.WhichOneof("kind") == kind, message
+        return getattr(message, kind)
+
+    async def offer(self, model_id: str, content: bytes, **kwargs: Any) -> None:  # noqa: ANN401
+        sha256 = hashlib.sha256(content).hexdigest()
+        file = pb.ModelFile(name="model.onnx", num_bytes=len(content), sha256=sha256)
+        then = [message.SerializeToString() for message in kwargs.pop("then", ())]
+        offer = pb.ModelOffer(model_id=model_id, files=[file], **{"batch_sizes": [1, 2], **kwargs})
+        await self.send(pb.ToWorker(model_offer=offer, next=then))
+
+    async def chunk(
+        self, model_id: str, content: bytes, piece: slice, *, sha256: str = "", last: bool = False
+    ) -> None:
+        chunk = pb.ModelChunk(
+            model_id=model_id,
+            sha256=sha256 or hashlib.sha256(content).hexdigest(),
+            offset=piece.start,
+            last=last,
+        )
+        await self.send(pb.ToWorker(model_chunk=chunk), content[piece])
+
+    async def install(self, model_id: str, content: bytes) -> pb.ModelReady:
+        """Offer a model that the worker has never seen, and send it in two chunks."""
+        await self.offer(model_id, content)
+        needed = await self.expect("model_needed")
+        assert list(needed.sha256) == [hashlib.sha256(content).hexdigest()]
+        await self.chunk(model_id, content, slice(0, 50))
+        assert (await self.expect("chunk_received")).num_bytes == 50
+        await self.chunk(model_id, content, slice(50, len(content)), last=True)
+        assert (await self.expect("chunk_received")).num_bytes == len(content)
+        ready: pb.ModelReady = await self.expect("model_ready")
+        return ready
+
+    async def act(self, action: LoadWeights | Infer, *payload: bytes) -> tuple[Result, list[bytes]]:
+        await self.send(wire.encode_action(action), *payload)
+        message, outputs = await self.read()
+        assert message.result.action_id == action.action_id
+        return wire.decode_result(message.result), outputs
+
+
+Script = Callable[[Stream], Awaitable[None]]
+
+
+def load(action_id: int, model_id: str) -> LoadWeights:
+    now = time.monotonic_ns()
+    return LoadWeights(
+        action_id=ActionId(action_id),
+        model_id=ModelId(model_id),
+        earliest_ns=now,
+        latest_ns=now + 60 * NS_PER_S,
+        expected_duration_ns=1,
+    )
+
+
+def infer(
+    action_id: int, model_id: str, *, rows: tuple[int, ...] = (1,), batch_size: int = 1
+) -> Infer:
+    now = time.monotonic_ns()
+    return Infer(
+        action_id=ActionId(action_id),
+        model_id=ModelId(model_id),
+        batch_size=batch_size,
+        rows=rows,
+        earliest_ns=now,
+        latest_ns=now + 60 * NS_PER_S,
+        expected_duration_ns=1,
+    )
+
+
+class Controller:
+    """Plays one script per stream, in order; what a script raises fails the test."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = list(scripts)
+        self.failures: list[BaseException] = []
+        self.done = asyncio.Event()
+
+    async def attach(self, _: Any, context: Any) -> None:  # noqa: ANN401
+        if not self._scripts:
+            return
+        script = self._scripts.pop(0)
+        try:
+            data = await context.read()
+            message = pb.FromWorker.FromString(data)
+            await script(Stream(context, message.register))
+        except AssertionError as error:
+            self.failures.append(error)
+            self._scripts.clear()
+        except asyncio.CancelledError:
+            if not self._scripts:
+                self.failures.append(AssertionError("the worker hung up before the script's end"))
+            raise
+        finally:
+            if not self._scripts:
+                self.done.set()
+
+
+@contextlib.asynccontextmanager
+async def listening(controller: Controller) -> AsyncIterator[str]:
+    server = aio.server(options=[("grpc.max_receive_message_length", -1)])
+    handler = grpc.stream_stream_rpc_method_handler(controller.attach)
+    service, method = wire.ATTACH_METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def play(
+    tmp_path: Path,
+    *scripts: Script,
+    device: str = "modelled:0us",
+    make: Callable[[WorkerConfig, FileStore], Device[Any]] = make_device,
+    **settings: Any,  # noqa: ANN401
+) -> None:
+    """Attach a worker to a controller that plays the scripts; the last one must let it leave."""
+
+    async def scenario() -> None:
+        controller = Controller(*scripts)
+        async with listening(controller) as address:
+            config = WorkerConfig(
+                controller=address,
+                device=device,
+                num_pages=2,
+                io_bytes=8 << 20,
+                cache_dir=tmp_path / "cache",
+                **settings,
+            )
+            files = FileStore(config.cache_dir)
+            worker = make(config, files)
+            link: Link[Any] = Link(config, worker, files)
+            serving = asyncio.create_task(link.run())
+            try:
+                finished = asyncio.create_task(controller.done.wait())
+                async with asyncio.timeout(LIMIT_S):
+                    await asyncio.wait({serving, finished}, return_when=asyncio.FIRST_COMPLETED)
+                    await finished
+                    if not controller.failures:
+                        await serving
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+                await worker.close()
+        if controller.failures:
+            raise controller.failures[0]
+        await serving
+
+    # Whoever has had the last word listens for as long as it takes.
+    with mock.patch("worker.link._PART_LIMIT_S", LIMIT_S):
+        asyncio.run(scenario())
+
+
+async def drain(stream: Stream) -> None:
+    await stream.send_last(pb.ToWorker(drain=pb.Drain(reason="test over")))
+
+
+def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
+    content = model_file()
+
+    async def script(stream: Stream) -> None:
+        register = stream.register
+        assert register.protocol_version == wire.PROTOCOL_VERSION
+        assert (register.worker_id, register.device) == ("w1", "cpu")
+        assert (register.num_pages, register.page_bytes) == (2, 16 << 20)
+        assert (register.arena_bytes, register.pid) == (32 << 20, os.getpid())
+        assert register.gpu_kind.startswith("cpu:")
+        await stream.send(WELCOME)
+        ready = await stream.install("relu", content)
+        assert (ready.num_pages, ready.from_cache) == (1, False)
+        assert [(t.name, t.datatype, list(t.row_shape)) for t in ready.inputs] == [
+            ("x", "FP32", [4])
+        ]
+        assert [t.name for t in ready.outputs] == ["y"]
+        assert [batch.batch_size for batch in ready.batches] == [1, 2]
+        assert min(ready.load_ns, *(batch.exec_ns for batch in ready.batches)) > 0
+        assert stream.progress[0] == "receiving files"
+        assert "profiling batch 2" in stream.progress
+
+        result, _ = await stream.act(load(1, "relu"))
+        assert result.error == ActionError.NONE
+        x = np.array([[1, -2, 3, -4], [-5, 6, -7, 8]], np.float32)
+        result, outputs = await stream.act(
+            infer(2, "relu", rows=(1, 1), batch_size=2), x[0].tobytes(), x[1].tobytes()
+        )
+        assert result.error == ActionError.NONE
+        assert outputs == [np.maximum(row, 0).tobytes() for row in x]
+        times = [step.begin_ns for step in (result.input, result.exec, result.output) if step]
+        assert len(times) == 3
+        assert times == sorted(times)
+        result, _ = await stream.act(infer(3, "nobody"), b"")
+        assert result.error == ActionError.UNKNOWN_MODEL
+        await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="relu")))
+        result, _ = await stream.act(infer(4, "relu"), bytes(16))
+        assert result.error == ActionError.UNKNOWN_MODEL
+        await drain(stream)
+
+    play(tmp_path, script, device="cpu", worker_id="w1")
+
+
+def test_large_tensors_travel_whole(tmp_path: Path) -> None:
+    values = 150_000
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file(values))
+        await stream.act(load(1, "relu"))
+        x = bytes(range(64)) * (values * 4 // 64)  # small positive floats
+        result, outputs = await stream.act(infer(2, "relu"), x)
+        assert result.error == ActionError.NONE
+        assert outputs == [x]
+        await drain(stream)
+
+    play(tmp_path, script, device="cpu")
+
+
+def test_a_restarted_stream_starts_empty_and_finds_its_models_in_the_cache(tmp_path: Path) -> None:
+    content = model_file()
+
+    async def first(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", content)
+        result, _ = await stream.act(load(1, "relu"))
+        assert result.error == ActionError.NONE
+
+    async def second(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.offer("again", content)
+        ready = await stream.expect("model_ready")
+        assert (ready.model_id, ready.from_cache) == ("again", True)
+        # Ids begin anew too.
+        result, _ = await stream.act(infer(1, "relu"), bytes(16))
+        assert result.error == ActionError.UNKNOWN_MODEL
+        result, _ = await stream.act(infer(2, "again"), bytes(16))
+        assert result.error == ActionError.NOT_RESIDENT
+        await drain(stream)
+
+    play(tmp_path, first, second, device="cpu")
+
+
+def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None:
+    good, other = model_file(), model_file(5)
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.offer("garbage", b"not a model")
+        assert (await stream.expect("model_needed")).model_id == "garbage"
+        await stream.chunk("garbage", b"not a model", slice(0, 11), last=True)
+        await stream.expect("chunk_received")
+        refused = await stream.expect("model_refused")
+        assert (refused.model_id, "not an ONNX file" in refused.reason) == ("garbage", True)
+
+        await stream.offer("damaged", good)
+        await stream.expect("model_needed")
+        sha256 = hashlib.sha256(good).hexdigest()
+        await stream.chunk(
+            "damaged", bytes(len(good)), slice(0, len(good)), sha256=sha256, last=True
+        )
+        await stream.expect("chunk_received")
+        assert (
+            f"expected {len(good)} with {sha256}" in (await stream.expect("model_refused")).reason
+        )
+
+        await stream.offer("gap", good)
+        await stream.expect("model_needed")
+        await stream.chunk("gap", good, slice(10, 20))
+        await stream.expect("chunk_received")
+        assert "chunk at 10, expected 0" in (await stream.expect("model_refused")).reason
+
+        await stream.offer("unbatched", good, batch_sizes=[])
+        await stream.expect("model_needed")
+        await stream.chunk("unbatched", good, slice(0, len(good)), last=True)
+        await stream.expect("chunk_received")
+        assert "no batch size" in (await stream.expect("model_refused")).reason
+
+        # One is dropped before it is looked at: the drop travels with the offer.
+        await stream.offer("first", good)
+        drop = pb.ToWorker(model_drop=pb.ModelDrop(model_id="dropped"))
+        await stream.offer("dropped", other, then=[drop])
+        await stream.offer("third", good, batch_sizes=[1])
+        assert (await stream.expect("model_ready")).model_id == "first"
+        assert (await stream.expect("model_ready")).model_id == "third"
+        await drain(stream)
+
+    play(tmp_path, script)
+
+
+def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: Path) -> None:
+    good = model_file()
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.offer("gap", good)
+        await stream.expect("model_needed")
+        # What the controller has in flight when the first of them spoils the model.
+        for begin in (10, 20, 30, 40):
+            await stream.chunk("gap", good, slice(begin, begin + 10))
+        kinds = sorted([(await stream.read())[0].WhichOneof("kind") or "" for _ in range(5)])
+        assert kinds == ["chunk_received"] * 4 + ["model_refused"]
+        await stream.chunk("never offered", good, slice(0, 10))
+        assert (await stream.expect("chunk_received")).model_id == "never offered"
+        await stream.install("next", good)
+        await drain(stream)
+
+    play(tmp_path, script)
+
+
+@pytest.mark.parametrize("how", ["dropped", "offered anew"])
+def test_a_model_whose_files_stop_coming_holds_nobody_up(how: str, tmp_path: Path) -> None:
+    good, other = model_file(), model_file(5)
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.offer("m", good)
+        await stream.expect("model_needed")
+        await stream.chunk("m", good, slice(0, 50))
+        await stream.expect("chunk_received")
+        if how == "dropped":
+            await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="m")))
+            await stream.install("next", other)
+        else:
+            await stream.install("m", other)
+        await drain(stream)
+
+    play(tmp_path, script)
+    assert list((tmp_path / "cache" / "scratch").iterdir()) == []
+
+
+def test_heartbeats_carry_the_smallest_difference_of_the_clocks(tmp_path: Path) -> None:
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        now = time.monotonic_ns()
+        for ahead in (0, 5 * NS_PER_S, NS_PER_S):
+            heartbeat = pb.Heartbeat(sent_ns=now + ahead)
+            await stream.send(pb.ToWorker(heartbeat=heartbeat))
+        await stream.act(infer(1, "nobody"))  # whatever comes later has seen the heartbeats
+        seen = len(stream.heartbeats)
+        action_id = 1
+        while len(stream.heartbeats) < seen + 3:
+            action_id += 1
+            await stream.act(infer(action_id, "nobody"))
+            await asyncio.sleep(0.005)
+        last = stream.heartbeats[-1]
+        assert -5 * NS_PER_S <= last.min_delta_ns < -5 * NS_PER_S + LIMIT_S * NS_PER_S
+        assert now <= last.sent_ns <= time.monotonic_ns()
+        await drain(stream)
+
+    play(tmp_path, script)
+
+
+def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> None:
+    async def garbage(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.send(b"\xff" * 50)
+        with contextlib.suppress(AssertionError):
+            await stream.read()
+
+    async def no_welcome(stream: Stream) -> None:
+        await stream.send(pb.ToWorker(heartbeat=pb.Heartbeat(sent_ns=1)))
+
+    async def outside(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        file = pb.ModelFile(name="../escape", num_bytes=1, sha256="0" * 64)
+        await stream.send(pb.ToWorker(model_offer=pb.ModelOffer(model_id="m", files=[file])))
+        with contextlib.suppress(AssertionError):
+            await stream.read()
+
+    async def twice(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.send(WELCOME)
+        with contextlib.suppress(AssertionError):
+            await stream.read()
+
+    async def unknown(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.send(pb.ToWorker(), b"of a later version")
+        result, _ = await stream.act(infer(1, "nobody"))
+        assert result.error == ActionError.UNKNOWN_MODEL
+        await drain(stream)
+
+    play(tmp_path, garbage, no_welcome, outside, twice, unknown)
+
+
+def test_a_controller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    async def silent(stream: Stream) -> None:
+        await stream.send(
+            pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=10, silence_limit_ms=50))
+        )
+        with contextlib.suppress(AssertionError):
+            await stream.read()
+
+    async def back(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await drain(stream)
+
+    play(tmp_path, silent, back)
+
+
+def test_a_worker_that_did_not_get_to_run_for_a_while_keeps_its_controller(tmp_path: Path) -> None:
+    async def script(stream: Stream) -> None:
+        await stream.send(
+            pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=50, silence_limit_ms=1000))
+        )
+        await stream.read_heartbeat()
+        time.sleep(1.2)  # noqa: ASYNC251 - the whole process stands still
+        while not stream.heartbeats[-1].HasField("min_delta_ns"):
+            await stream.send(pb.ToWorker(heartbeat=pb.Heartbeat(sent_ns=time.monotonic_ns())))
+            await stream.read_heartbeat()
+        await drain(stream)
+
+    play(tmp_path, script)
+
+
+def test_a_rejected_worker_says_why_and_does_not_try_again(tmp_path: Path) -> None:
+    async def reject(stream: Stream) -> None:
+        reason = "worker speaks protocol 1, this controller 7"
+        await stream.send_last(pb.ToWorker(rejected=pb.Rejected(reason=reason)))
+
+    with pytest.raises(ConfigError, match="rejected this worker: worker speaks protocol 1"):
+        play(tmp_path, reject)
+
+
+def test_a_worker_process_told_to_stop_asks_to_be_drained_and_exits_with_zero(
+    tmp_path: Path,
+) -> None:
+    program = (
+        "import sys; from pathlib import Path; from worker.config import WorkerConfig;"
+        "from worker.process import run_worker;"
+        "sys.exit(run_worker(WorkerConfig(controller=sys.argv[1], device='modelled:1ms',"
+        " cache_dir=Path(sys.argv[2]))))"
+    )
+    pids: list[int] = []
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        ready = await stream.install("relu", model_file())
+        assert ready.load_ns == 1_000_000
+        await stream.act(load(1, "relu"))
+        os.kill(stream.register.pid, signal.SIGTERM)
+        assert (await stream.expect("drain")).reason
+        # What is under way is still answered.
+        result, outputs = await stream.act(infer(2, "relu"), bytes(16))
+        assert (result.error, outputs) == (ActionError.NONE, [bytes(16)])
+        await drain(stream)
+        pids.append(stream.register.pid)
+
+    async def scenario() -> None:
+        controller = Controller(script)
+        async with listening(controller) as address:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", program, address, str(tmp_path)
+            )
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await controller.done.wait()
+                    assert not controller.failures, controller.failures
+                    assert await process.wait() == 0
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            assert pids == [process.pid]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_device_is_lost_says_why_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lost(ModelledDevice):
+        """Its second EXEC is its last."""
+
+        on_lost: Callable[[str], object]
+        num_execs = 0
+
+        def run_exec(self, step: Step[ServedModel]) -> None:
+            self.num_execs += 1
+            if self.num_execs == 2:
+                self.on_lost("it fell off the bus")
+                raise DeviceLostError("it fell off the bus")
+
+    def lost_device(
+        config: WorkerConfig, files: FileStore, on_lost: Callable[[str], object]
+    ) -> Lost:
+        device = Lost(
+            load_profile("0us"),
+            limits=Limits(arena_bytes=1 << 24, num_pages=2, io_bytes=1 << 20),
+            io_pool_bytes=1 << 22,
+            files=files,
+            compile_limit_s=LIMIT_S,
+        )
+        device.on_lost = on_lost
+        return device
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        assert (await stream.act(infer(2, "relu"), bytes(16)))[0].error is ActionError.NONE
+        await stream.send(wire.encode_action(infer(3, "relu")), bytes(16))
+        message, _ = await stream.read()
+        # That it wants to leave may be said before what became of the EXEC: another thread says so.
+        if message.HasField("drain"):
+            message, _ = await stream.read()
+        result = wire.decode_result(message.result)
+        assert (result.action_id, result.error) == (3, ActionError.DEVICE)
+        assert result.message == "it fell off the bus"
+
+    async def scenario() -> None:
+        controller = Controller(script)
+        async with listening(controller) as address:
+            config = WorkerConfig(
+                controller=address,
+                device="cuda:0",
+                cache_dir=tmp_path / "cache",
+                drain_limit_s=LIMIT_S,
+            )
+            async with asyncio.timeout(LIMIT_S):
+                await process._run(config)
+
+    monkeypatch.setattr(process, "make_device", lost_device)
+    with pytest.raises(DeviceGoneError, match="device 'cuda:0': it fell off the bus"):
+        asyncio.run(scenario())
+
+
+HANGS = """
+import logging, sys, threading
+from pathlib import Path
+
+from modelzoo.profile import load_profile
+from tests.worker.test_runtime import IO_POOL_BYTES, LIMITS, QueueDevice
+from worker import link, process
+from worker.config import WorkerConfig
+
+address, cache_dir, launched = sys.argv[1:]
+
+
+class Hangs(QueueDevice):
+    def launch_exec(self, step):
+        ticket = super().launch_exec(step)
+        Path(launched).touch()
+        return ticket
+
+    def finish_exec(self, step, ticket):
+        threading.Event().wait()
+
+
+def make_device(config, files, on_lost):
+    return Hangs(
+        load_profile("0us"),
+        limits=LIMITS,
+        io_pool_bytes=IO_POOL_BYTES,
+        files=files,
+        compile_limit_s=100,
+    )
+
+
+logging.basicConfig(level=logging.ERROR)
+link._STEP_LIMIT_S = 0.2
+process.make_device = make_device
+config = WorkerConfig(controller=address, device="cuda:0", cache_dir=Path(cache_dir))
+sys.exit(process.run_worker(config))
+"""
+
+
+@pytest.mark.parametrize("told_to_leave", [False, True])
+def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -> None:
+    launched = tmp_path / "launched"
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        await stream.send(wire.encode_action(infer(2, "relu")), bytes(16))
+        await asyncio.to_thread(until, launched.exists, what="the EXEC is with the device")
+        if told_to_leave:
+            os.kill(stream.register.pid, signal.SIGTERM)
+            await stream.expect("drain")
+            await drain(stream)
+
+    async def scenario() -> None:
+        controller = Controller(script)
+        async with listening(controller) as address:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", HANGS, address, tmp_path / "cache", launched),
+                cwd=Path(__file__).parents[2],  # where `tests` is found
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    _, told = await process.communicate()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        assert not controller.failures, controller.failures
+        assert process.returncode == 1
+        words = "device 'cuda:0': an action has not ended for 0.2 s"
+        # Beside whatever gRPC has to say.
+        assert any(line.endswith(words) for line in told.decode().splitlines())
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_ends_while_a_heartbeat_is_written_is_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Late:
+        """A stream whose heartbeats are written when it has ended."""
+
+        def __init__(self, call: Any) -> None:  # noqa: ANN401
+            self._call = call
+
+        async def write(self, message: bytes) -> None:
+            if pb.FromWorker.FromString(message).HasField("heartbeat"):
+                await self._call.code()
+                late.append(message)
+            await self._call.write(message)
+
+    late: list[bytes] = []
+    write = _Session._write
+    monkeypatch.setattr(_Session, "_write", lambda session, call: write(session, Late(call)))
+
+    async def first(stream: Stream) -> None:
+        await stream.send(WELCOME)
+
+    async def second(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await drain(stream)
+
+    with caplog.at_level("WARNING", logger="worker.link"):
+        play(tmp_path, first, second)
+    assert late
+    (told,) = (each.getMessage() for each in caplog.records if each.name == "worker.link")
+    assert told.endswith(": closed the stream; trying again")
+
+
+def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None:
+    tickets: list[Ticket] = []
+
+    class Slow(QueueDevice):
+        def launch_exec(self, step: Step[ServedModel]) -> Ticket:
+            tickets.append(super().launch_exec(step))
+            return tickets[-1]
+
+    async def first(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        await stream.send(wire.encode_action(infer(2, "relu")), bytes(16))
+        await asyncio.to_thread(until, lambda: tickets, what="the EXEC is with the device")
+        asyncio.get_running_loop().call_later(0.5, tickets[0].ended.set)
+
+    async def second(stream: Stream) -> None:
+        assert tickets[0].ended.is_set()
+        await stream.send(WELCOME)
+        await drain(stream)
+
+    play(tmp_path, first, second, make=lambda config, _: a_modelled(Slow, config.cache_dir, "0us"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"controller": "nowhere"}, "controller: found 'nowhere', expected HOST:PORT"),
+        ({"num_pages": 0}, "pages: found 0"),
+        ({"arena_bytes": 5}, "arena: found 5 bytes"),
+        ({"io_bytes": 5}, "IO memory: found 5 bytes"),
+        ({"worker_id": ""}, "worker id: found ''"),
+        ({"compile_limit_s": 0.0}, "compile limit: found 0.0 s"),
+        # Whatever this machine has: torch without CUDA, no GPU, or fewer.
+        ({"device": "cuda:99"}, "device 'cuda:99': found .* expected|expects"),
+        ({"device": "cuda"}, "expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"),
+        ({"device": "torch:cpu", "host_bytes": 2**60}, "start with less host memory"),
+        ({"device": "torch:cpu", "host_bytes": 5}, "host memory: found 5 bytes"),
+        ({"precision": "int3"}, "precision: found 'int3', expected one of float32, tf32"),
+        ({"device": "tpu"}, "expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"),
+        ({"device": "modelled:"}, "expected cpu, cuda:N, modelled:PROFILE or container:FOLDER"),
+        ({"device": "modelled:nothing-like-it"}, "no profile"),
+        ({"device": "cpu", "num_pages": 10_000_000}, "start with fewer pages"),
+    ],
+)
+def test_a_worker_that_cannot_start_says_what_is_wrong(
+    settings: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        run_worker(WorkerConfig(**{"controller": "127.0.0.1:1", "cache_dir": tmp_path, **settings}))
+
+
+def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    config = WorkerConfig(
+        controller="127.0.0.1:1", device="modelled:1ms", cache_dir=tmp_path / "file" / "cache"
+    )
+    with pytest.raises(ConfigError, match=r"cache folder .*file/cache"):
+        run_worker(config)

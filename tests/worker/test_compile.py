@@ -1,0 +1,662 @@
+"""The compile step: what it refuses and in which words, what it makes, and what it keeps."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from clockwright.errors import ModelError
+from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from tests.kit.processes import lives, until
+from worker.compiling.cache import CompileCache
+from worker.compiling.compile import compile_model, describe_model, profile_model, read_weights
+from worker.compiling.compiler import Compiler
+from worker.compiling.onnx_model import DATATYPES
+from worker.engines.onnxruntime import open_session, private_kernel
+from worker.models.file_store import FileStore, sha256_of
+from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits, Source
+
+LIMITS = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=1 << 20)
+
+Shape = Sequence[int | str | None]
+
+
+def make_model(
+    nodes: Sequence[onnx.NodeProto],
+    *,
+    inputs: Sequence[tuple[str, int, Shape | None]] = (("x", TensorProto.FLOAT, ["n", 4]),),
+    outputs: Sequence[tuple[str, int, Shape | None]] = (("y", TensorProto.FLOAT, ["n", 3]),),
+    weights: dict[str, np.ndarray] | None = None,
+    opset: int = 17,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info(*each) for each in inputs],
+        [helper.make_tensor_value_info(*each) for each in outputs],
+        [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def dense(*, seed: int = 0, x: str = "x", y: str = "y", rows: int = 4) -> onnx.ModelProto:
+    rng = np.random.default_rng(seed)
+    return make_model(
+        [
+            helper.make_node("MatMul", [x, f"{x}w"], ["h"]),
+            helper.make_node("Add", ["h", f"{y}b"], ["s"]),
+            helper.make_node("Relu", ["s"], [y]),
+        ],
+        inputs=[(x, TensorProto.FLOAT, ["n", rows])],
+        outputs=[(y, TensorProto.FLOAT, ["n", 3])],
+        weights={
+            f"{y}b": rng.standard_normal(3).astype(np.float32),
+            f"{x}w": rng.standard_normal((rows, 3)).astype(np.float32),
+        },
+    )
+
+
+def convolutional(*, seed: int) -> onnx.ModelProto:
+    rng = np.random.default_rng(seed)
+
+    def draw(*shape: int) -> np.ndarray:
+        return rng.random(shape, dtype=np.float32) + np.float32(0.1)
+
+    return make_model(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+            helper.make_node("BatchNormalization", ["c", "g", "b", "m", "v"], ["d"]),
+            helper.make_node("Relu", ["d"], ["e"]),
+            helper.make_node("GlobalAveragePool", ["e"], ["f"]),
+            helper.make_node("Flatten", ["f"], ["h"]),
+            helper.make_node("MatMul", ["h", "o"], ["y"]),
+        ],
+        inputs=[("x", TensorProto.FLOAT, ["n", 8, 6, 6])],
+        outputs=[("y", TensorProto.FLOAT, ["n", 3])],
+        weights={
+            "w": draw(16, 8, 3, 3),
+            **{name: draw(16) for name in "gbmv"},
+            "o": draw(16, 3),
+        },
+    )
+
+
+def write(model: onnx.ModelProto, folder: Path) -> Source:
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / "model.onnx")
+    return Source(folder)
+
+
+def silent(stage: str) -> None:
+    pass
+
+
+def compiled(source: Source, folder: Path, limits: Limits = LIMITS) -> CompiledModel:
+    folder.mkdir(parents=True)
+    return compile_model(source, folder, limits, silent)
+
+
+def run_compiled(folder: Path, model: CompiledModel, arrays: Sequence[np.ndarray]) -> list[bytes]:
+    session = open_session(str(folder / GRAPH_FILE))
+    batch_size = len(arrays[0])
+    weights = read_weights(folder, model)
+    kernel, inputs, outputs = private_kernel(session, model, batch_size, weights)
+    for memory, array in zip(inputs, arrays, strict=True):
+        memory[:] = np.frombuffer(array.tobytes(), np.uint8)
+    kernel.launch()
+    return [memory.tobytes() for memory in outputs]
+
+
+@pytest.mark.parametrize("make", [dense, convolutional])
+def test_a_compiled_model_answers_as_the_original_does(
+    make: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    source = write(make(seed=3), tmp_path / "source")
+    model = compiled(source, tmp_path / "out")
+    session = ort.InferenceSession(source.folder / "model.onnx", providers=["CPUExecutionProvider"])
+    shape = model.inputs[0].spec.row_shape
+    for batch_size in (1, 2, 5):
+        x = np.random.default_rng(1).random((batch_size, *shape), dtype=np.float32)
+        (found,) = run_compiled(tmp_path / "out", model, [x])
+        (expected,) = session.run(None, {"x": x})
+        np.testing.assert_allclose(
+            np.frombuffer(found, np.float32).reshape(expected.shape), expected, rtol=1e-4
+        )
+
+
+def test_the_description_says_what_clients_and_pages_need(tmp_path: Path) -> None:
+    model = compiled(write(dense(), tmp_path / "source"), tmp_path / "out")
+    assert [tensor.spec for tensor in model.inputs] == [TensorSpec("x", "FP32", (4,))]
+    assert [tensor.spec for tensor in model.outputs] == [TensorSpec("y", "FP32", (3,))]
+    assert sorted(weight.num_bytes for weight in model.weights) == [12, 48]
+    assert all(weight.offset % 64 == 0 for weight in model.weights)
+    assert (model.weights_bytes, model.num_pages) == (128, 1)
+    assert (tmp_path / "out" / WEIGHTS_FILE).stat().st_size == 128
+    assert CompiledModel.from_json(model.to_json()) == model
+
+
+@pytest.mark.parametrize("make", [dense, convolutional])
+def test_instances_of_one_network_share_an_architecture(
+    make: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    models = [
+        compiled(write(make(seed=seed), tmp_path / f"s{seed}"), tmp_path / f"o{seed}")
+        for seed in (1, 2)
+    ]
+    assert models[0].architecture_id == models[1].architecture_id
+    assert models[0].weights == models[1].weights
+    assert models[0].weights_sha256 != models[1].weights_sha256
+
+
+def test_names_make_no_architecture_but_shapes_do(tmp_path: Path) -> None:
+    plain = compiled(write(dense(), tmp_path / "a"), tmp_path / "oa")
+    renamed = compiled(write(dense(x="zebra", y="apple"), tmp_path / "b"), tmp_path / "ob")
+    wider = compiled(write(dense(rows=5), tmp_path / "c"), tmp_path / "oc")
+    assert renamed.architecture_id == plain.architecture_id != wider.architecture_id
+    assert renamed.inputs[0].spec.name == "zebra"
+
+
+@pytest.mark.parametrize("datatype", list(DATATYPE_BYTES))
+def test_every_datatype_goes_through_unchanged(datatype: str, tmp_path: Path) -> None:
+    element_type = next(number for number, name in DATATYPES.items() if name == datatype)
+    # Concat exists for every datatype.
+    model = make_model(
+        [helper.make_node("Concat", ["x", "x"], ["y"], axis=1)],
+        inputs=[("x", element_type, ["n", 3])],
+        outputs=[("y", element_type, ["n", 6])],
+    )
+    source = write(model, tmp_path / "source")
+    description = compiled(source, tmp_path / "out")
+    assert description.inputs[0].spec == TensorSpec("x", datatype, (3,))
+    dtype = (
+        np.dtype(ml_dtypes.bfloat16)
+        if datatype == "BF16"
+        else helper.tensor_dtype_to_np_dtype(element_type)
+    )
+    x = np.array([[1, 0, 1], [0, 1, 1]]).astype(dtype)
+    (found,) = run_compiled(tmp_path / "out", description, [x])
+    assert found == np.concatenate([x, x], axis=1).tobytes()
+
+
+def test_a_model_without_weights_compiles_onto_one_page(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Relu", ["x"], ["y"])], outputs=[("y", TensorProto.FLOAT, ["n", 4])]
+    )
+    description = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert (description.weights_bytes, description.num_pages) == (0, 1)
+
+
+def test_a_graph_whose_operators_want_constants_lifts_less(tmp_path: Path) -> None:
+    # Dropout's ratio and Clip's bounds are scalars; the matrix is still lifted.
+    model = make_model(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node(
+                "If",
+                ["cond"],
+                ["y"],
+                then_branch=_branch("h", "low"),
+                else_branch=_branch("h", "high"),
+            ),
+        ],
+        inputs=[("x", TensorProto.FLOAT, ["n", 64]), ("c", TensorProto.FLOAT, ["n", 1])],
+        outputs=[("y", TensorProto.FLOAT, ["n", 64])],
+        weights={
+            "w": np.eye(64, dtype=np.float32),
+            "low": np.array(-1.0, np.float32),
+            "high": np.array(2.0, np.float32),
+        },
+    )
+    decide = [
+        helper.make_node("ReduceMax", ["c"], ["m"], keepdims=0),
+        helper.make_node("Greater", ["m", "low"], ["cond"]),
+    ]
+    nodes = [*decide, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    description = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    x = np.random.default_rng(0).random((2, 64), dtype=np.float32)
+    for value, added in ((0.0, -1.0), (-5.0, 2.0)):
+        c = np.full((2, 1), value, np.float32)
+        (found,) = run_compiled(tmp_path / "out", description, [x, c])
+        np.testing.assert_allclose(np.frombuffer(found, np.float32).reshape(2, 64), x + added)
+    assert 64 * 64 * 4 in [weight.num_bytes for weight in description.weights]
+
+
+def _branch(value: str, added: str) -> onnx.GraphProto:
+    return helper.make_graph(
+        [helper.make_node("Add", [value, added], ["inner"])],
+        "branch",
+        [],
+        [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)],
+    )
+
+
+def test_a_fixed_batch_of_one_is_served_one_by_one(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        inputs=[("x", TensorProto.FLOAT, [1, 4])],
+        outputs=[("y", TensorProto.FLOAT, [1, 4])],
+    )
+    description = compiled(write(model, tmp_path / "source"), tmp_path / "out")
+    assert description.fixed_batch
+    tensors = [TensorSpec("x", "FP32", (4,))]
+    assert LIMITS.usable_batch_sizes(tensors, [1, 2, 4], fixed_batch=True) == (1,)
+    with pytest.raises(ModelError, match=r"fixed to 1, but batch sizes \[2, 4\]"):
+        LIMITS.usable_batch_sizes(tensors, [2, 4], fixed_batch=True)
+
+
+def test_batches_too_large_for_the_io_memory_are_left_out() -> None:
+    tensors = [TensorSpec("x", "UINT8", (300_000,))]
+    assert LIMITS.usable_batch_sizes(tensors, [1, 2, 4], fixed_batch=False) == (1, 2)
+    with pytest.raises(ModelError, match="batch of 4 have 1200000 bytes, more than"):
+        LIMITS.usable_batch_sizes(tensors, [4], fixed_batch=False)
+
+
+def test_open_dimensions_can_be_fixed(tmp_path: Path) -> None:
+    model = make_model(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        inputs=[("x", TensorProto.FLOAT, ["n", "height", 2])],
+        outputs=[("y", TensorProto.FLOAT, ["n", "height", 2])],
+    )
+    folder = write(model, tmp_path / "source").folder
+    source = Source(folder, {"height": 7})
+    assert compiled(source, tmp_path / "out").outputs[0].spec.row_shape == (7, 2)
+    assert describe_model(source).outputs[0].spec.row_shape == (7, 2)
+    for sizes, words in (
+        ({"width": 7}, "'width': no input has it; found 'height'"),
+        ({"n": 7}, "'n' is the batch dimension"),
+        ({"height": 0}, "'height': found size 0"),
+        ({}, r"input 'x': dimension 1 is open \('height'\), .*; give height a size under"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            describe_model(Source(folder, sizes))
+
+
+def relu(
+    shape: Shape | None, out: Shape | None = None, element_type: int = TensorProto.FLOAT
+) -> onnx.ModelProto:
+    return make_model(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        inputs=[("x", element_type, shape)],
+        outputs=[("y", element_type, out or shape)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (relu([4, 4]), "input 'x': first dimension is fixed to 4, expected the batch"),
+        (relu([]), "input 'x' is a scalar, expected a batch"),
+        (relu(["n", None]), "input 'x': dimension 1 has neither size nor name"),
+        (relu(["n", 0]), "input 'x': dimension 1 is 0, expected 1 or more"),
+        (
+            make_model(
+                [helper.make_node("Identity", ["x"], ["y"])],
+                inputs=[("x", TensorProto.STRING, ["n", 1])],
+                outputs=[("y", TensorProto.STRING, ["n", 1])],
+            ),
+            "input 'x' has datatype STRING, expected one of BOOL",
+        ),
+        (
+            make_model(
+                [helper.make_node("ReduceMax", ["x"], ["y"], keepdims=0)],
+                outputs=[("y", TensorProto.FLOAT, [])],
+            ),
+            "output 'y' has shape .*expected the batch as its first dimension",
+        ),
+        (
+            make_model(
+                [
+                    helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+                    helper.make_node("MatMul", ["x", "t"], ["y"]),
+                ],
+                outputs=[("y", TensorProto.FLOAT, ["n", "n"])],
+            ),
+            "output 'y' has shape .*expected rows of one fixed shape",
+        ),
+        (
+            make_model(
+                [helper.make_node("Constant", [], ["y"], value_float=1.0)],
+                inputs=[],
+                outputs=[("y", TensorProto.FLOAT, [])],
+            ),
+            "no input",
+        ),
+        (
+            make_model([helper.make_node("Frobnicate", ["x"], ["y"])]),
+            "not valid ONNX: .*Frobnicate",
+        ),
+        (make_model([helper.make_node("Relu", ["nobody"], ["y"])]), "not valid ONNX: .*nobody"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_an_unfit_model_is_refused_with_the_reason(
+    model: onnx.ModelProto, words: str, tmp_path: Path
+) -> None:
+    source = write(model, tmp_path / "source")
+    with pytest.raises(ModelError, match=words):
+        compiled(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [helper.make_node("CumSum", ["x", "axis"], ["y"])],
+        [
+            helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
+            helper.make_node("Sub", ["x", "m"], ["y"]),
+        ],
+    ],
+    ids=["later rows add up", "every row is centred"],
+)
+def test_rows_that_depend_on_each_other_are_refused(
+    nodes: list[onnx.NodeProto], tmp_path: Path
+) -> None:
+    model = make_model(
+        nodes,
+        outputs=[("y", TensorProto.FLOAT, ["n", 4])],
+        weights={"axis": np.array(0, dtype=np.int64)},
+    )
+    with pytest.raises(ModelError, match="'y' of a row depends on the other rows of its batch"):
+        compiled(write(model, tmp_path / "model"), tmp_path / "out")
+
+
+def test_an_operator_of_another_domain_is_refused_by_name(tmp_path: Path) -> None:
+    model = make_model([helper.make_node("Magic", ["x"], ["y"], domain="com.example")])
+    model.opset_import.append(helper.make_opsetid("com.example", 1))
+    with pytest.raises(ModelError, match=r"onnxruntime does not accept the model: .*com\.example"):
+        compiled(write(model, tmp_path / "source"), tmp_path / "out")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 100, b"not a model", None])
+def test_what_is_not_onnx_is_refused(content: bytes | None, tmp_path: Path) -> None:
+    whole = dense().SerializeToString()
+    (tmp_path / "model.onnx").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    with pytest.raises(ModelError, match="is not an ONNX file"):
+        compiled(Source(tmp_path), tmp_path / "out")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model\.onnx"):
+        compiled(Source(tmp_path), tmp_path / "out")
+
+
+def external(tmp_path: Path, location: str) -> Source:
+    model = dense()
+    folder = tmp_path / "source"
+    folder.mkdir()
+    for tensor in model.graph.initializer:
+        data = numpy_helper.to_array(tensor).tobytes()
+        (folder / tensor.name).write_bytes(data)
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=location.format(name=tensor.name))
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+    return Source(folder)
+
+
+def test_external_data_inside_the_folder_is_read(tmp_path: Path) -> None:
+    inside = compiled(external(tmp_path, "{name}"), tmp_path / "out")
+    plain = compiled(write(dense(), tmp_path / "plain"), tmp_path / "plain-out")
+    assert inside.weights_sha256 == plain.weights_sha256
+
+
+@pytest.mark.parametrize("location", ["../source/{name}", "/etc/hostname", "missing", ""])
+def test_external_data_outside_the_folder_is_refused(location: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"initializer 'yb': external data in"):
+        compiled(external(tmp_path, location), tmp_path / "out")
+
+
+def test_weights_larger_than_the_arena_or_the_cache_are_refused(tmp_path: Path) -> None:
+    source = write(dense(rows=1000), tmp_path / "source")
+    with pytest.raises(ModelError, match=r"12012 bytes, more than the weight arena's 100"):
+        compiled(source, tmp_path / "a", Limits(arena_bytes=100, num_pages=8, io_bytes=1 << 20))
+    with pytest.raises(ModelError, match="more than the weights cache's 0 pages"):
+        compiled(source, tmp_path / "b", Limits(arena_bytes=1 << 20, num_pages=0, io_bytes=1 << 20))
+
+
+def test_inputs_too_large_for_the_io_memory_are_refused_before_any_is_made(tmp_path: Path) -> None:
+    row = 1 << 34
+    model = make_model(
+        [helper.make_node("ReduceMax", ["x"], ["y"], axes=[1], keepdims=1)],
+        inputs=[("x", TensorProto.FLOAT, ["n", row])],
+        outputs=[("y", TensorProto.FLOAT, ["n", 1])],
+    )
+    with pytest.raises(ModelError, match=rf"a batch of 1 have {4 * row} bytes, more than"):
+        compiled(write(model, tmp_path / "source"), tmp_path / "out")
+
+
+def test_a_profile_has_a_duration_for_each_batch_size(tmp_path: Path) -> None:
+    compiled(write(dense(), tmp_path / "source"), tmp_path / "out")
+    profile = profile_model(tmp_path / "out", [1, 4], silent)
+    assert list(profile) == [1, 4]
+    assert min(profile.values()) > 0
+
+
+def test_a_cached_model_is_found_again_and_a_damaged_one_is_not(tmp_path: Path) -> None:
+    source = write(dense(), tmp_path / "source")
+    cache = CompileCache(tmp_path / "cache", target="here")
+    contents = {"model.onnx": hashlib.sha256(b"x").hexdigest()}
+    key = cache.key(contents, {})
+    assert cache.find(key) is None
+    for damage in (GRAPH_FILE, WEIGHTS_FILE, "model.json"):
+        with cache.new_folder() as folder:
+            model = compile_model(source, folder, LIMITS, silent)
+            published = cache.publish(folder, key)
+        assert CompileCache(tmp_path / "cache", target="here").find(key) == (published, model)
+        (published / damage).write_bytes((published / damage).read_bytes()[:-10])
+        assert cache.find(key) is None
+        assert not published.exists()
+    assert list((tmp_path / "cache" / "scratch").iterdir()) == []
+
+
+def test_a_thousand_copies_read_the_cache_once_and_notice_what_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = CompileCache(tmp_path / "cache", target="here")
+    key = cache.key({}, {})
+    with cache.new_folder() as folder:
+        model = compile_model(write(dense(), tmp_path / "source"), folder, LIMITS, silent)
+        published = cache.publish(folder, key)
+    read: list[str] = []
+
+    def reading(path: Path) -> str:
+        read.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr("worker.compiling.cache.sha256_of", reading)
+    for _ in range(3):
+        assert cache.find(key) == (published, model)
+    assert sorted(read) == sorted([GRAPH_FILE, WEIGHTS_FILE])
+    # As long as before, and a time that the clock's resolution cannot hide.
+    weights = published / WEIGHTS_FILE
+    weights.write_bytes(bytes(byte ^ 1 for byte in weights.read_bytes()))
+    os.utime(weights, ns=(0, 0))
+    assert cache.find(key) is None
+    assert not published.exists()
+
+
+def test_a_file_that_another_worker_adds_while_it_is_looked_for_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = FileStore(tmp_path), FileStore(tmp_path)
+    digest = hashlib.sha256(b"x").hexdigest()
+
+    def add_behind_our_back(path: Path) -> str:
+        found = sha256_of(path)
+        received = theirs.new_file()
+        received.write_bytes(b"x")
+        theirs.add(received, digest)
+        return found
+
+    monkeypatch.setattr("worker.models.file_store.sha256_of", add_behind_our_back)
+    assert not ours.has(digest)
+    monkeypatch.undo()
+    assert ours.has(digest)
+
+
+def test_what_a_killed_worker_left_half_done_is_thrown_away_a_day_later(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    old, recent = store.new_file(), store.new_file()
+    folder = tmp_path / "scratch" / "folder"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "inner" / "weights.bin").write_bytes(b"x")
+    for path in (old, folder):
+        os.utime(path, (time.time() - 100_000,) * 2)
+    FileStore(tmp_path)
+    assert list((tmp_path / "scratch").iterdir()) == [recent]
+
+
+def test_the_cache_key_names_everything_that_matters(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path, target="here")
+    keys = {
+        cache.key({"model.onnx": "aa"}, {}),
+        cache.key({"model.onnx": "ab"}, {}),
+        cache.key({"model.onnx": "aa", "data": "bb"}, {}),
+        cache.key({"model.onnx": "aa"}, {"height": 1}),
+        CompileCache(tmp_path, target="there").key({"model.onnx": "aa"}, {}),
+    }
+    assert len(keys) == 5
+
+
+def test_profiles_are_remembered_and_nonsense_is_not(tmp_path: Path) -> None:
+    cache = CompileCache(tmp_path, target="here")
+    assert cache.read_profile("a") == {}
+    cache.write_profile("a", {1: 10, 2: 15})
+    assert CompileCache(tmp_path, target="here").read_profile("a") == {1: 10, 2: 15}
+    assert CompileCache(tmp_path, target="there").read_profile("a") == {}
+    (written,) = (tmp_path / "profiles").iterdir()
+    written.write_text("[1")
+    assert cache.read_profile("a") == {}
+
+
+def test_the_compiler_process_compiles_refuses_and_survives(tmp_path: Path) -> None:
+    good = write(dense(), tmp_path / "good")
+    bad = write(relu([]), tmp_path / "bad")
+    stages: list[str] = []
+
+    async def scenario() -> None:
+        compiler = Compiler(time_limit_s=120)
+        try:
+            (tmp_path / "out").mkdir()
+            model = await compiler.compile(good, tmp_path / "out", LIMITS, stages.append)
+            assert model == CompiledModel.from_json((tmp_path / "out" / "model.json").read_text())
+            with pytest.raises(ModelError, match="is a scalar"):
+                await compiler.describe(bad)
+            assert list(await compiler.profile(tmp_path / "out", [1], stages.append)) == [1]
+        finally:
+            await compiler.close()
+
+    asyncio.run(scenario())
+    assert stages == ["checking", "optimising", "lifting weights", "profiling batch 1"]
+
+
+def endless() -> onnx.ModelProto:
+    """A model that is valid, accepted, and never ends."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go"], ["go_on"]),
+            helper.make_node("Identity", ["value"], ["value_out"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("i", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("value_out", TensorProto.FLOAT, None),
+        ],
+    )
+    return make_model(
+        [helper.make_node("Loop", ["times", "start", "x"], ["y"], body=body)],
+        outputs=[("y", TensorProto.FLOAT, ["n", 4])],
+        weights={"times": np.array(2**62, np.int64), "start": np.array(True)},
+    )
+
+
+def test_a_model_that_never_ends_costs_a_refusal(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        compiler = Compiler(time_limit_s=6)
+        try:
+            (tmp_path / "out").mkdir()
+            with pytest.raises(ModelError, match="more than 6 s to compile"):
+                await compiler.compile(
+                    write(endless(), tmp_path / "bad"), tmp_path / "out", LIMITS, silent
+                )
+            patient = Compiler(time_limit_s=120)
+            try:
+                model = await patient.describe(write(dense(), tmp_path / "good"))
+            finally:
+                await patient.close()
+            assert model.inputs[0].spec.name == "x"
+        finally:
+            await compiler.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_compiler_that_never_ends_dies_with_its_worker(tmp_path: Path) -> None:
+    """The worker is killed, so that it cannot end anything."""
+    source = write(endless(), tmp_path / "bad")
+    (tmp_path / "out").mkdir()
+    script = (
+        "import asyncio, pathlib, sys\n"
+        "from worker.compiling.compiler import Compiler\n"
+        "from worker.models.model_files import Limits, Source\n"
+        "compiler = Compiler(time_limit_s=600)\n"
+        "def told(stage):\n"
+        "    print(compiler._process.pid if stage == 'optimising' else '', flush=True)\n"
+        "source, out = Source(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
+        "asyncio.run(compiler.compile(source, out, Limits(1 << 26, 8, 1 << 20), told))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(source.folder), str(tmp_path / "out")],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as worker:
+        assert worker.stdout is not None
+        pid = next(int(line) for line in worker.stdout if line.strip())
+        assert lives(pid)
+        worker.kill()
+    try:
+        until(lambda: not lives(pid), what="the compiler ends")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_compiler_that_dies_costs_a_refusal_and_is_replaced(tmp_path: Path) -> None:
+    source = write(dense(), tmp_path / "source")
+
+    async def scenario() -> None:
+        compiler = Compiler(time_limit_s=120)
+        try:
+            await compiler.describe(source)
+            process = compiler._process
+            assert process is not None
+            process.kill()
+            with pytest.raises(ModelError, match="the compiler died with status -9"):
+                await compiler.describe(source)
+            await compiler.describe(source)
+        finally:
+            await compiler.close()
+
+    asyncio.run(scenario())

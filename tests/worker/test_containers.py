@@ -1,0 +1,504 @@
+"""Models that are code: what may be declared, and what becomes of code that raises, crashes or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import math
+import queue
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from clockwright import Client, RefusedError
+from clockwright.actions import ActionError, Infer, LoadWeights
+from clockwright.containers import ContainerSpec, parse_container
+from clockwright.errors import ConfigError, ModelError, Refusal
+from clockwright.operator import Operator
+from clockwright.tensors import TensorSpec
+from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.v1 import worker_pb2 as pb
+from controller.model_folder import ModelFolder, read_model_folder
+from experiments.local_server import LocalServer
+from tests.kit.processes import PATIENCE_S, lives, until, write_models
+from tests.worker.test_attached import WELCOME, Stream, drain, infer, load, play
+from worker.containers.container_process import name_outputs
+from worker.containers.device import Backoff, ContainerDevice, ContainerModel
+from worker.models.model_files import Limits
+from worker.models.served_model import Offer, OfferedFile
+from worker.runtime import Outcome, Runtime
+
+SLO_MS = 30_000
+LIMITS = Limits(arena_bytes=1 << 20, num_pages=4, io_bytes=1 << 20)
+
+# What the first value of a row says happens to its batch.
+PLAIN, RAISE, CRASH, HANG = 0.0, 1.0, 2.0, 3.0
+MOODY = """
+import os, signal, threading
+
+print("libraries print")
+
+def predict(rows):
+    mood = rows[0, 0]
+    if mood == 1:
+        raise ValueError("this row is not to my taste")
+    if mood == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if mood == 3:
+        threading.Event().wait()
+    rows *= 2  # its own
+    return rows.sum(axis=1)
+"""
+MOODY_TABLE = """
+[container]
+load = "model.py"
+inputs = { rows = "FP32[3]" }
+outputs = { sums = "FP32[]" }
+time_limit_s = 60
+"""
+
+
+def write_container(
+    directory: Path, name: str, table: str, *, head: str = "batch_sizes = [1, 4]", **files: str
+) -> Path:
+    folder = directory / name
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.toml").write_text(f"{head}\n{table}")
+    for stem, text in files.items():
+        (folder / "1" / f"{stem}.py").write_text(text)
+    return folder
+
+
+def row(mood: float) -> np.ndarray:
+    return np.array([[mood, 5, 6]], np.float32)
+
+
+def gone(pid: int) -> None:
+    until(lambda: not lives(pid), what="the container's process is gone")
+
+
+# --- what is declared -------------------------------------------------------------------------
+
+
+def test_a_table_declares_what_to_load_and_its_tensors_in_order() -> None:
+    spec = parse_container(
+        {
+            "load": "shop.models:rank",
+            "method": "score",
+            "inputs": {"user": "INT64[]", "items": "FP32[3, 4]"},
+            "outputs": {"scores": "FP64[3]"},
+            "time_limit_s": 1,
+            "replicas": 2,
+        }
+    )
+    assert spec == ContainerSpec(
+        load="shop.models:rank",
+        method="score",
+        inputs=(TensorSpec("user", "INT64", ()), TensorSpec("items", "FP32", (3, 4))),
+        outputs=(TensorSpec("scores", "FP64", (3,)),),
+        time_limit_s=1.0,
+        replicas=2,
+    )
+    assert spec.file is None
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"load": None}, "container.load is None, expected a file"),
+        ({"load": "../model.py"}, r"container.load is '../model.py', expected a file"),
+        ({"load": "model.exe"}, "expected a file of the version folder"),
+        ({"load": "os.system"}, "expected a file of the version folder"),
+        ({"method": "a b"}, "container.method is 'a b', expected the name"),
+        ({"inputs": {}}, "container.inputs is {}, expected a table"),
+        ({"inputs": {"x": "FP32"}}, "container.inputs.x is 'FP32', expected the shape of one row"),
+        ({"inputs": {"x": "BF16[2]"}}, "container.inputs.x is 'BF16"),
+        ({"outputs": {"y": "FP32[0]"}}, "expected sizes of 1 or more"),
+        ({"time_limit_s": 0}, "container.time_limit_s is 0, expected a positive number"),
+        ({"replicas": True}, "container.replicas is True, expected a whole number from 1 to 256"),
+        ({"shape": 3}, "unknown key 'shape'; known are load"),
+    ],
+)
+def test_a_malformed_table_is_refused_with_what_was_found(
+    change: dict[str, object], problem: str
+) -> None:
+    table = {"load": "model.py", "inputs": {"x": "FP32[2]"}, "outputs": {"y": "FP32[]"}}
+    with pytest.raises(ModelError, match=problem):
+        parse_container({**table, **change})
+
+
+def test_the_controller_judges_a_folder_of_code(tmp_path: Path) -> None:
+    folder = write_container(tmp_path, "moody", MOODY_TABLE, model=MOODY)
+    (folder / "1" / "__pycache__").mkdir()
+    (folder / "1" / "__pycache__" / "model.pyc").write_bytes(b"news")
+    read = read_model_folder(folder)
+    assert [file.name for file in read.files] == ["model.py"]
+    assert read.settings.container is not None
+    for head, problem in (
+        ("copies = 2", "config.toml: copies is of ONNX models, expected none beside"),
+        ("", None),
+    ):
+        (folder / "config.toml").write_text(f"{head}\n{MOODY_TABLE}")
+        if problem:
+            with pytest.raises(ModelError, match=problem):
+                read_model_folder(folder)
+    (folder / "1" / "model.onnx").write_bytes(b"onnx")
+    with pytest.raises(ModelError, match=r"found 1/model.onnx and a \[container\]"):
+        read_model_folder(folder)
+    (folder / "1" / "model.onnx").unlink()
+    (folder / "1" / "model.py").rename(folder / "1" / "main.py")
+    with pytest.raises(ModelError, match=r"expected 1/model.py, found main.py"):
+        read_model_folder(folder)
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        ([1.0, 2.0, 3.0], "expected 2 outputs, found 3 of them"),
+        (np.zeros(2), "expected 2 outputs, found ndarray"),
+        ({"a": [0, 0]}, r"found outputs \['a'\], expected \['a', 'b'\]"),
+        (([0, 0, 0], [[0.0], [0.0]]), r"output 'a' has shape \[3\], expected \[2\]"),
+        (([0.5, 0.5], [[0.0], [0.0]]), "output 'a' is float64, expected INT64"),
+        ((["x", "y"], [[0.0], [0.0]]), "output 'a' is <U1, expected INT64"),
+    ],
+)
+def test_what_code_returns_is_checked_against_what_was_declared(
+    result: object, problem: str
+) -> None:
+    outputs = (TensorSpec("a", "INT64", ()), TensorSpec("b", "FP32", (1,)))
+    with pytest.raises(ValueError, match=problem):
+        name_outputs(result, outputs, 2)
+
+
+def test_pauses_grow_while_a_container_keeps_dying_and_are_forgotten_when_it_lives() -> None:
+    backoff = Backoff()
+    assert backoff.pause_s == 0
+    pauses = []
+    for index in range(10):
+        backoff.started(float(index))
+        backoff.died(index + 0.5)
+        pauses.append(backoff.pause_s)
+    assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert pauses[-1] == Backoff.LIMIT_S
+    backoff.started(100.0)
+    backoff.died(100.0 + Backoff.FORGET_S)
+    assert backoff.pause_s == 0
+
+
+# --- the device -------------------------------------------------------------------------------
+
+
+class Bench:
+    """A container device behind a worker's real lanes."""
+
+    def __init__(self, folder: Path, *, memory: int = 4 << 20) -> None:
+        self.folder: ModelFolder = read_model_folder(folder)
+        self.device = ContainerDevice(
+            folder, limits=LIMITS, io_pool_bytes=memory, start_limit_s=PATIENCE_S
+        )
+        self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.runtime: Runtime[ContainerModel] = Runtime(
+            self.device, self.outcomes.put, self.lost.put
+        )
+        self.progress: list[str] = []
+        self.last_id = 0
+
+    def offer(self, **changes: object) -> Offer:
+        files = tuple(OfferedFile(f.name, f.num_bytes, f.sha256) for f in self.folder.files)
+        plain = Offer(
+            ModelId("m"), files, self.folder.settings.batch_sizes, {}, profile=self.folder.name
+        )
+        return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
+
+    def prepare(self, **changes: object) -> ContainerModel:
+        async def fetch(files: object) -> None:
+            raise AssertionError("no code comes over the link")
+
+        self.runtime.abandon()  # as the link does when it starts afresh
+        offer = self.offer(**changes)
+        model = asyncio.run(self.device.prepare(offer, fetch, self.progress.append))
+        self.runtime.add_model(model)
+        assert self.act(LoadWeights, [])[0].error is ActionError.NONE
+        return model
+
+    def act(self, kind: type, arrays: list[np.ndarray], rows: tuple[int, ...] = (1,)) -> Outcome:
+        self.submit(kind, arrays, rows)
+        return self.outcomes.get(timeout=PATIENCE_S)
+
+    def submit(self, kind: type, arrays: list[np.ndarray], rows: tuple[int, ...] = (1,)) -> int:
+        self.last_id += 1
+        now_ns = time.monotonic_ns()
+        window = {
+            "action_id": ActionId(self.last_id),
+            "model_id": ModelId("m"),
+            "earliest_ns": now_ns,
+            "latest_ns": now_ns + 60 * NS_PER_S,
+            "expected_duration_ns": 1,
+        }
+        if kind is Infer:
+            window |= {"rows": rows, "batch_size": 1 if sum(rows) == 1 else 4}
+        self.runtime.submit(kind(**window), [array.tobytes() for array in arrays])
+        return self.last_id
+
+    def infer(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> list[bytes]:
+        result, outputs = self.act(Infer, list(arrays), rows)
+        assert result.error is ActionError.NONE, result.message
+        return outputs
+
+    def failure(self, *arrays: np.ndarray) -> str:
+        result, _ = self.act(Infer, list(arrays))
+        assert result.error is ActionError.DEVICE
+        return result.message
+
+
+@contextmanager
+def bench(folder: Path) -> Iterator[Bench]:
+    made = Bench(folder)
+    made.runtime.start()
+    try:
+        yield made
+        made.runtime.check()
+    finally:
+        made.runtime.stop()
+        asyncio.run(made.device.close())
+
+
+@pytest.fixture(scope="module")
+def moody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    folder = write_container(tmp_path_factory.mktemp("m"), "moody", MOODY_TABLE, model=MOODY)
+    with bench(folder) as made:
+        made.prepare()
+        yield made
+
+
+def test_code_gets_the_rows_that_were_sent_and_its_answers_come_back(moody: Bench) -> None:
+    first, second = np.full((2, 3), 9, np.float32), np.full((1, 3), 4, np.float32)
+    outputs = moody.infer(first, second, rows=(2, 1))
+    assert [np.frombuffer(o, np.float32).tolist() for o in outputs] == [[54, 54], [24]]
+    (alone,) = moody.infer(row(PLAIN))
+    assert np.frombuffer(alone, np.float32).tolist() == [22]
+    assert "profiling batch 4" in moody.progress
+
+
+def test_code_that_raises_fails_its_batch_only(moody: Bench) -> None:
+    message = moody.failure(row(RAISE))
+    assert "predict raised ValueError: this row is not to my taste" in message
+    moody.infer(row(PLAIN))
+    assert moody.lost.empty()
+
+
+def test_a_crash_and_a_hang_cost_their_batch_and_the_container_starts_again(
+    moody: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "FORGET_S", math.inf)  # however slow the machine is
+    model = moody.prepare()
+    pid = model.container.pid
+    assert pid is not None
+    message = moody.failure(row(CRASH))
+    assert "the container was killed by SIGKILL while running a batch of 1" in message
+    assert moody.lost.get(timeout=PATIENCE_S) == message
+    gone(pid)
+
+    model = moody.prepare()
+    assert any(stage.startswith("pausing 0.1 s: the container was") for stage in moody.progress)
+    moody.infer(row(PLAIN))
+    # Not declared so short: on a slow machine starting might count as a hang.
+    model.container._spec = dataclasses.replace(model.container._spec, time_limit_s=0.05)
+    pid = model.container.pid
+    assert pid is not None
+    message = moody.failure(row(HANG))
+    assert "the container hung: running a batch of 1 took more than 0.05 s" in message
+    assert moody.lost.get(timeout=PATIENCE_S) == message
+    gone(pid)
+    moody.prepare()
+    moody.infer(row(PLAIN))
+
+
+def test_what_waits_behind_a_crash_does_not_run(moody: Bench) -> None:
+    moody.prepare()
+    crash, behind = moody.submit(Infer, [row(CRASH)]), moody.submit(Infer, [row(PLAIN)])
+    result, _ = moody.outcomes.get(timeout=PATIENCE_S)
+    assert (result.action_id, result.error) == (crash, ActionError.DEVICE)
+    moody.lost.get(timeout=PATIENCE_S)
+    moody.prepare()
+    # Nothing was said of it: its worker is lost to the controller, which has it run elsewhere.
+    result, _ = moody.act(Infer, [row(PLAIN)])
+    assert result.action_id > behind
+
+
+def test_only_what_lies_here_is_run(moody: Bench) -> None:
+    with pytest.raises(ModelError, match="runs the container of model 'moody' only"):
+        moody.prepare(profile="other")
+    foreign = OfferedFile("model.py", 4, hashlib.sha256(b"evil").hexdigest())
+    with pytest.raises(ModelError, match=r"1/model.py is not what this worker has: found .* here"):
+        moody.prepare(files=(foreign,))
+    with pytest.raises(ModelError, match=r"no model.onnx: it is code, which this worker does not"):
+        moody.offer().check_onnx()
+
+
+def test_an_estimator_is_served_as_it_is(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    rows = rng.random((40, 3), np.float32)
+    estimator = LogisticRegression().fit(rows, rows[:, 0] > 0.5)
+    table = """
+        [container]
+        load = "model.joblib"
+        method = "predict_proba"
+        inputs = { rows = "FP32[3]" }
+        outputs = { probabilities = "FP32[2]" }
+        time_limit_s = 60
+    """
+    folder = write_container(tmp_path, "estimator", table)
+    joblib.dump(estimator, folder / "1" / "model.joblib")
+    with bench(folder) as made:
+        made.prepare()
+        (output,) = made.infer(rows[:4], rows=(4,))
+    found = np.frombuffer(output, np.float32).reshape(4, 2)
+    np.testing.assert_allclose(found, estimator.predict_proba(rows[:4]), rtol=1e-5)
+
+
+def test_an_import_path_takes_several_inputs_and_gives_several_outputs(tmp_path: Path) -> None:
+    table = """
+        [container]
+        load = "helper:rank"
+        inputs = { a = "INT64[]", b = "FP32[2]" }
+        outputs = { least = "INT64[]", sums = "FP64[2]" }
+        time_limit_s = 60
+    """
+    code = "def rank(a, b):\n    return {'sums': b + a[:, None], 'least': a - 1}\n"
+    folder = write_container(tmp_path, "ranker", table, helper=code)
+    with bench(folder) as made:
+        made.prepare()
+        least, sums = made.infer(np.array([3]), np.ones((1, 2), np.float32))
+    assert np.frombuffer(least, np.int64).tolist() == [2]
+    assert np.frombuffer(sums, np.float64).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("def", "model.py cannot be loaded: SyntaxError"),
+        ("import nothing_of_that_name", "ModuleNotFoundError: No module named"),
+        ("def guess(rows): ...", r"model.py: expected a function 'predict', found guess"),
+        ("import os\nos.abort()", "the container was killed by SIGABRT while loading model.py"),
+        ("raise SystemExit(3)", "cannot be loaded: SystemExit: 3"),
+        (
+            "def predict(rows): return rows",
+            r"a batch of 1 zeros: predict raised ValueError: output",
+        ),
+    ],
+)
+def test_code_that_cannot_be_served_is_refused_with_its_words(
+    tmp_path: Path, code: str, problem: str
+) -> None:
+    folder = write_container(tmp_path, "bad", MOODY_TABLE, model=code)
+    with bench(folder) as made, pytest.raises(ModelError, match=problem):
+        made.prepare()
+
+
+def test_a_folder_without_a_container_is_no_device(tmp_path: Path) -> None:
+    (tmp_path / "m" / "1").mkdir(parents=True)
+    (tmp_path / "m" / "config.toml").write_text("slo_ms = 5\n")
+    for folder in (tmp_path / "m", tmp_path / "nowhere"):
+        with pytest.raises(ConfigError, match=r"container .*: config.toml: "):
+            ContainerDevice(folder, limits=LIMITS, io_pool_bytes=1 << 20, start_limit_s=1.0)
+
+
+def test_readmes_example_is_served(tmp_path: Path) -> None:
+    readme = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+    blocks = re.findall(r"```\w+\n# models/mean/(\S+)\n(.*?)```", readme, re.DOTALL)
+    assert [name for name, _ in blocks] == ["config.toml", "1/model.py"]
+    folder = tmp_path / "mean"
+    for name, text in blocks:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        # A slow machine is not a hang.
+        (folder / name).write_text(text.replace("load =", "time_limit_s = 60\nload ="))
+    with bench(folder) as made:
+        made.prepare()
+        mean, largest = made.infer(np.arange(64, dtype=np.float32)[None])
+    assert np.frombuffer(mean, np.float32).tolist() == [31.5]
+    assert np.frombuffer(largest, np.int64).tolist() == [63]
+
+
+# --- the worker and the server ----------------------------------------------------------------
+
+
+def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Backoff, "FORGET_S", math.inf)  # however slow the machine is
+    folder = write_container(tmp_path, "moody", MOODY_TABLE, model=MOODY)
+    read = read_model_folder(folder)
+
+    async def offer(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        files = [
+            pb.ModelFile(name=f.name, num_bytes=f.num_bytes, sha256=f.sha256) for f in read.files
+        ]
+        offer = pb.ModelOffer(model_id="m", files=files, batch_sizes=[1], profile="moody")
+        await stream.send(pb.ToWorker(model_offer=offer))
+        await stream.expect("model_ready")
+        await stream.act(load(1, "m"))
+
+    async def crash(stream: Stream) -> None:
+        await offer(stream)
+        result, _ = await stream.act(infer(2, "m"), row(CRASH).tobytes())
+        assert result.error is ActionError.DEVICE
+        with pytest.raises(AssertionError, match="the worker closed its side"):
+            await stream.read()
+
+    async def again(stream: Stream) -> None:
+        await offer(stream)
+        assert any(stage.startswith("pausing") for stage in stream.progress)
+        result, outputs = await stream.act(infer(3, "m"), row(PLAIN).tobytes())
+        assert result.error is ActionError.NONE
+        assert np.frombuffer(outputs[0], np.float32).tolist() == [22]
+        await drain(stream)
+
+    play(tmp_path, crash, again, device=f"container:{folder}")
+
+
+def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(tmp_path: Path) -> None:
+    models = write_models(tmp_path / "models", tiny="tiny_conv")
+    write_container(models, "moody", MOODY_TABLE, head="slo_ms = 30000", model=MOODY)
+    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(tmp_path / "cache")]
+    image = np.zeros((1, 1, 8, 8), np.float32)
+    with (
+        LocalServer(["--models", str(models), *arguments]) as server,
+        Client(server.address) as client,
+        Operator(server.address) as operator,
+    ):
+        assert {w.worker_id: w.device.split(":")[0] for w in operator.workers()} == {
+            "local-0": "cpu",
+            "container-0-moody": "container",
+        }
+        sums = client.infer("moody", row(PLAIN), slo_ms=SLO_MS).outputs["sums"]
+        assert sums.tolist() == [22]
+        with pytest.raises(RefusedError, match="was killed by SIGKILL while running a batch of 1"):
+            client.infer("moody", row(CRASH), slo_ms=SLO_MS)
+        client.infer("tiny", image, slo_ms=SLO_MS)
+
+        refusals: set[Refusal] = set()
+
+        def back() -> bool:
+            try:
+                sums = client.infer("moody", row(PLAIN), slo_ms=SLO_MS).outputs["sums"]
+            except RefusedError as refusal:  # it is being started again
+                refusals.add(refusal.refusal)
+                return False
+            return bool(sums.tolist() == [22])
+
+        until(back, what="the container is back")
+        assert refusals <= {Refusal.NO_WORKER, Refusal.WORKER_LOST}
+        pids = [worker.pid for worker in operator.workers()]
+        assert server.stop() == 0
+    assert not [pid for pid in pids if lives(pid)]

@@ -1,0 +1,559 @@
+"""The worker's pure core: windows, lanes, residency, pages, IO slots."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
+from clockwright.errors import ProtocolError
+from clockwright.units import ActionId, ModelId
+from worker.core.io_pool import IoPool
+from worker.core.lanes import Core, Lane, Model, Step, WaitUntil
+
+A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
+FOREVER = 1_000_000
+
+
+class Driver:
+    """A core, and shorthands to drive it by hand."""
+
+    def __init__(self, *, num_pages: int = 4, io_bytes: int = 1024) -> None:
+        self.core: Core[Model] = Core(num_pages=num_pages, io_bytes=io_bytes)
+        self.last_id = 0
+
+    def add(self, model_id: ModelId, *, num_pages: int = 2, io_bytes: int = 64) -> None:
+        self.core.add_model(
+            Model(model_id=model_id, num_pages=num_pages, io_bytes={1: io_bytes, 4: 4 * io_bytes})
+        )
+
+    def _id(self) -> ActionId:
+        self.last_id += 1
+        return ActionId(self.last_id)
+
+    def load(
+        self, model_id: ModelId, *, now: int = 0, earliest: int = 0, latest: int = FOREVER
+    ) -> int:
+        action = LoadWeights(
+            action_id=self._id(),
+            model_id=model_id,
+            earliest_ns=earliest,
+            latest_ns=latest,
+            expected_duration_ns=1,
+        )
+        self.core.submit(action, now_ns=now)
+        return action.action_id
+
+    def infer(
+        self,
+        model_id: ModelId,
+        *,
+        now: int = 0,
+        earliest: int = 0,
+        latest: int = FOREVER,
+        batch_size: int = 1,
+        rows: tuple[int, ...] = (1,),
+    ) -> int:
+        action = Infer(
+            action_id=self._id(),
+            model_id=model_id,
+            batch_size=batch_size,
+            rows=rows,
+            earliest_ns=earliest,
+            latest_ns=latest,
+            expected_duration_ns=1,
+        )
+        self.core.submit(action, now_ns=now)
+        return action.action_id
+
+    def evict(self, model_id: ModelId, *, now: int = 0) -> int:
+        action = EvictWeights(action_id=self._id(), model_id=model_id)
+        self.core.submit(action, now_ns=now)
+        return action.action_id
+
+    def start(self, lane: Lane, now: int = 0) -> Step[Model]:
+        step = self.core.next_step(lane, now_ns=now)
+        assert isinstance(step, Step), f"{lane} has {step}"
+        return step
+
+    def finish(
+        self, step: Step[Model], *, begin: int = 0, end: int = 0, error: str | None = None
+    ) -> None:
+        self.core.finish_step(
+            step, begin_ns=begin, end_ns=end, duration_ns=end - begin, error=error
+        )
+        self.core.check()
+
+    def run(self, lane: Lane, now: int = 0) -> int:
+        step = self.start(lane, now)
+        self.finish(step, begin=now, end=now)
+        return step.action.action_id
+
+    def resident(self, model_id: ModelId, **kwargs: int) -> None:
+        """Add a model, load it and forget the result."""
+        self.add(model_id, **kwargs)
+        self.load(model_id)
+        self.run(Lane.LOAD)
+        assert self.errors() == [ActionError.NONE]
+
+    def results(self) -> list[Result]:
+        self.core.check()
+        return self.core.take_results()
+
+    def errors(self) -> list[ActionError]:
+        return [result.error for result in self.results()]
+
+
+def test_a_load_and_an_infer_report_every_step() -> None:
+    driver = Driver()
+    driver.add(A)
+    load = driver.load(A, now=5)
+    step = driver.start(Lane.LOAD, 10)
+    assert len(step.pages) == 2
+    driver.finish(step, begin=10, end=30)
+    infer = driver.infer(A, now=40)
+    for lane, begin in ((Lane.INPUT, 41), (Lane.EXEC, 50), (Lane.OUTPUT, 60)):
+        driver.finish(driver.start(lane, begin), begin=begin, end=begin + 5)
+
+    assert driver.results() == [
+        Result(action_id=ActionId(load), received_ns=5, load=StepTime(10, 30, 20)),
+        Result(
+            action_id=ActionId(infer),
+            received_ns=40,
+            input=StepTime(41, 46, 5),
+            exec=StepTime(50, 55, 5),
+            output=StepTime(60, 65, 5),
+        ),
+    ]
+    assert driver.core.num_pending == 0
+
+
+@pytest.mark.parametrize("lane", [Lane.LOAD, Lane.EXEC])
+def test_an_action_does_not_start_before_its_window_opens(lane: Lane) -> None:
+    driver = Driver()
+    if lane is Lane.EXEC:
+        driver.resident(A)
+        driver.infer(A, earliest=100)
+        driver.run(Lane.INPUT, 1)
+    else:
+        driver.add(A)
+        driver.load(A, earliest=100)
+    assert driver.core.next_step(lane, now_ns=99) == WaitUntil(100)
+    driver.start(lane, 100)
+
+
+@pytest.mark.parametrize("lane", [Lane.LOAD, Lane.INPUT, Lane.EXEC])
+def test_an_action_starts_at_the_last_instant_of_its_window_and_not_after(lane: Lane) -> None:
+    for now, late in ((200, False), (201, True)):
+        driver = Driver()
+        if lane is Lane.LOAD:
+            driver.add(A)
+            driver.load(A, latest=200)
+        else:
+            driver.resident(A)
+            driver.infer(A, latest=200)
+            if lane is Lane.EXEC:
+                driver.run(Lane.INPUT)
+        step = driver.core.next_step(lane, now_ns=now)
+        assert isinstance(step, Step) != late
+        assert driver.errors() == ([ActionError.TOO_LATE] if late else [])
+
+
+def test_a_load_that_is_too_late_leaves_the_model_loadable_again() -> None:
+    driver = Driver(num_pages=2)
+    driver.add(A)
+    driver.load(A, latest=10)
+    assert driver.core.next_step(Lane.LOAD, now_ns=11) is None
+    driver.load(A, now=12)
+    driver.run(Lane.LOAD, 12)
+    assert driver.errors() == [ActionError.TOO_LATE, ActionError.NONE]
+
+
+def test_exec_goes_by_earliest_then_arrival_and_one_at_a_time() -> None:
+    driver = Driver()
+    driver.resident(A)
+    late, first, second = (driver.infer(A, earliest=e) for e in (20, 10, 10))
+    for _ in range(3):
+        driver.run(Lane.INPUT)
+    step = driver.start(Lane.EXEC, 30)
+    assert driver.core.next_step(Lane.EXEC, now_ns=30) is None
+    driver.finish(step)
+    order = [step.action.action_id, driver.run(Lane.EXEC, 30), driver.run(Lane.EXEC, 30)]
+    assert order == [first, second, late]
+
+
+def test_an_infer_waits_for_the_load_before_it_and_lets_others_pass() -> None:
+    driver = Driver()
+    driver.resident(A)
+    driver.add(B)
+    driver.load(B)
+    waiting = driver.infer(B, earliest=0, latest=500)
+    ready = driver.infer(A, earliest=5)
+    driver.run(Lane.INPUT)
+    driver.run(Lane.INPUT)
+    load = driver.start(Lane.LOAD)
+    assert driver.run(Lane.EXEC, 10) == ready
+    assert driver.core.next_step(Lane.EXEC, now_ns=10) == WaitUntil(501)
+    driver.finish(load)
+    assert driver.run(Lane.EXEC, 20) == waiting
+
+
+def test_an_infer_whose_load_takes_too_long_is_refused_when_its_window_closes() -> None:
+    driver = Driver()
+    driver.add(A)
+    driver.load(A)
+    driver.start(Lane.LOAD)
+    driver.infer(A, latest=50)
+    driver.run(Lane.INPUT)
+    assert driver.core.next_step(Lane.EXEC, now_ns=51) is None
+    (result,) = driver.results()
+    assert result.error is ActionError.TOO_LATE
+    assert "weights to be loaded" in result.message
+
+
+@pytest.mark.parametrize("how", ["fails", "is too late", "is evicted"])
+def test_an_infer_whose_load_comes_to_nothing_is_not_resident(how: str) -> None:
+    driver = Driver()
+    driver.add(A)
+    driver.load(A, latest=10)
+    driver.infer(A)
+    driver.run(Lane.INPUT)
+    if how == "fails":
+        driver.finish(driver.start(Lane.LOAD), error="out of order")
+    elif how == "is too late":
+        driver.core.next_step(Lane.LOAD, now_ns=11)
+    else:
+        driver.evict(A)
+    assert Lane.EXEC in driver.core.take_changed()
+    assert driver.core.next_step(Lane.EXEC, now_ns=12) is None
+    results = driver.results()
+    assert results[-1].error is ActionError.NOT_RESIDENT
+    assert len(results) == (3 if how == "is evicted" else 2)
+
+
+def test_what_can_be_refused_at_once_is() -> None:
+    driver = Driver(num_pages=3)
+    driver.load(A)
+    driver.infer(A)
+    driver.add(A)
+    driver.add(B)
+    driver.infer(A)
+    driver.load(A)
+    driver.load(A)
+    driver.load(B)
+    driver.infer(A, batch_size=2)
+    driver.infer(A, batch_size=4, rows=(3, 2))
+    driver.infer(A, rows=())
+    driver.infer(A, batch_size=4, rows=(1, 0))
+    assert driver.errors() == [
+        ActionError.UNKNOWN_MODEL,
+        ActionError.UNKNOWN_MODEL,
+        ActionError.NOT_RESIDENT,
+        ActionError.ALREADY_RESIDENT,
+        ActionError.NO_PAGES,
+        *[ActionError.BAD_INPUT] * 4,
+    ]
+
+
+def test_evicting_always_succeeds_even_what_is_not_there() -> None:
+    driver = Driver()
+    driver.evict(A)
+    driver.add(A)
+    driver.evict(A)
+    assert driver.errors() == [ActionError.NONE, ActionError.NONE]
+
+
+def test_pages_evicted_under_a_running_exec_are_free_when_it_ends() -> None:
+    driver = Driver(num_pages=2)
+    driver.resident(A)
+    driver.add(B)
+    driver.infer(A)
+    driver.run(Lane.INPUT)
+    running = driver.start(Lane.EXEC)
+    driver.evict(A)
+    # Accepted: by the time it may start, the pages can be there.
+    driver.load(B, latest=100)
+    assert driver.core.next_step(Lane.LOAD, now_ns=10) == WaitUntil(101)
+    driver.core.take_changed()
+    driver.finish(running)
+    assert Lane.LOAD in driver.core.take_changed()
+    assert set(driver.start(Lane.LOAD, 20).pages) == set(running.pages)
+
+
+def test_a_load_evicted_while_it_runs_gives_its_pages_back_at_its_end() -> None:
+    driver = Driver(num_pages=2)
+    driver.add(A)
+    driver.load(A)
+    running = driver.start(Lane.LOAD)
+    driver.evict(A)
+    again = driver.load(A, now=1)
+    assert driver.core.next_step(Lane.LOAD, now_ns=1) is None
+    driver.finish(running)
+    assert driver.run(Lane.LOAD, 2) == again
+    assert driver.errors() == [ActionError.NONE, ActionError.NOT_RESIDENT, ActionError.NONE]
+    assert driver.core.resident() == [A]
+
+
+def test_an_infer_waits_for_room_for_its_inputs() -> None:
+    driver = Driver(io_bytes=128)
+    driver.resident(A, io_bytes=128)
+    first, second = driver.infer(A), driver.infer(A)
+    assert driver.run(Lane.INPUT) == first
+    assert driver.core.next_step(Lane.INPUT, now_ns=0) == WaitUntil(FOREVER + 1)
+    driver.run(Lane.EXEC)
+    driver.core.take_changed()
+    driver.run(Lane.OUTPUT)
+    assert Lane.INPUT in driver.core.take_changed()
+    assert driver.run(Lane.INPUT) == second
+
+
+@pytest.mark.parametrize("lane", [Lane.INPUT, Lane.EXEC, Lane.OUTPUT])
+def test_a_step_that_fails_ends_its_action_and_nothing_else(lane: Lane) -> None:
+    driver = Driver()
+    driver.resident(A)
+    driver.infer(A)
+    for each in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
+        step = driver.start(each)
+        if each is lane:
+            driver.finish(step, error="burnt")
+            break
+        driver.finish(step)
+    (result,) = driver.results()
+    assert (result.error, result.message) == (ActionError.DEVICE, "burnt")
+    assert driver.core.resident() == [A]
+    assert driver.core.num_pending == 0
+
+
+def test_a_removed_model_finishes_what_it_has_and_takes_nothing_new() -> None:
+    driver = Driver(num_pages=2)
+    driver.resident(A)
+    driver.infer(A)
+    driver.core.remove_model(A)
+    driver.infer(A)
+    assert driver.errors() == [ActionError.UNKNOWN_MODEL]
+    for lane in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
+        driver.run(lane)
+    assert driver.errors() == [ActionError.NONE]
+    driver.resident(B)
+
+
+def test_an_action_id_in_use_breaks_the_protocol() -> None:
+    driver = Driver()
+    driver.resident(A)
+    driver.infer(A)
+    driver.last_id -= 1
+    with pytest.raises(ProtocolError, match="second time"):
+        driver.infer(A)
+
+
+def test_after_an_abandonment_running_steps_end_in_silence() -> None:
+    driver = Driver(num_pages=2)
+    driver.resident(A)
+    for _ in range(3):
+        driver.infer(A)
+    driver.run(Lane.INPUT)
+    running = [driver.start(Lane.INPUT), driver.start(Lane.EXEC)]
+    driver.core.abandon()
+    driver.add(B)
+    driver.load(B)
+    for step in running:
+        driver.finish(step)
+    driver.run(Lane.LOAD)
+    assert driver.errors() == [ActionError.NONE]
+    assert driver.core.resident() == [B]
+
+
+def test_an_exec_is_queued_behind_the_one_that_runs_if_its_window_holds_that_moment() -> None:
+    driver = Driver()
+    driver.resident(A)
+    early = driver.infer(A, earliest=0, latest=60)
+    # Open by then, but the one that runs might end before that.
+    opens_later = driver.infer(A, earliest=30, latest=90)
+    closed_by_then = driver.infer(A, earliest=5, latest=40)
+    fits = driver.infer(A, earliest=10, latest=60)
+    for _ in range(4):
+        driver.run(Lane.INPUT)
+    assert driver.core.next_exec_ahead(now_ns=20, begin_ns=50) is None  # nothing runs
+    runs = driver.start(Lane.EXEC, now=0)
+    assert runs.action.action_id == early
+    ahead = driver.core.next_exec_ahead(now_ns=20, begin_ns=50)
+    assert ahead is not None
+    assert ahead.action.action_id == fits
+    assert driver.core.next_exec_ahead(now_ns=20, begin_ns=50) is None  # one is enough
+    driver.core.check()
+    driver.finish(runs, begin=0, end=50)
+    # It runs now, so nothing else begins before it is finished; and what was passed over is judged then.
+    assert driver.core.next_step(Lane.EXEC, now_ns=50) is None
+    driver.finish(ahead, begin=50, end=65)
+    assert driver.run(Lane.EXEC, now=65) == opens_later
+    late = driver.results()
+    assert [(r.action_id, r.error) for r in late] == [(closed_by_then, ActionError.TOO_LATE)]
+    for _ in range(3):
+        driver.run(Lane.OUTPUT, now=66)
+    assert [result.action_id for result in driver.results()] == [early, fits, opens_later]
+
+
+def test_an_exec_that_the_device_came_to_after_its_window_is_refused() -> None:
+    driver = Driver()
+    driver.resident(A)
+    driver.infer(A, latest=60)
+    overrun = driver.infer(A, latest=60)
+    driver.run(Lane.INPUT)
+    driver.run(Lane.INPUT)
+    runs = driver.start(Lane.EXEC)
+    ahead = driver.core.next_exec_ahead(now_ns=20, begin_ns=50)
+    assert ahead is not None
+    driver.finish(runs, begin=0, end=61)
+    driver.finish(ahead, begin=61, end=70)
+    (result,) = driver.results()
+    assert (result.action_id, result.error, result.exec) == (overrun, ActionError.TOO_LATE, None)
+    # Its outputs go nowhere, and its slot is free.
+    driver.run(Lane.OUTPUT)
+    assert driver.core.next_step(Lane.OUTPUT, now_ns=99) is None
+    driver.core.check()
+
+
+def test_while_each_exec_is_queued_behind_another_those_that_cannot_run_are_refused() -> None:
+    driver = Driver(num_pages=6)
+    for model_id in (A, B):
+        driver.resident(model_id)
+    driver.add(C)
+    driver.load(C)  # and no more than that
+    first = driver.infer(A)
+    gone = driver.infer(B)
+    expires = driver.infer(A, latest=25)
+    not_loaded = driver.infer(C, latest=35)
+    chain = [driver.infer(A, earliest=1) for _ in range(2)]
+    waits = driver.infer(C, earliest=2)
+    for _ in range(7):
+        driver.run(Lane.INPUT)
+    driver.evict(B)
+    driver.results()
+
+    runs = driver.start(Lane.EXEC)
+    assert runs.action.action_id == first
+    # The lane's `next_step` is never asked: something always runs.
+    for now, begin, ahead_id, refused in (
+        (10, 30, chain[0], [(gone, ActionError.NOT_RESIDENT)]),
+        (26, 30, chain[1], [(expires, ActionError.TOO_LATE)]),
+        (40, 50, None, [(not_loaded, ActionError.TOO_LATE)]),
+    ):
+        ahead = driver.core.next_exec_ahead(now_ns=now, begin_ns=begin)
+        assert (ahead and ahead.action.action_id) == ahead_id
+        assert [(r.action_id, r.error) for r in driver.results()] == refused
+        driver.finish(runs, end=begin)
+        if ahead is not None:
+            runs = ahead
+    driver.run(Lane.LOAD, 50)
+    assert driver.run(Lane.EXEC, 51) == waits
+    for _ in range(4):
+        driver.run(Lane.OUTPUT, 60)
+    assert driver.errors() == [ActionError.NONE] * 5
+
+
+def test_evicted_pages_are_free_when_the_last_exec_that_reads_them_ends() -> None:
+    driver = Driver(num_pages=2)
+    driver.resident(A)
+    driver.add(B)
+    for _ in range(2):
+        driver.infer(A)
+        driver.run(Lane.INPUT)
+    runs = driver.start(Lane.EXEC)
+    ahead = driver.core.next_exec_ahead(now_ns=0, begin_ns=1)
+    assert ahead is not None
+    driver.evict(A)
+    driver.load(B)
+    driver.finish(runs, end=1)
+    assert isinstance(driver.core.next_step(Lane.LOAD, now_ns=1), WaitUntil)
+    driver.finish(ahead, begin=1, end=2)
+    assert sorted(driver.start(Lane.LOAD, now=2).pages) == [0, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> None:
+    rng = random.Random(seed)
+    driver = Driver(num_pages=6, io_bytes=640)
+    models = [ModelId(f"m{index}") for index in range(5)]
+    for index, model_id in enumerate(models):
+        driver.add(model_id, num_pages=1 + index % 3)
+    running: dict[Lane, tuple[Step[Model], int]] = {}
+    ahead: Step[Model] | None = None
+    num_ahead = 0
+    answers: dict[int, Result] = {}
+    windows: dict[int, tuple[int, int]] = {}
+    now = 0
+
+    def submit() -> None:
+        earliest = now + rng.randrange(-5, 30)
+        latest = earliest + rng.randrange(0, 60)
+        model_id = rng.choice(models)
+        act: Callable[..., int] = rng.choice([driver.infer, driver.infer, driver.load])
+        if rng.random() < 0.2:
+            windows[driver.evict(model_id, now=now)] = (0, 0)
+        else:
+            action_id = act(model_id, now=now, earliest=earliest, latest=latest)
+            windows[action_id] = (earliest, latest)
+
+    def collect() -> None:
+        for result in driver.results():
+            assert result.action_id not in answers
+            answers[result.action_id] = result
+
+    for turn in range(5000):
+        if turn >= 500 and driver.core.num_pending == 0:
+            break
+        now += rng.randrange(4)
+        if turn < 500:
+            submit()
+        for lane in Lane:
+            if lane in running and rng.random() < 0.5:
+                step, begin = running.pop(lane)
+                error = "broke" if rng.random() < 0.05 else None
+                driver.finish(step, begin=begin, end=now, error=error)
+                if lane is Lane.EXEC and ahead is not None:
+                    running[lane], ahead = (ahead, now), None
+            elif lane is Lane.EXEC and ahead is None:
+                ahead = driver.core.next_exec_ahead(now_ns=now, begin_ns=now + rng.randrange(6))
+                assert ahead is None or lane in running
+                num_ahead += ahead is not None
+                driver.core.check()
+            due = driver.core.next_step(lane, now_ns=now)
+            if isinstance(due, Step):
+                assert lane not in running
+                running[lane] = due, now
+            elif isinstance(due, WaitUntil):
+                assert due.time_ns > now
+            collect()
+    assert answers.keys() == windows.keys()
+    assert num_ahead > 0
+    for action_id, (earliest, latest) in windows.items():
+        for step_time in (answers[action_id].load, answers[action_id].exec):
+            assert step_time is None or earliest <= step_time.begin_ns <= latest
+    outcomes = {result.error for result in answers.values()}
+    assert outcomes >= {
+        ActionError.NONE,
+        ActionError.TOO_LATE,
+        ActionError.NO_PAGES,
+        ActionError.NOT_RESIDENT,
+        ActionError.ALREADY_RESIDENT,
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_io_slots_never_overlap_and_leave_no_crumbs(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = IoPool(4096)
+    slots: list[int] = []
+    for _ in range(500):
+        if slots and rng.random() < 0.5:
+            pool.release(slots.pop(rng.randrange(len(slots))))
+        else:
+            offset = pool.acquire(rng.randrange(700))
+            if offset is not None:
+                slots.append(offset)
+        pool.check()
+    for offset in slots:
+        pool.release(offset)
+    assert pool.acquire(4096) == 0

@@ -1,0 +1,697 @@
+"""The worker's runtime with real threads, on the CPU device and on a modelled one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights, Result
+from clockwright.errors import ModelError
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
+from modelzoo.profile import load_profile
+from tests.kit.processes import until
+from worker.compiling.compile import read_weights
+from worker.core.lanes import Step
+from worker.devices.cpu import CpuDevice
+from worker.devices.device import Device, Launched
+from worker.devices.modelled import ModelledDevice
+from worker.engines.onnxruntime import open_session, private_kernel
+from worker.models.file_store import FileStore
+from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
+from worker.models.served_model import Offer, OfferedFile, ServedModel
+from worker.runtime import Outcome, Runtime
+
+LIMITS = Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=1 << 20)
+IO_POOL_BYTES = 4 << 20
+# 1100 * 4096 * 4 bytes: two pages, the second one in part.
+WIDE, NARROW = 4096, 1100
+
+
+def network(seed: int) -> onnx.ModelProto:
+    """Two dense layers with weights that straddle two pages."""
+    rng = np.random.default_rng(seed)
+    weights = {
+        "w": rng.standard_normal((NARROW, WIDE), dtype=np.float32),
+        "b": rng.standard_normal(WIDE, dtype=np.float32),
+        "o": rng.standard_normal((WIDE, 3), dtype=np.float32),
+    }
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["h"]),
+            helper.make_node("Add", ["h", "b"], ["s"]),
+            helper.make_node("Relu", ["s"], ["r"]),
+            helper.make_node("MatMul", ["r", "o"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", NARROW])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def stored(files: FileStore, content: bytes, name: str = "model.onnx") -> OfferedFile:
+    path = files.new_file()
+    path.write_bytes(content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    files.add(path, sha256)
+    return OfferedFile(name, len(content), sha256)
+
+
+def offer(
+    files: FileStore, model_id: str, content: bytes, batch_sizes: tuple[int, ...] = (1, 2)
+) -> Offer:
+    return Offer(ModelId(model_id), (stored(files, content),), batch_sizes, {}, "")
+
+
+async def nothing_to_fetch(files: object) -> None:
+    assert not files
+
+
+def silent(stage: str) -> None:
+    pass
+
+
+def cpu_device(cache_dir: Path) -> CpuDevice:
+    return CpuDevice(
+        limits=LIMITS,
+        io_pool_bytes=IO_POOL_BYTES,
+        files=FileStore(cache_dir),
+        cache_dir=cache_dir,
+        compile_limit_s=120,
+    )
+
+
+AModelledDevice = TypeVar("AModelledDevice", bound=ModelledDevice)
+
+
+def modelled_device(cache_dir: Path, profile: str) -> ModelledDevice:
+    return a_modelled(ModelledDevice, cache_dir, profile)
+
+
+def a_modelled(
+    kind: type[AModelledDevice], cache_dir: Path, profile: str = "1ms"
+) -> AModelledDevice:
+    return kind(
+        load_profile(profile),
+        limits=LIMITS,
+        io_pool_bytes=IO_POOL_BYTES,
+        files=FileStore(cache_dir),
+        compile_limit_s=120,
+    )
+
+
+@dataclass
+class Harness:
+    """A running runtime, and shorthands."""
+
+    runtime: Runtime[Any]
+    outcomes: queue.SimpleQueue[Outcome]
+    last_id: int = 0
+    answers: dict[int, Outcome] = field(default_factory=dict)
+
+    def submit(self, action: Action, *payload: bytes) -> int:
+        self.runtime.submit(action, payload)
+        return action.action_id
+
+    def window(self, opens_in_ns: int = 0, width_ns: int = 60 * NS_PER_S) -> dict[str, int]:
+        earliest = time.monotonic_ns() + opens_in_ns
+        return {
+            "earliest_ns": earliest,
+            "latest_ns": earliest + width_ns,
+            "expected_duration_ns": 1,
+        }
+
+    def next_id(self) -> ActionId:
+        self.last_id += 1
+        return ActionId(self.last_id)
+
+    def load(self, model_id: str, **window: int) -> int:
+        return self.submit(
+            LoadWeights(
+                action_id=self.next_id(), model_id=ModelId(model_id), **self.window(**window)
+            )
+        )
+
+    def evict(self, model_id: str) -> int:
+        return self.submit(EvictWeights(action_id=self.next_id(), model_id=ModelId(model_id)))
+
+    def infer(
+        self,
+        model_id: str,
+        *payload: bytes,
+        rows: tuple[int, ...] = (1,),
+        batch_size: int = 1,
+        **window: int,
+    ) -> int:
+        return self.submit(
+            Infer(
+                action_id=self.next_id(),
+                model_id=ModelId(model_id),
+                batch_size=batch_size,
+                rows=rows,
+                **self.window(**window),
+            ),
+            *payload,
+        )
+
+    def answer(self, action_id: int) -> Outcome:
+        while action_id not in self.answers:
+            outcome = self.outcomes.get(timeout=60)
+            assert outcome[0].action_id not in self.answers
+            self.answers[outcome[0].action_id] = outcome
+        return self.answers[action_id]
+
+    def result(self, action_id: int) -> Result:
+        return self.answer(action_id)[0]
+
+    def ok(self, action_id: int) -> list[bytes]:
+        result, outputs = self.answer(action_id)
+        assert result.error is ActionError.NONE, result.message
+        return outputs
+
+
+@contextlib.contextmanager
+def running(device: Device[Any]) -> Iterator[Harness]:
+    outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+    runtime: Runtime[Any] = Runtime(device, outcomes.put)
+    runtime.start()
+    try:
+        yield Harness(runtime, outcomes)
+        runtime.check()
+    finally:
+        runtime.stop()
+
+
+def load_run_and_evict_at_random(
+    device: Device[Any],
+    models: Sequence[Any],
+    rng: random.Random,
+    input_bytes: bytes,
+    expected: Mapping[str, bytes],
+    *,
+    most_s: float,
+) -> None:
+    """Whatever is evicted while it runs, loads or waits: an answer is that of the right weights, or none is given."""
+    infers: dict[int, str] = {}
+    with running(device) as harness:
+        for model in models:
+            harness.runtime.add_model(model)
+        for _ in range(200):
+            # Without waiting for anything: what is evicted may be running, loading or queued.
+            name = rng.choice(models).model_id
+            match rng.randrange(4):
+                case 0:
+                    harness.evict(name)
+                case 1:
+                    harness.load(name)
+                case _:
+                    infers[harness.infer(name, input_bytes)] = name
+            if rng.random() < 0.3:
+                time.sleep(rng.random() * most_s)
+        # However fast or slow all this was: this one runs.
+        for model in models:
+            harness.evict(model.model_id)
+        harness.load("m0")
+        infers[harness.infer("m0", input_bytes)] = "m0"
+        outcomes = [(name, *harness.answer(infer)) for infer, name in infers.items()]
+    answered = [(name, outputs) for name, result, outputs in outcomes if not result.error]
+    assert answered == [(name, [expected[name]]) for name, _ in answered]
+    assert answered[-1][0] == "m0"
+    errors = {result.error for _, result, _ in outcomes}
+    assert errors <= {ActionError.NONE, ActionError.NOT_RESIDENT}
+
+
+def prepared(device: Device[Any], *offers: Offer) -> list[Any]:
+    async def prepare() -> list[Any]:
+        try:
+            return [await device.prepare(each, nothing_to_fetch, silent) for each in offers]
+        finally:
+            await device.close()
+
+    return asyncio.run(prepare())
+
+
+def unpaged(folder: Path, compiled: CompiledModel, x: np.ndarray) -> bytes:
+    """The same engine, with the weights where the file put them."""
+    kernel, inputs, outputs = private_kernel(
+        open_session(str(folder / GRAPH_FILE)), compiled, len(x), read_weights(folder, compiled)
+    )
+    inputs[0][:] = np.frombuffer(x.tobytes(), np.uint8)
+    kernel.launch()
+    return outputs[0].tobytes()
+
+
+def compiled_models(cache_dir: Path) -> dict[str, tuple[Path, CompiledModel]]:
+    found = {}
+    for folder in (cache_dir / "compiled").iterdir():
+        compiled = CompiledModel.from_json((folder / "model.json").read_text())
+        found[compiled.weights_sha256] = (folder, compiled)
+    return found
+
+
+@pytest.fixture(scope="module")
+def instances(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, bytes]]:
+    """Four instances of one network, compiled once: a cache folder and the files' contents."""
+    cache_dir = tmp_path_factory.mktemp("cache")
+    contents = {f"m{seed}": network(seed).SerializeToString() for seed in range(4)}
+    device = cpu_device(cache_dir)
+    models = prepared(device, *(offer(FileStore(cache_dir), *each) for each in contents.items()))
+    assert not any(model.from_cache for model in models)
+    assert len({model.architecture_id for model in models}) == 1
+    assert [model.num_pages for model in models] == [2] * 4
+    return cache_dir, contents
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unloads(
+    seed: int, instances: tuple[Path, dict[str, bytes]]
+) -> None:
+    cache_dir, contents = instances
+    rng = random.Random(seed)
+    device = cpu_device(cache_dir)
+    models = prepared(device, *(offer(FileStore(cache_dir), *each) for each in contents.items()))
+    assert all(model.from_cache for model in models)
+    assert sum(model.num_pages for model in models) == 2 * LIMITS.num_pages
+
+    inputs = np.random.default_rng(seed).random((2, NARROW), dtype=np.float32)
+    expected = {}
+    for model in models:
+        (folder, description) = compiled_models(cache_dir)[
+            hashlib.sha256(model.weights.data).hexdigest()
+        ]
+        expected[model.model_id] = [unpaged(folder, description, inputs[:n]) for n in (1, 2)]
+    assert len({outputs[0] for outputs in expected.values()}) == 4
+
+    with running(device) as harness:
+        for model in models:
+            harness.runtime.add_model(model)
+        resident: list[str] = []
+        num_loads = 0
+        checks = []
+        for _ in range(60):
+            name = rng.choice(models).model_id
+            if name not in resident:
+                if len(resident) == 2:
+                    harness.evict(resident.pop(rng.randrange(2)))
+                harness.load(name)
+                resident.append(name)
+                num_loads += 1
+            if rng.random() < 0.5:
+                infer = harness.infer(name, inputs[:1].tobytes())
+                checks.append((infer, [expected[name][0]]))
+            else:
+                rows = [inputs[:1].tobytes(), inputs[1:].tobytes()]
+                infer = harness.infer(name, *rows, rows=(1, 1), batch_size=2)
+                whole = expected[name][1]
+                checks.append((infer, [whole[:12], whole[12:]]))
+            # Evicting is the controller's decision, and it never evicts what it still needs.
+            harness.ok(infer)
+        assert num_loads > 10
+        for infer, outputs in checks:
+            assert harness.ok(infer) == outputs
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_pages_evicted_under_a_running_exec_are_not_overwritten(
+    seed: int, instances: tuple[Path, dict[str, bytes]]
+) -> None:
+    cache_dir, contents = instances
+    rng = random.Random(seed)
+    device = cpu_device(cache_dir)
+    models = prepared(device, *(offer(FileStore(cache_dir), *each) for each in contents.items()))
+    x = np.random.default_rng(seed).random((1, NARROW), dtype=np.float32)
+    by_weights = compiled_models(cache_dir)
+    expected = {
+        model.model_id: unpaged(*by_weights[hashlib.sha256(model.weights.data).hexdigest()], x)
+        for model in models
+    }
+    load_run_and_evict_at_random(device, models, rng, x.tobytes(), expected, most_s=0.005)
+
+
+def test_a_batch_that_is_not_full_is_filled_with_zeros(
+    instances: tuple[Path, dict[str, bytes]],
+) -> None:
+    cache_dir, contents = instances
+    device = cpu_device(cache_dir)
+    (model,) = prepared(device, offer(FileStore(cache_dir), "m0", contents["m0"]))
+    x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.load("m0")
+        noise = np.full((2, NARROW), 7, np.float32).tobytes()
+        harness.ok(harness.infer("m0", noise, rows=(2,), batch_size=2))
+        (alone,) = harness.ok(harness.infer("m0", x.tobytes(), rows=(1,), batch_size=2))
+        padded = np.concatenate([x, np.zeros_like(x)]).tobytes()
+        (both,) = harness.ok(harness.infer("m0", padded, rows=(2,), batch_size=2))
+    assert alone == both[:12]
+
+
+def test_a_payload_that_does_not_fit_is_bad_input_and_says_why(
+    instances: tuple[Path, dict[str, bytes]],
+) -> None:
+    cache_dir, contents = instances
+    device = cpu_device(cache_dir)
+    (model,) = prepared(device, offer(FileStore(cache_dir), "m0", contents["m0"]))
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("m0"))
+        short = harness.result(harness.infer("m0", b"abc"))
+        missing = harness.result(harness.infer("m0"))
+    assert (short.error, missing.error) == (ActionError.BAD_INPUT, ActionError.BAD_INPUT)
+    assert "request 0: input 'x' has 3 bytes, expected 4400 for 1 rows" in short.message
+    assert "payload has 0 tensors, expected 1" in missing.message
+
+
+def test_kernels_go_when_the_last_model_of_their_architecture_goes(
+    instances: tuple[Path, dict[str, bytes]],
+) -> None:
+    cache_dir, contents = instances
+    device = cpu_device(cache_dir)
+    models = prepared(
+        device, *(offer(FileStore(cache_dir), name, contents[name]) for name in ("m0", "m1"))
+    )
+    assert models[0].kernels == models[1].kernels
+    assert len(device._kernels) == 2
+    # What a graph keeps of its weights is in memory once, not once per batch size.
+    assert len({id(kernel.ort._session) for kernel in models[0].kernels.values()}) == 1
+    models.pop()
+    assert len(device._kernels) == 2
+    models.pop()
+    assert len(device._kernels) == len(device._sessions) == 0
+
+
+# --- modelled -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make_device", [cpu_device, lambda folder: modelled_device(folder, "1ms")])
+def test_external_data_that_came_with_the_model_is_found(
+    make_device: Callable[[Path], Device[Any]], tmp_path: Path
+) -> None:
+    model = onnx.load_from_string(network(0).SerializeToString())
+    files = FileStore(tmp_path)
+    came = []
+    for tensor in model.graph.initializer:
+        name = f"weights/{tensor.name}"
+        came.append(stored(files, tensor.raw_data, name))
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=name)
+    came.append(stored(files, model.SerializeToString()))
+    (served,) = prepared(make_device(tmp_path), Offer(ModelId("m"), tuple(came), (1, 2), {}, ""))
+    assert [spec.name for spec in served.outputs] == ["y"]
+
+
+def echo(values: int) -> bytes:
+    graph = helper.make_graph(
+        [helper.make_node("Identity", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", values])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", values])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
+def modelled(cache_dir: Path, profile: str, values: int = 4) -> tuple[ModelledDevice, ServedModel]:
+    device = modelled_device(cache_dir, profile)
+    (model,) = prepared(device, offer(FileStore(cache_dir), "echo", echo(values)))
+    return device, model
+
+
+def test_a_profile_that_takes_no_time_reports_the_least_that_a_controller_accepts(
+    tmp_path: Path,
+) -> None:
+    _, model = modelled(tmp_path, "0us")
+    assert (model.load_ns, model.exec_ns) == (1, {1: 1})
+
+
+@pytest.mark.parametrize("values", [4, 100_000])
+def test_a_modelled_device_takes_as_long_as_its_profile_says_and_answers_zeros(
+    values: int, tmp_path: Path
+) -> None:
+    device, model = modelled(tmp_path, "20ms", values)
+    assert (model.load_ns, dict(model.exec_ns)) == (NS_PER_MS, {1: 20 * NS_PER_MS})
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        load = harness.result(harness.load("echo"))
+        infers = [harness.infer("echo", bytes(4 * values)) for _ in range(3)]
+        outcomes = [harness.answer(infer) for infer in infers]
+    assert load.load is not None
+    assert load.load.duration_ns >= NS_PER_MS
+    for result, outputs in outcomes:
+        assert result.error is ActionError.NONE
+        assert outputs == [bytes(4 * values)]
+        assert result.exec is not None
+        assert result.exec.duration_ns >= 20 * NS_PER_MS
+    # One EXEC at a time.
+    times = [result.exec for result, _ in outcomes]
+    for before, after in itertools.pairwise(times):
+        assert before is not None
+        assert after is not None
+        assert before.end_ns <= after.begin_ns
+
+
+class HeldDevice(ModelledDevice):
+    """An EXEC ends when the test says so."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def run_exec(self, step: Step[ServedModel]) -> None:
+        self.begun.set()
+        assert self.may_end.wait(60)
+
+
+def test_actions_wait_for_their_window_and_are_refused_after_it(tmp_path: Path) -> None:
+    device = a_modelled(HeldDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.may_end.set()
+        opens_ns = time.monotonic_ns() + 30 * NS_PER_MS
+        waited = harness.result(harness.infer("echo", bytes(16), opens_in_ns=30 * NS_PER_MS))
+        device.may_end.clear()
+        device.begun.clear()
+        blocking = harness.infer("echo", bytes(16))
+        assert device.begun.wait(60)
+        behind = harness.infer("echo", bytes(16), width_ns=NS_PER_MS)
+        closed_ns = time.monotonic_ns() + NS_PER_MS
+        until(lambda: time.monotonic_ns() > closed_ns, what="its window has closed")
+        device.may_end.set()
+        late = harness.result(behind)
+        harness.ok(blocking)
+        past = harness.result(
+            harness.infer("echo", bytes(16), opens_in_ns=-2 * NS_PER_S, width_ns=1)
+        )
+    assert waited.exec is not None
+    assert waited.exec.begin_ns >= opens_ns
+    assert [late.error, past.error] == [ActionError.TOO_LATE, ActionError.TOO_LATE]
+
+
+def test_an_infer_sent_right_behind_its_load_runs_when_the_load_ends(tmp_path: Path) -> None:
+    device, model = modelled(tmp_path, "1ms")
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        load, infer = harness.load("echo"), harness.infer("echo", bytes(16))
+        harness.ok(infer)
+        loaded, ran = harness.result(load).load, harness.result(infer).exec
+    assert loaded is not None
+    assert ran is not None
+    assert loaded.end_ns <= ran.begin_ns
+
+
+def test_noise_is_the_same_in_every_run_and_of_each_lane_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "noisy.json").write_text(
+        '{"name": "noisy", "seed": 5, "noise": {"exec_sigma": 0.1, "load_sigma": 0.1}, "rows": '
+        '[{"name": "*", "weights_bytes": 1, "load_ns": 1000, "exec_ns": {"1": 2000000}}]}'
+    )
+    draws = []
+    for loads_between in (0, 3):
+        device, model = modelled(tmp_path, str(tmp_path / "noisy.json"))
+        durations = []
+        for _ in range(100):
+            durations.append(device.exec_duration_ns(model, 1))
+            for _ in range(loads_between):
+                device.load_duration_ns(model)
+        draws.append(durations)
+    assert draws[0] == draws[1]
+    assert len(set(draws[0])) == 100
+    assert 1_900_000 < sorted(draws[0])[50] < 2_100_000
+
+
+def test_a_modelled_device_refuses_what_its_profile_does_not_know(tmp_path: Path) -> None:
+    device = modelled_device(tmp_path, "table1")
+    with pytest.raises(ModelError, match="no row for model 'echo'"):
+        prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    device = modelled_device(tmp_path, "10ms")
+    with pytest.raises(ModelError, match=r"no batch size of \[2, 4\] for '\*', but \[1\]"):
+        prepared(device, offer(FileStore(tmp_path), "echo", echo(4), (2, 4)))
+
+
+def test_abandoned_work_is_not_reported_and_does_not_stay(tmp_path: Path) -> None:
+    device, model = modelled(tmp_path, "20ms")
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("echo"))
+        for _ in range(3):
+            harness.infer("echo", bytes(16))
+        harness.runtime.abandon()
+        assert harness.runtime.num_pending == 0
+        assert harness.result(harness.infer("echo", bytes(16))).error is ActionError.UNKNOWN_MODEL
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("echo"))
+        harness.ok(harness.infer("echo", bytes(16)))
+        assert harness.outcomes.empty()
+
+
+class BrokenDevice(ModelledDevice):
+    """A real device that fails when told to."""
+
+    broken = False
+
+    def run_exec(self, step: Step[ServedModel]) -> None:
+        if self.broken:
+            raise RuntimeError("smoke")
+        super().run_exec(step)
+
+
+def test_a_device_that_fails_fails_the_action_only(tmp_path: Path) -> None:
+    device = a_modelled(BrokenDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.broken = True
+        result = harness.result(harness.infer("echo", bytes(16)))
+        assert (result.error, result.message) == (ActionError.DEVICE, "RuntimeError: smoke")
+        device.broken = False
+        harness.ok(harness.infer("echo", bytes(16)))
+
+
+# --- a device with a queue ------------------------------------------------------------------------
+
+
+class Ticket:
+    """An EXEC that ends when the test says so."""
+
+    def __init__(self, step: Step[ServedModel]) -> None:
+        self.step = step
+        self.ended = threading.Event()
+
+    def is_done(self) -> bool:
+        return self.ended.is_set()
+
+
+class QueueDevice(ModelledDevice):
+    """Runs EXEC in the order of their launches, each until it is told to end."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self.launched: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+        self.refuses: set[int] = set()
+
+    def launch_exec(self, step: Step[Any]) -> Ticket:
+        if step.action.action_id in self.refuses:
+            raise RuntimeError("no room in the queue")
+        ticket = Ticket(step)
+        self.launched.put(ticket)
+        return ticket
+
+    def finish_exec(self, step: Step[Any], launched: Launched) -> None:
+        assert isinstance(launched, Ticket)
+        assert launched.ended.wait(60)
+        step.duration_ns = 7
+
+    def next_launch(self) -> Ticket:
+        return self.launched.get(timeout=60)
+
+
+def queue_device(cache_dir: Path) -> tuple[QueueDevice, ServedModel]:
+    device = a_modelled(QueueDevice, cache_dir)
+    (model,) = prepared(device, offer(FileStore(cache_dir), "echo", echo(4)))
+    return device, model
+
+
+def test_the_next_exec_is_with_the_device_before_the_one_that_runs_has_ended(
+    tmp_path: Path,
+) -> None:
+    device, model = queue_device(tmp_path)
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("echo"))
+        infers = [harness.infer("echo", bytes(16)) for _ in range(3)]
+        first, second = device.next_launch(), device.next_launch()
+        assert [first.step.action.action_id, second.step.action.action_id] == infers[:2]
+        # One that runs and one behind it: the third may still be refused or overtaken.
+        assert not first.is_done()
+        assert device.launched.empty()
+        first.ended.set()
+        third = device.next_launch()
+        assert third.step.action.action_id == infers[2]
+        second.ended.set()
+        third.ended.set()
+        times = [harness.result(infer).exec for infer in infers]
+        for infer in infers:
+            harness.ok(infer)
+    for before, after in itertools.pairwise(times):
+        assert before is not None
+        assert after is not None
+        # It began when the device came to it, not when it was launched; durations are the device's.
+        assert after.begin_ns >= before.end_ns
+        assert after.duration_ns == 7
+
+
+def test_what_can_no_longer_run_is_answered_while_an_exec_runs(tmp_path: Path) -> None:
+    device, model = queue_device(tmp_path)
+    files = FileStore(tmp_path)
+    (other,) = prepared(device, offer(files, "other", echo(4)))
+    with running(device) as harness:
+        for each in (model, other):
+            harness.runtime.add_model(each)
+            harness.ok(harness.load(each.model_id))
+        infer = harness.infer("echo", bytes(16))
+        ticket = device.next_launch()
+        # Not to be queued behind the one that runs, but known to be in vain as soon as it is evicted.
+        in_vain = harness.infer("other", bytes(16), opens_in_ns=600 * NS_PER_S)
+        harness.evict("other")
+        assert harness.result(in_vain).error is ActionError.NOT_RESIDENT
+        assert not ticket.is_done()
+        ticket.ended.set()
+        harness.ok(infer)
+
+
+def test_a_launch_that_fails_fails_its_action_and_the_lane_goes_on(tmp_path: Path) -> None:
+    device, model = queue_device(tmp_path)
+    with running(device) as harness:
+        harness.runtime.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.refuses = {harness.last_id + 2}
+        infers = [harness.infer("echo", bytes(16)) for _ in range(3)]
+        device.next_launch().ended.set()
+        device.next_launch().ended.set()
+        results = [harness.result(infer) for infer in infers]
+    assert [result.error for result in results] == [
+        ActionError.NONE,
+        ActionError.DEVICE,
+        ActionError.NONE,
+    ]
+    assert results[1].message == "RuntimeError: no room in the queue"

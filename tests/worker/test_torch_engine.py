@@ -1,0 +1,584 @@
+"""The torch engine on the processor: operators, whole networks and precisions against onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
+
+from clockwright.errors import ConfigError, ModelError
+from modelzoo.build import ARCHITECTURES, build_model, operators, write_model
+from worker.compiling.compile import compile_model
+from worker.compiling.for_torch import Tf32Products, TorchTarget
+from worker.compiling.lift_weights import lift_weights
+from worker.engines.torch_operators import OPERATORS, Attribute
+from worker.engines.torch_program import Program, fuse
+from worker.engines.torch_tensors import weight_views
+from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.precision import Precision, parse_precision
+
+LIMITS = Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=16 << 20)
+CPU = torch.device("cpu")
+
+
+def node(op_type: str, inputs: str, outputs: str = "y", **attributes: Attribute) -> onnx.NodeProto:
+    return helper.make_node(
+        op_type,
+        ["" if name == "_" else name for name in inputs.split()],
+        outputs.split(),
+        **attributes,
+    )
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    arrays: dict[str, np.ndarray],
+    constants: dict[str, np.ndarray] | None = None,
+    *,
+    outputs: Sequence[str] = ("y",),
+    opset: int = 17,
+) -> onnx.ModelProto:
+    """A model whose outputs' types are whatever they are."""
+    values = {
+        name: helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+        )
+        for name, array in arrays.items()
+    }
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        list(values.values()),
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+
+
+def by_onnxruntime(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, arrays))
+
+
+def by_torch(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[np.ndarray]:
+    program = Program(model.SerializeToString(), CPU)
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+    # Twice, as it is captured after it has been tried.
+    moved: dict[str, torch.Tensor] = {}
+    program.run(tensors, {}, moved)
+    return [tensor.numpy() for tensor in program.run(tensors, {}, moved)]
+
+
+def draw(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def ints(*numbers: int) -> np.ndarray:
+    return np.array(numbers, np.int64)
+
+
+X = draw(2, 6, 9, 8)
+KERNEL = draw(4, 6, 3, 3, seed=1)
+BIAS = draw(4, seed=2)
+TABLE = draw(5, 3)
+
+# Node, inputs, constants; all at operator set 17 unless the case says otherwise.
+CASES: list[tuple[onnx.NodeProto, dict[str, np.ndarray], dict[str, np.ndarray], int]] = [
+    (node("Conv", "x w b"), {"x": X}, {"w": KERNEL, "b": BIAS}, 17),
+    (node("Conv", "x w", pads=[0, 1, 2, 1]), {"x": X}, {"w": KERNEL}, 17),
+    (node("Conv", "x w", auto_pad="SAME_UPPER", strides=[2, 2]), {"x": X}, {"w": KERNEL}, 17),
+    (node("Conv", "x w", auto_pad="SAME_LOWER", strides=[2, 3]), {"x": X}, {"w": KERNEL}, 17),
+    (node("Conv", "x w", auto_pad="VALID", dilations=[2, 1]), {"x": X}, {"w": KERNEL}, 17),
+    (node("Conv", "x w", group=2), {"x": X}, {"w": draw(4, 3, 1, 1)}, 17),
+    (node("Conv", "x w b"), {"x": draw(2, 6, 9)}, {"w": draw(4, 6, 3), "b": BIAS}, 17),
+    (
+        node("ConvTranspose", "x w", strides=[2, 2], pads=[1, 1, 1, 1]),
+        {"x": X},
+        {"w": draw(6, 4, 4, 4)},
+        17,
+    ),
+    (
+        node("ConvTranspose", "x w", strides=[2, 2], output_padding=[1, 1], group=2),
+        {"x": X},
+        {"w": draw(6, 2, 3, 3)},
+        17,
+    ),
+    (node("MaxPool", "x", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4), {"x": X}, {}, 17),
+    (node("MaxPool", "x", kernel_shape=[3, 3], strides=[2, 2], ceil_mode=1), {"x": X}, {}, 17),
+    (node("MaxPool", "x", kernel_shape=[2, 2], pads=[0, 0, 1, 1]), {"x": X - 9}, {}, 17),
+    (node("AveragePool", "x", kernel_shape=[3, 3], pads=[1] * 4), {"x": X}, {}, 17),
+    (
+        node("AveragePool", "x", kernel_shape=[2, 3], pads=[0, 0, 1, 1], count_include_pad=1),
+        {"x": X},
+        {},
+        17,
+    ),
+    (
+        node("AveragePool", "x", kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4, ceil_mode=1),
+        {"x": X},
+        {},
+        17,
+    ),
+    (node("GlobalAveragePool", "x"), {"x": X}, {}, 17),
+    (node("GlobalMaxPool", "x"), {"x": X}, {}, 17),
+    (
+        node("Gemm", "a b c", transB=1, alpha=0.5, beta=2.0),
+        {"a": draw(3, 4), "b": draw(5, 4), "c": draw(5)},
+        {},
+        17,
+    ),
+    (node("Gemm", "a b", transA=1), {"a": draw(4, 3), "b": draw(4, 5)}, {}, 17),
+    (
+        node("BatchNormalization", "x s b m v"),
+        {"x": X},
+        {"s": draw(6), "b": draw(6), "m": draw(6), "v": draw(6) ** 2 + 1},
+        17,
+    ),
+    (
+        node("LayerNormalization", "x s b", axis=-1, epsilon=1e-3),
+        {"x": X},
+        {"s": draw(8), "b": draw(8)},
+        17,
+    ),
+    (node("LayerNormalization", "x s", axis=2), {"x": X}, {"s": draw(9, 8)}, 17),
+    (node("Softmax", "x", axis=1), {"x": X}, {}, 17),
+    (node("Softmax", "x"), {"x": X}, {}, 11),
+    (node("LogSoftmax", "x", axis=2), {"x": X}, {}, 11),
+    (node("Div", "a b"), {"a": ints(-7, 7, 9), "b": ints(2, -2, 3)}, {}, 17),
+    (node("Div", "a b"), {"a": draw(3, 2), "b": draw(2, seed=5)}, {}, 17),
+    (node("Max", "a b c"), {"a": draw(4), "b": draw(3, 4), "c": draw(1, seed=7)}, {}, 17),
+    (node("Min", "a b"), {"a": draw(4), "b": draw(3, 4)}, {}, 17),
+    (node("Clip", "x lo"), {"x": X}, {"lo": np.array(-0.5, np.float32)}, 17),
+    (node("Clip", "x _ hi"), {"x": X}, {"hi": np.array(0.5, np.float32)}, 17),
+    (
+        node("Clip", "x lo hi"),
+        {"x": X},
+        {"lo": np.array(-0.5, np.float32), "hi": np.array(0.1, np.float32)},
+        17,
+    ),
+    (node("Clip", "x", min=-0.1, max=0.2), {"x": X}, {}, 10),
+    (node("HardSigmoid", "x", alpha=0.3, beta=0.4), {"x": X}, {}, 17),
+    (node("HardSwish", "x"), {"x": X}, {}, 17),
+    (node("LeakyRelu", "x", alpha=0.2), {"x": X}, {}, 17),
+    (node("Elu", "x", alpha=0.7), {"x": X}, {}, 17),
+    (node("PRelu", "x s"), {"x": X}, {"s": draw(6, 1, 1)}, 17),
+    (node("Gelu", "x", approximate="tanh"), {"x": X}, {}, 20),
+    (node("Softplus", "x"), {"x": X}, {}, 17),
+    (node("Erf", "x"), {"x": X}, {}, 17),
+    (node("Cast", "x", to=TensorProto.INT32), {"x": 9 * X}, {}, 17),
+    (node("Where", "c a b"), {"c": X > 0, "a": X, "b": -2 * X}, {}, 17),
+    (node("Pow", "x e"), {"x": np.abs(X)}, {"e": np.array(1.5, np.float32)}, 17),
+    (node("Reshape", "x s"), {"x": X}, {"s": ints(0, -1, 8)}, 17),
+    (node("Flatten", "x", axis=2), {"x": X}, {}, 17),
+    (node("Flatten", "x", axis=-1), {"x": X}, {}, 17),
+    (node("Transpose", "x", perm=[0, 3, 1, 2]), {"x": X}, {}, 17),
+    (node("Transpose", "x"), {"x": X}, {}, 17),
+    (node("Concat", "a b", axis=1), {"a": X, "b": X[:, :2]}, {}, 17),
+    (node("Split", "x s", "y z", axis=1), {"x": X}, {"s": ints(2, 4)}, 17),
+    (node("Split", "x", "y z", axis=1, split=[1, 5]), {"x": X}, {}, 11),
+    (node("Split", "x", "y z", axis=2, num_outputs=2), {"x": X}, {}, 18),
+    (
+        node("Slice", "x b e a s"),
+        {"x": X},
+        {"b": ints(1, -4), "e": ints(9, 2**62), "a": ints(1, 2), "s": ints(2, 1)},
+        17,
+    ),
+    (node("Slice", "x", starts=[1], ends=[-1], axes=[3]), {"x": X}, {}, 9),
+    (node("Gather", "t i"), {"i": ints(4, 0, -1)}, {"t": TABLE}, 17),
+    (node("Gather", "t i", axis=1), {"i": ints(2, 0, 1, 1).reshape(2, 2)}, {"t": TABLE}, 17),
+    (node("Gather", "x i", axis=1), {"x": X}, {"i": np.array(0)}, 17),
+    (node("Squeeze", "x a"), {"x": X[:, :1, :, :1]}, {"a": ints(1, -1)}, 17),
+    (node("Squeeze", "x"), {"x": X[:, :1, :, :1]}, {}, 11),
+    (node("Unsqueeze", "x a"), {"x": X}, {"a": ints(0, -1)}, 17),
+    (node("Unsqueeze", "x", axes=[1, 2]), {"x": X}, {}, 11),
+    (node("Expand", "x s"), {"x": X[:, :1]}, {"s": ints(6, 1, 1)}, 17),
+    (node("ReduceMean", "x", axes=[1, -1], keepdims=0), {"x": X}, {}, 17),
+    (node("ReduceMean", "x a"), {"x": X}, {"a": ints(2)}, 18),
+    (node("ReduceSum", "x"), {"x": X}, {}, 17),
+    (node("ReduceMax", "x", axes=[2]), {"x": X}, {}, 17),
+    (node("ArgMax", "x", axis=1, keepdims=0), {"x": X}, {}, 17),
+    (node("DepthToSpace", "x", blocksize=2, mode="CRD"), {"x": draw(2, 8, 3, 5)}, {}, 17),
+    (node("DepthToSpace", "x", blocksize=2), {"x": draw(2, 8, 3, 5)}, {}, 17),
+    (
+        node("Pad", "x p v"),
+        {"x": X},
+        {"p": ints(0, 0, 1, 2, 0, 0, 3, 0), "v": np.array(0.5, np.float32)},
+        17,
+    ),
+    (node("Dropout", "x"), {"x": X}, {}, 17),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].op_type}-{case[3]}")
+def test_an_operator_answers_as_onnxruntime_does(
+    case: tuple[onnx.NodeProto, dict[str, np.ndarray], dict[str, np.ndarray], int],
+) -> None:
+    one, arrays, constants, opset = case
+    model = model_of([one], arrays, constants, outputs=one.output, opset=opset)
+    for found, wanted in zip(by_torch(model, arrays), by_onnxruntime(model, arrays), strict=True):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_that_are_computed_from_the_batch_are_known_before_the_device_computes() -> None:
+    # How other frameworks write "flatten all but the first dimension", and a mask of that size.
+    nodes = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape zero", "rows"),
+        node("Unsqueeze", "rows first", "rows1"),
+        node("Concat", "rows1 rest", "flat", axis=0),
+        node("Reshape", "x flat", "r"),
+        node("ConstantOfShape", "flat", "ones"),
+        node("Cast", "rows", "count", to=TensorProto.FLOAT),
+        node("Mul", "r count", "scaled"),
+        node("Expand", "half flat", "halves"),
+        node("Add", "scaled halves", "s"),
+        node("Add", "s ones", "y"),
+    ]
+    nodes[5].attribute.append(
+        helper.make_attribute("value", numpy_helper.from_array(np.array([1.0], np.float32)))
+    )
+    constants = {
+        "zero": np.array(0),
+        "first": ints(0),
+        "rest": ints(8),
+        "half": np.array([0.5], np.float32),
+    }
+    arrays = {"x": draw(3, 2, 4)}
+    model = model_of(nodes, arrays, constants)
+    (found,), (wanted,) = by_torch(model, arrays), by_onnxruntime(model, arrays)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def test_a_shape_that_depends_on_an_input_is_refused() -> None:
+    arrays = {"x": draw(2, 3), "s": ints(3, 2)}
+    model = helper.make_model(
+        helper.make_graph(
+            [node("Reshape", "x s")],
+            "g",
+            [
+                helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3]),
+                helper.make_tensor_value_info("s", TensorProto.INT64, [2]),
+            ],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 2])],
+        ),
+        opset_imports=[helper.make_opsetid("", 17)],
+    )
+    with pytest.raises(ModelError, match="Reshape: input 1 is computed from the model's inputs"):
+        by_torch(model, arrays)
+
+
+@pytest.mark.parametrize("index", [5, 10**12, -6, -(10**12)])
+def test_an_index_outside_its_table_counts_as_the_nearest_inside(index: int) -> None:
+    # On a GPU a kernel that faults takes the whole process along; onnxruntime raises.
+    model = model_of([node("Gather", "t i")], {"i": ints(0)}, {"t": TABLE})
+    (found,) = by_torch(model, {"i": ints(index)})
+    np.testing.assert_array_equal(found[0], TABLE[4 if index > 0 else 0])
+
+
+def test_operators_without_a_torch_form_are_refused_by_name(tmp_path: Path) -> None:
+    model = model_of(
+        [node("Selu", "x", "a"), node("Softsign", "a", "y")], {"x": draw(1, 4)}, outputs=["y"]
+    )
+    with pytest.raises(ModelError, match="the torch engine has no operator Selu, Softsign"):
+        Program(model.SerializeToString(), CPU)
+
+
+# --- fusion ---------------------------------------------------------------------------------------
+
+
+def fused_types(model: onnx.ModelProto) -> list[str]:
+    return [each.op_type for each in Program(model.SerializeToString(), CPU).nodes]
+
+
+WEIGHTS = {"w": draw(6, 6, 1, 1), "b": draw(6), "v": draw(6, 6, 1, 1, seed=3)}
+CHAIN = [
+    node("Conv", "x w b", "c"),
+    node("Conv", "x v b", "d"),
+    node("Add", "c d", "s"),
+    node("Relu", "s", "y"),
+]
+CHAINS: list[tuple[list[onnx.NodeProto], list[str], list[str]]] = [
+    ([node("Conv", "x w b", "c"), node("Relu", "c", "y")], ["y"], ["conv_add_relu"]),
+    (CHAIN, ["y"], ["Conv", "conv_add_relu"]),
+    # Somebody else reads the sum, or the convolution.
+    (CHAIN, ["y", "s"], ["Conv", "Conv", "Add", "Relu"]),
+    (CHAIN, ["y", "c"], ["Conv", "conv_add_relu"]),
+    (CHAIN, ["y", "c", "d"], ["Conv", "Conv", "Add", "Relu"]),
+    ([node("Conv", "x w b", "c"), node("Relu", "c", "y")], ["y", "c"], ["Conv", "Relu"]),
+    # Without a bias cuDNN has no such kernel.
+    ([node("Conv", "x w", "c"), node("Relu", "c", "y")], ["y"], ["Conv", "Relu"]),
+    # A convolution that is added to itself.
+    (
+        [node("Conv", "x w b", "c"), node("Add", "c c", "s"), node("Relu", "s", "y")],
+        ["y"],
+        ["Conv", "Add", "Relu"],
+    ),
+    # The other operand has one pixel, or more rows of pixels than the convolution.
+    (
+        [
+            node("GlobalAveragePool", "x", "g"),
+            node("Conv", "x w b", "c"),
+            node("Add", "g c", "s"),
+            node("Relu", "s", "y"),
+        ],
+        ["y"],
+        ["GlobalAveragePool", "conv_add_relu"],
+    ),
+    (
+        [
+            node("GlobalAveragePool", "x", "g"),
+            node("Conv", "g w b", "c"),
+            node("Add", "c x", "s"),
+            node("Relu", "s", "y"),
+        ],
+        ["y"],
+        ["GlobalAveragePool", "conv_add_relu"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("nodes", "outputs", "types"), CHAINS)
+def test_convolutions_are_joined_with_what_follows_and_answer_the_same(
+    nodes: list[onnx.NodeProto], outputs: list[str], types: list[str]
+) -> None:
+    model = model_of(nodes, {"x": X}, WEIGHTS, outputs=outputs)
+    assert fused_types(model) == types
+    # The input is read twice in some: nothing may be done in its place.
+    given = X.copy()
+    for found, wanted in zip(
+        by_torch(model, {"x": given}), by_onnxruntime(model, {"x": X}), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(given, X)
+
+
+def test_all_convolutions_of_a_residual_network_take_their_relus_along() -> None:
+    types = fused_types(build_model("resnet18_v1"))
+    assert "Add" not in types
+    assert "Relu" not in types
+    # Three stages begin with a 1x1 shortcut, which is added and has no ReLU of its own.
+    assert (types.count("conv_add_relu"), types.count("Conv")) == (17, 3)
+
+
+def any_batch(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with a first dimension of any size."""
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    return model
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_normalisations_go_into_their_convolutions_whose_weights_stay_outside_the_graph(
+    precision: Precision, tmp_path: Path
+) -> None:
+    # The end of a residual block, its shortcut with a convolution of its own.
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1, 1, 1]),
+        node("BatchNormalization", "c gain bias mean variance", "d"),
+        node("Relu", "d", "e"),
+        node("Conv", "e v", "f"),
+        node("BatchNormalization", "f gain bias mean variance", "g"),
+        node("Conv", "x u", "h"),
+        node("BatchNormalization", "h gain bias mean variance", "i"),
+        node("Add", "g i", "j"),
+        node("Relu", "j", "y"),
+    ]
+    weights = {"w": draw(8, 6, 3, 3), "v": draw(8, 8, 1, 1, seed=1), "u": draw(8, 6, 1, 1, seed=2)}
+    for seed, name in enumerate(("gain", "bias", "mean", "variance"), start=3):
+        weights[name] = np.abs(draw(8, seed=seed)) + np.float32(0.5)
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    target.mkdir()
+    onnx.save(any_batch(model_of(nodes, {"x": draw(1, 6, 9, 8)}, weights)), source / "model.onnx")
+    # Which also compares the answers.
+    found = compile_model(
+        Source(source), target, LIMITS, lambda stage: None, TorchTarget(precision)
+    )
+    graph = (target / "graph.onnx").read_bytes()
+    types = [each.op_type for each in Program(graph, CPU).nodes]
+    assert sorted(types) == ["Conv", "conv_add_relu", "conv_add_relu"]
+    assert not onnx.load_from_string(graph).graph.initializer
+    # Three kernels, and a bias that comes out the same for all of them.
+    assert sorted(len(weight.shape) for weight in found.weights) == [1, 4, 4, 4]
+
+
+def test_nothing_to_fuse_leaves_everything_as_it_is() -> None:
+    assert fuse([], []) == []
+
+
+# --- networks and precisions ----------------------------------------------------------------------
+
+
+def compiled(name: str, precision: Precision, folder: Path) -> CompiledModel:
+    """Compile; which compares the outputs with onnxruntime's, at the precision's tolerance."""
+    write_model(name, folder / "source" / "model.onnx")
+    target = folder / precision.value
+    target.mkdir()
+    return compile_model(
+        Source(folder / "source"), target, LIMITS, lambda stage: None, TorchTarget(precision)
+    )
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_has_operators_that_torch_can_run(name: str) -> None:
+    assert operators(name) <= {*OPERATORS, "Constant"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bert_tiny",
+        "cifar_resnet20_v1",
+        "echo-8",
+        "mlp-64-32-10",
+        "mobilenet0.25",
+        "mobile_pose_mobilenetv3",
+        "squeezenet1.1",
+        "two_by_two",
+    ],
+)
+def test_a_network_on_torch_answers_as_on_onnxruntime(name: str, tmp_path: Path) -> None:
+    assert compiled(name, Precision.FLOAT32, tmp_path).weights_bytes > 0
+
+
+@pytest.mark.parametrize("name", ["tiny_conv", "bert_tiny", "cifar_resnet20_v1", "mobilenet0.25"])
+def test_a_network_in_half_precision_takes_half_the_weights(name: str, tmp_path: Path) -> None:
+    whole = compiled(name, Precision.FLOAT32, tmp_path)
+    half = compiled(name, Precision.FLOAT16, tmp_path)
+    assert half.weights_bytes == pytest.approx(whole.weights_bytes / 2, abs=64 * len(half.weights))
+    assert half.architecture_id != whole.architecture_id
+    # What the client sends and gets does not change.
+    assert (half.inputs, half.outputs) == (whole.inputs, whole.outputs)
+
+
+def test_tensor_cores_get_their_weights_channels_last_and_the_answers_stay(tmp_path: Path) -> None:
+    plain = compiled("cifar_resnet20_v1", Precision.FLOAT32, tmp_path)
+    tf32 = compiled("cifar_resnet20_v1", Precision.TF32, tmp_path)
+    assert not any(weight.channels_last for weight in plain.weights)
+    kernels = [weight for weight in tf32.weights if len(weight.shape) == 4]
+    assert kernels
+    assert all(weight.channels_last for weight in kernels)
+    blob = torch.from_numpy(np.fromfile(tmp_path / "tf32" / "weights.bin", np.uint8))
+    views = weight_views(blob, tf32.weights)
+    layout = torch.channels_last
+    assert all(views[weight.name].is_contiguous(memory_format=layout) for weight in kernels)
+    before = weight_views(
+        torch.from_numpy(np.fromfile(tmp_path / "float32" / "weights.bin", np.uint8)),
+        plain.weights,
+    )
+    for weight in kernels:
+        assert torch.equal(views[weight.name], before[weight.name])
+
+
+def test_weights_beyond_half_precision_are_refused_instead_of_answering_nonsense(
+    tmp_path: Path,
+) -> None:
+    model = build_model("mlp-8-4-2")
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor) * np.float32(1e5)
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    (tmp_path / "source").mkdir()
+    onnx.save(model, tmp_path / "source" / "model.onnx")
+    for precision in (Precision.FLOAT32, Precision.FLOAT16):
+        target = tmp_path / precision.value
+        target.mkdir()
+        arguments = (Source(tmp_path / "source"), target, LIMITS, lambda stage: None)
+        if precision is Precision.FLOAT32:
+            compile_model(*arguments, TorchTarget(precision))
+        else:
+            with pytest.raises(ModelError, match="differs from the original's"):
+                compile_model(*arguments, TorchTarget(precision))
+
+
+@pytest.mark.parametrize(
+    ("product", "dimensions"),
+    [
+        *((function, 3) for function in (F.conv1d, F.conv_transpose1d)),
+        *((function, 4) for function in (F.conv2d, F.conv_transpose2d)),
+        *((function, 5) for function in (F.conv3d, F.conv_transpose3d)),
+        (torch.matmul, 2),
+        (lambda x, w: x @ w, 2),
+        (lambda x, w: torch.addmm(torch.zeros(1), x, w), 2),
+    ],
+)
+@pytest.mark.parametrize(
+    ("factor", "rounded"),
+    [
+        (1 + 2**-11, 1.0),  # a tie: to the even one
+        (1 + 3 * 2**-11, 1 + 2**-9),
+        (-1 - 2**-11 - 2**-20, -1 - 2**-10),
+        (1 + 2**-10, 1 + 2**-10),
+        (float("inf"), float("inf")),
+    ],
+)
+def test_products_in_tf32_round_both_factors_to_ten_bits(
+    product: Callable[..., torch.Tensor], dimensions: int, factor: float, rounded: float
+) -> None:
+    shape = (1,) * dimensions
+    found, one = torch.full(shape, factor), torch.ones(shape)
+    assert product(found, one).item() == factor
+    with Tf32Products():
+        assert product(found, one).item() == product(one, found).item() == rounded
+
+
+def test_what_is_no_factor_of_a_product_keeps_its_bits_in_tf32() -> None:
+    fine, one = torch.full((1, 1), 1 + 2**-20), torch.ones(1, 1)
+    half = torch.full((1, 1), 3.0, dtype=torch.float16)
+    with Tf32Products():
+        assert (fine * fine).item() > fine.item()
+        assert torch.addmm(fine, one, one).item() == 1 + fine.item()
+        assert F.conv1d(one, one.view(1, 1, 1), fine[0]).item() == 1 + fine.item()
+        assert (half @ half).item() == 9
+
+
+def test_a_model_that_tf32_is_too_coarse_for_is_refused(tmp_path: Path) -> None:
+    # Two products whose weights differ by less than TF32 can tell, and what is between them.
+    nodes = [
+        node("MatMul", "x w", "a"),
+        node("MatMul", "x v", "b"),
+        node("Sub", "a b", "c"),
+        node("Mul", "c k"),
+    ]
+    unit = np.eye(4, dtype=np.float32)
+    weights = {"w": unit * np.float32(1 + 2**-12), "v": unit, "k": np.full(1, 4096, np.float32)}
+    model = model_of(nodes, {"x": draw(1, 4)}, weights)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "n"
+    del model.graph.value_info[:]
+    (tmp_path / "source").mkdir()
+    onnx.save(model, tmp_path / "source" / "model.onnx")
+    arguments = (Source(tmp_path / "source"), tmp_path, LIMITS, lambda stage: None)
+    compile_model(*arguments, TorchTarget(Precision.FLOAT32))
+    with pytest.raises(ModelError, match="differs from the original's"):
+        compile_model(*arguments, TorchTarget(Precision.TF32))
+
+
+def test_an_unknown_precision_is_refused_by_name() -> None:
+    assert parse_precision("tf32") is Precision.TF32
+    with pytest.raises(ConfigError, match="found 'int3', expected one of float32, tf32, float16"):
+        parse_precision("int3")
+
+
+def test_lifted_weights_may_lie_anywhere() -> None:
+    lifted = lift_weights(build_model("tiny_conv"), level=(0, 1))
+    lifted = TorchTarget(Precision.FLOAT32).lay_out(lifted)
+    program = Program(lifted.graph, CPU)
+    x = torch.from_numpy(draw(2, 1, 8, 8))
+    answers = []
+    for shift in (0, 4096):
+        arena = torch.zeros(shift + len(lifted.blob), dtype=torch.uint8)
+        arena[shift:] = torch.from_numpy(lifted.blob)
+        moved = tuple(replace(weight, offset=weight.offset + shift) for weight in lifted.weights)
+        answers.append(program.run([x], weight_views(arena, moved), {})[0])
+    assert torch.equal(*answers)

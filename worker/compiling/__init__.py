@@ -1,0 +1,1 @@
+"""ONNX in; a graph, weights on pages and a measured profile out."""

@@ -1,0 +1,165 @@
+"""Compiled models and their profiles on disk, so that a worker that restarts compiles nothing again.
+
+    compiled/KEY/           graph.onnx, weights.bin, model.json
+    profiles/KEY.json       exec ns by batch size, of an architecture on this processor; or on a GPU, by
+                            batch size and way of running it (worker.engines.choice)
+
+Entries appear whole or not at all (written aside, then renamed), so several workers may share one
+folder. What cannot be read, or is not what its hash says, is thrown away and made anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from worker.models.file_store import sha256_of
+from worker.models.model_files import GRAPH_FILE, METADATA_FILE, WEIGHTS_FILE, CompiledModel
+
+_FILES = (METADATA_FILE, GRAPH_FILE, WEIGHTS_FILE)
+
+
+class CompileCache:
+    """The folder, and everything that is done in it."""
+
+    def __init__(self, folder: Path, *, target: str) -> None:
+        """Open or make the folder.
+
+        Args:
+            folder: where.
+            target: what compiled code depends on besides the model: format, runtime, processor.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._target = target
+        #: Files found to be what their hashes say, as they were then: a thousand copies of a model
+        #: are read once.
+        self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
+        self._compiled = folder / "compiled"
+        self._profiles = folder / "profiles"
+        self._scratch = folder / "scratch"
+        for path in (self._compiled, self._profiles, self._scratch):
+            path.mkdir(parents=True, exist_ok=True)
+
+    def key(self, contents: Mapping[str, str], fixed_dimensions: Mapping[str, int]) -> str:
+        """Of a compiled model: everything that it depends on.
+
+        Args:
+            contents: sha256 of each of the model's files, by path.
+            fixed_dimensions: sizes given at registration.
+        """
+        return self._hash(["model", sorted(contents.items()), sorted(fixed_dimensions.items())])
+
+    def find(self, key: str) -> tuple[Path, CompiledModel] | None:
+        """A compiled model and its folder; None if there is none that is sound.
+
+        Reads all of it, unless it did so before and nothing has changed since.
+        """
+        folder = self._compiled / key
+        if not folder.is_dir():
+            return None
+        try:
+            compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
+            seen = tuple(_identity(folder / name) for name in _FILES)
+            sound = self._sound.get(key) == seen or (
+                sha256_of(folder / GRAPH_FILE) == compiled.architecture_id
+                and sha256_of(folder / WEIGHTS_FILE) == compiled.weights_sha256
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            sound = False
+        if not sound:
+            self._sound.pop(key, None)
+            shutil.rmtree(folder, ignore_errors=True)
+            return None
+        self._sound[key] = seen
+        return folder, compiled
+
+    @contextmanager
+    def new_folder(self) -> Iterator[Path]:
+        """An empty folder to compile into; gone at the end unless it was `publish`ed."""
+        folder = Path(tempfile.mkdtemp(dir=self._scratch))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def publish(self, folder: Path, key: str) -> Path:
+        """Make a compiled folder the entry of `key`; returns where it is now."""
+        target = self._compiled / key
+        try:
+            folder.rename(target)
+        except OSError:
+            # Another worker was faster; its entry is as good, being made of the same things.
+            if not target.is_dir():
+                raise
+        return target
+
+    def read_profile(self, architecture_id: str) -> dict[int, int]:
+        """Measured exec ns by batch size; empty when nothing sound is known."""
+        try:
+            table = json.loads(self._profile_path(architecture_id).read_text(encoding="utf-8"))
+            return {int(size): int(duration) for size, duration in table.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def write_profile(self, architecture_id: str, exec_ns: Mapping[int, int]) -> None:
+        """Remember measurements."""
+        self._write(self._profile_path(architecture_id), dict(exec_ns))
+
+    def read_trials(self, architecture_id: str, gpu_kind: str) -> dict[int, dict[str, int | None]]:
+        """What `write_trials` wrote; empty when nothing sound is known."""
+        path = self._profile_path(architecture_id, gpu_kind)
+        try:
+            table = json.loads(path.read_text(encoding="utf-8"))["exec_ns"]
+            return {
+                int(size): {
+                    str(way): None if taken is None else int(taken) for way, taken in ways.items()
+                }
+                for size, ways in table.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def write_trials(
+        self,
+        architecture_id: str,
+        gpu_kind: str,
+        exec_ns: Mapping[int, Mapping[str, int | None]],
+        *,
+        clock_mhz: int,
+    ) -> None:
+        """Remember how long each way to run an architecture took.
+
+        Args:
+            architecture_id: which.
+            gpu_kind: where.
+            exec_ns: by batch size and way; None is a way that does not work.
+            clock_mhz: at that time, for people; 0 if not known.
+        """
+        table = {"exec_ns": exec_ns, "gpu_kind": gpu_kind, "clock_mhz": clock_mhz}
+        self._write(self._profile_path(architecture_id, gpu_kind), table)
+
+    def _write(self, path: Path, table: object) -> None:
+        handle, name = tempfile.mkstemp(dir=self._scratch)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(table, file)
+        Path(name).replace(path)
+
+    def _profile_path(self, *parts: str) -> Path:
+        return self._profiles / f"{self._hash(['profile', *parts])}.json"
+
+    def _hash(self, parts: list[object]) -> str:
+        return hashlib.sha256(json.dumps([self._target, *parts]).encode()).hexdigest()
+
+
+def _identity(path: Path) -> tuple[int, ...]:
+    """What changes when a file does."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -1,0 +1,141 @@
+"""Asks the compiler process, and survives whatever becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from clockwright.errors import ModelError
+from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.precision import Precision
+
+
+class Compiler:
+    """One compiler process, started when first needed and again after it died. One job at a time."""
+
+    def __init__(self, *, time_limit_s: float) -> None:
+        self._time_limit_s = time_limit_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = asyncio.Lock()
+
+    async def compile(
+        self,
+        source: Source,
+        folder: Path,
+        limits: Limits,
+        progress: Callable[[str], None],
+        *,
+        precision: Precision | None = None,
+    ) -> CompiledModel:
+        """As `worker.compiling.compile.compile_model`; a crash or a hang is a ModelError too.
+
+        `precision` is that of the torch engine; None is for onnxruntime on this processor.
+        """
+        job = {**_describe(source, "compile"), "folder": str(folder), "limits": asdict(limits)}
+        if precision is not None:
+            job["precision"] = precision.value
+        reply = await self._ask(job, progress)
+        return CompiledModel.from_json(reply["done"])
+
+    async def describe(self, source: Source) -> CompiledModel:
+        """As `worker.compiling.compile.describe_model`; a crash or a hang is a ModelError too."""
+        reply = await self._ask(_describe(source, "describe"), _ignore)
+        return CompiledModel.from_json(reply["done"])
+
+    async def profile(
+        self, folder: Path, batch_sizes: Sequence[int], progress: Callable[[str], None]
+    ) -> dict[int, int]:
+        """As `worker.compiling.compile.profile_model`; a crash or a hang is a ModelError too."""
+        job = {"kind": "profile", "folder": str(folder), "batch_sizes": list(batch_sizes)}
+        reply = await self._ask(job, progress)
+        return {int(size): ns for size, ns in reply["done"].items()}
+
+    async def close(self) -> None:
+        """End the process, whatever it does."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(_reap, process)
+
+    async def _ask(self, job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
+        async with self._turn:
+            finished = False
+            try:
+                async with asyncio.timeout(self._time_limit_s):
+                    reply = await self._exchange(job, progress)
+                finished = True
+            except TimeoutError:
+                raise ModelError(
+                    f"it took more than {self._time_limit_s:g} s to {job['kind']}, the time limit"
+                ) from None
+            finally:
+                # After a time-out or a cancellation the process is still busy with the old job.
+                if not finished:
+                    await self.close()
+        if "refused" in reply:
+            raise ModelError(reply["refused"])
+        return reply
+
+    async def _exchange(
+        self, job: dict[str, Any], progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        if self._process is None:
+            self._process = _start()
+        process = self._process
+        assert process.stdout is not None
+        stage = "starting"
+        await asyncio.to_thread(_write, process, json.dumps(job).encode() + b"\n")
+        while line := await asyncio.to_thread(process.stdout.readline):
+            reply: dict[str, Any] = json.loads(line)
+            if "progress" not in reply:
+                return reply
+            stage = reply["progress"]
+            progress(stage)
+        status = await asyncio.to_thread(process.wait)
+        raise ModelError(f"the compiler died with status {status} while {stage}")
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # Not by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop had
+    # forked were dead before they read anything; of those started this way (vfork, so no fork
+    # handlers run in the child), none of 14.
+    return subprocess.Popen(
+        [sys.executable, "-m", "worker.compiling.compiler_process", str(os.getpid())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # Ctrl-C goes to the worker, which ends this process itself.
+        start_new_session=True,
+    )
+
+
+def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it died, which reading tells
+        process.stdin.write(data)
+        process.stdin.flush()
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    # Closes the pipes; unwritten data has nowhere to go.
+    with contextlib.suppress(BrokenPipeError), process:
+        pass
+
+
+def _describe(source: Source, kind: str) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "source": str(source.folder),
+        "fixed_dimensions": dict(source.fixed_dimensions),
+    }
+
+
+def _ignore(stage: str) -> None:
+    pass

@@ -1,0 +1,81 @@
+"""The process that compiles: `python -m worker.compiling.compiler_process PARENT`, a JSON object per line both ways.
+
+It runs at low priority and is the first to go when memory runs out, so that neither a large model nor
+a hostile one costs the worker more than a refusal; and it dies with its worker, also in the middle of
+a model that never ends. `worker.compiling.compiler` is the other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from clockwright.errors import ModelError
+from clockwright.process import end_with
+
+# Lower than whatever serves; not the lowest, because people wait for it.
+_NICENESS = 10
+
+
+def main() -> int:
+    """Answer jobs until standard input ends."""
+    end_with(int(sys.argv[1]), signal.SIGKILL)
+    # Libraries print; the protocol keeps standard output to itself.
+    replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    os.dup2(2, 1)
+    os.nice(_NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+    def reply(**message: object) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    def progress(stage: str) -> None:
+        reply(progress=stage)
+
+    for line in sys.stdin:
+        try:
+            reply(done=_run(json.loads(line), progress))
+        except ModelError as error:
+            reply(refused=str(error))
+        except Exception as error:  # whatever a model makes libraries raise is about that model
+            reply(refused=f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
+    try:
+        from worker.compiling.compile import Target, compile_model, describe_model, profile_model
+        from worker.models.model_files import Limits, Source
+    except ImportError as error:
+        raise ModelError(
+            f"this worker cannot read models: {error}; install clockwright[cpu]"
+        ) from None
+
+    kind = job["kind"]
+    if kind == "profile":
+        return profile_model(Path(job["folder"]), job["batch_sizes"], progress)
+    source = Source(Path(job["source"]), job["fixed_dimensions"])
+    if kind == "describe":
+        return describe_model(source).to_json()
+    assert kind == "compile", kind
+    limits = Limits(**job["limits"])
+    target: Target | None = None
+    if "precision" in job:
+        # Here, because torch takes seconds to import.
+        from worker.compiling.for_torch import TorchTarget
+        from worker.models.precision import Precision
+
+        target = TorchTarget(Precision(job["precision"]))
+    return compile_model(source, Path(job["folder"]), limits, progress, target).to_json()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

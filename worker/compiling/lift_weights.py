@@ -1,0 +1,167 @@
+"""Turns the weights of an optimised graph into inputs, and gives everything canonical names.
+
+Then two instances of one network are the same graph, byte for byte, and its sessions, kernels and
+profile serve all of them; the weights lie where the worker wants them, in pages. Lifting comes *after*
+optimisation because blocked convolution layouts and folded batch norms need constant weights: lifted
+before, ResNet-50 loses 21-26 %, after, 0-4 % (measured on an AVX-512 EPYC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from worker.core.io_pool import aligned
+from worker.models.model_files import WeightTensor
+
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE}
+
+#: What to lift, from most to least: some operators insist on constant scalars or small vectors.
+#: The least float initializer to lift, as (dimensions, elements).
+LIFT_LEVELS = ((0, 1), (1, 16), (2, 1024))
+
+
+@dataclass(frozen=True, slots=True)
+class LiftedGraph:
+    """A graph without weights, and the weights."""
+
+    #: Inputs first as in the original, then one per weight tensor, in the blob's order.
+    graph: bytes
+    weights: tuple[WeightTensor, ...]
+    #: Laid out at the offsets of `weights`.
+    blob: np.ndarray
+
+
+def lift_weights(model: onnx.ModelProto, *, level: tuple[int, int]) -> LiftedGraph:
+    """Lift the float initializers of an optimised model; `model` is changed.
+
+    Args:
+        model: as onnxruntime saved it, weights inside.
+        level: one of `LIFT_LEVELS`.
+    """
+    graph = model.graph
+    least_dimensions, least_elements = level
+    lifted: list[TensorProto] = []
+    kept: list[TensorProto] = []
+    outputs = {value.name for value in graph.output}
+    for tensor in graph.initializer:
+        large = len(tensor.dims) >= least_dimensions and _elements(tensor) >= least_elements
+        liftable = tensor.data_type in _FLOATS and large and tensor.name not in outputs
+        (lifted if liftable else kept).append(tensor)
+    # By first use, because the order in the file follows names that a client chose.
+    first_use = _first_uses(graph)
+    lifted.sort(key=lambda tensor: first_use[tensor.name])
+    kept.sort(key=lambda tensor: first_use[tensor.name])
+
+    arrays = [numpy_helper.to_array(tensor) for tensor in lifted]
+    lifted_names = {tensor.name for tensor in lifted}
+    inputs = [v for v in graph.input if v.name not in {t.name for t in graph.initializer}]
+    weight_inputs = [helper.make_tensor_value_info(t.name, t.data_type, t.dims) for t in lifted]
+    kept_copies = [TensorProto.FromString(t.SerializeToString()) for t in kept]
+    del graph.input[:]
+    del graph.initializer[:]
+    graph.input.extend([*inputs, *weight_inputs])
+    graph.initializer.extend(kept_copies)
+    new_names = canonicalise(model)
+    assert lifted_names <= new_names.keys(), "a lifted weight lost its name"
+
+    weights: list[WeightTensor] = []
+    offset = 0
+    for tensor, array in zip(lifted, arrays, strict=True):
+        name = new_names[tensor.name]
+        weights.append(
+            WeightTensor(name, tensor.data_type, tuple(tensor.dims), offset, array.nbytes)
+        )
+        offset += aligned(array.nbytes)
+    blob = np.zeros(offset, dtype=np.uint8)
+    for weight, array in zip(weights, arrays, strict=True):
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        blob[weight.offset : weight.offset + weight.num_bytes] = flat
+    return LiftedGraph(model.SerializeToString(deterministic=True), tuple(weights), blob)
+
+
+def canonicalise(model: onnx.ModelProto) -> dict[str, str]:
+    """Rename all values by position and drop what does not affect the computation.
+
+    Returns:
+        New names of the top graph's values by old ones.
+    """
+    names: dict[str, str] = {}
+    graph = model.graph
+    symbols: dict[str, str] = {}
+    for value in (*graph.input, *graph.output):
+        value.doc_string = ""
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_param:
+                symbol = symbols.setdefault(dimension.dim_param, f"d{len(symbols)}")
+                dimension.dim_param = symbol
+    _rename(graph, names, prefix="v")
+    model.producer_name = model.producer_version = model.domain = model.doc_string = ""
+    model.model_version = 0
+    del model.metadata_props[:]
+    opsets = sorted((opset.domain, opset.version) for opset in model.opset_import)
+    del model.opset_import[:]
+    model.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets)
+    return names
+
+
+def _rename(graph: onnx.GraphProto, names: dict[str, str], *, prefix: str) -> None:
+    graph.name = "graph"
+    graph.doc_string = ""
+    del graph.value_info[:]
+    del graph.quantization_annotation[:]
+    del graph.metadata_props[:]
+
+    def new(name: str) -> str:
+        # The empty name means "not given".
+        return names.setdefault(name, f"{prefix}{len(names)}") if name else ""
+
+    for value in graph.input:
+        value.name = new(value.name)
+    for tensor in graph.initializer:
+        tensor.name = new(tensor.name)
+        tensor.doc_string = ""
+    for index, node in enumerate(graph.node):
+        node.name = ""
+        node.doc_string = ""
+        del node.metadata_props[:]
+        node.input[:] = [new(name) for name in node.input]
+        for position, attribute in enumerate(node.attribute):
+            attribute.doc_string = ""
+            for number, subgraph in enumerate((attribute.g, *attribute.graphs)):
+                # A subgraph sees the names around it; its own stay its own.
+                if subgraph.node or subgraph.output:
+                    inner = f"{prefix}{index}_{position}_{number}_"
+                    _rename(subgraph, dict(names), prefix=inner)
+        node.output[:] = [new(name) for name in node.output]
+    for value in graph.output:
+        value.name = new(value.name)
+
+
+def _first_uses(graph: onnx.GraphProto) -> dict[str, int]:
+    uses: dict[str, int] = {}
+
+    def visit(inner: onnx.GraphProto) -> None:
+        for node in inner.node:
+            for name in node.input:
+                uses.setdefault(name, len(uses))
+            for attribute in node.attribute:
+                for subgraph in (attribute.g, *attribute.graphs):
+                    visit(subgraph)
+        for value in inner.output:
+            uses.setdefault(value.name, len(uses))
+
+    visit(graph)
+    for tensor in graph.initializer:
+        uses.setdefault(tensor.name, len(uses))
+    return uses
+
+
+def _elements(tensor: TensorProto) -> int:
+    count = 1
+    for size in tensor.dims:
+        count *= size
+    return count

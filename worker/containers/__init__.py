@@ -1,0 +1,1 @@
+"""Models that are code in a process of their own."""

@@ -1,0 +1,297 @@
+"""Models that are code, each in a process of its own: one lane, one model, nobody else's trouble.
+
+The worker runs the container of one folder, which the operator named and whose files lie here: no code
+comes over the link. An offer has to be of that folder, file by file.
+
+Nothing has weights that could be paged, so LOAD does nothing. EXEC hands the IO slot, which both
+processes map, to the container and waits. Code that raises fails its own batch. A container that
+crashes or hangs costs the batch it had; the device is then lost, what waited goes to other workers, and
+the worker attaches again and starts the container anew, with growing pauses when it keeps dying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from clockwright.actions import Infer
+from clockwright.bulk import Buffer
+from clockwright.containers import ContainerSpec, read_container
+from clockwright.errors import ConfigError, ModelError
+from clockwright.units import NS_PER_S, ArchitectureId, ModelId
+from worker.containers.container import (
+    Container,
+    ContainerDiedError,
+    ContainerFailedError,
+    SharedMemory,
+)
+from worker.core.lanes import Lane, Step
+from worker.devices.device import DeviceLostError, Fetch
+from worker.devices.host_io import read_outputs, write_inputs
+from worker.models.file_store import sha256_of
+from worker.models.model_files import Limits
+from worker.models.served_model import IoLayout, Offer, ServedModel, io_bytes_of
+
+# Seeds of the estimator, replaced by measurements as they come.
+_PROFILE_RUNS = 7
+_PROFILE_BUDGET_NS = NS_PER_S // 2
+
+
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
+class ContainerModel(ServedModel):
+    """A model whose process runs."""
+
+    container: Container
+
+
+class Backoff:
+    """How long to pause before a container is started again."""
+
+    FIRST_S, LIMIT_S = 0.1, 10.0
+    #: One that lived this long has not died of how it starts.
+    FORGET_S = 30.0
+
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+        self._started_s = 0.0
+
+    def started(self, now_s: float) -> None:
+        """It was started."""
+        self._started_s = now_s
+
+    def died(self, now_s: float) -> None:
+        """It died."""
+        if now_s - self._started_s >= self.FORGET_S:
+            self._pause_s = 0.0
+        else:
+            self._pause_s = min(max(2 * self._pause_s, self.FIRST_S), self.LIMIT_S)
+
+    @property
+    def pause_s(self) -> float:
+        """Before the next start."""
+        return self._pause_s
+
+
+class ContainerDevice:
+    """See the module. Satisfies `worker.devices.device.Device`."""
+
+    # It only copies and waits: the code computes elsewhere.
+    computing_lanes: frozenset[Lane] = frozenset()
+
+    def __init__(
+        self, folder: Path, *, limits: Limits, io_pool_bytes: int, start_limit_s: float
+    ) -> None:
+        """Take the memory that rows cross in.
+
+        Args:
+            folder: of the model; its last component is the model's name.
+            limits: what there is room for.
+            io_pool_bytes: of all IO slots together.
+            start_limit_s: how long loading the code may take.
+
+        Raises:
+            ConfigError: the folder declares no container.
+        """
+        self._folder = folder.resolve()
+        try:
+            read_container(self._folder)
+        except ModelError as error:
+            raise ConfigError(f"container {folder}: {error}") from None
+        self.gpu_kind = f"container:{self._folder.name}"
+        self.limits = limits
+        self.io_pool_bytes = io_pool_bytes
+        self._start_limit_s = start_limit_s
+        # Behind the slots, room for the batch that is measured while others are served.
+        self._memory = SharedMemory(io_pool_bytes + limits.io_bytes)
+        self._setup = ThreadPoolExecutor(1, thread_name_prefix="setup")
+        self._backoff = Backoff()
+        #: Why the last container died; empty when none did.
+        self._death = ""
+        #: They end with their models; by model, to find those whose step still runs.
+        self._containers: weakref.WeakValueDictionary[ModelId, Container] = (
+            weakref.WeakValueDictionary()
+        )
+        #: By architecture and batch size: a container that is started again need not be measured.
+        self._profile: dict[tuple[str, int], int] = {}
+
+    # --- models ---------------------------------------------------------------------------------
+
+    async def prepare(
+        self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
+    ) -> ContainerModel:
+        """See `Device`. Fetches nothing."""
+        name = self._folder.name
+        if offer.profile != name:
+            raise ModelError(f"this worker runs the container of model {name!r} only")
+        loop = asyncio.get_running_loop()
+        spec, version_folder = await loop.run_in_executor(self._setup, read_container, self._folder)
+        await loop.run_in_executor(self._setup, _check_contents, offer, version_folder)
+        tensors = (*spec.inputs, *spec.outputs)
+        batch_sizes = self.limits.usable_batch_sizes(tensors, offer.batch_sizes, fixed_batch=False)
+        architecture = _digest(spec, offer)
+        while True:
+            served_before = self._death
+            if served_before and self._backoff.pause_s:
+                progress(f"pausing {self._backoff.pause_s:g} s: {self._death}")
+                await asyncio.sleep(self._backoff.pause_s)
+            try:
+                container, exec_ns = await self._start(
+                    offer.model_id, spec, version_folder, batch_sizes, architecture, progress
+                )
+                break
+            except ModelError as error:
+                if not served_before:
+                    raise
+                # It has been served, so it is fit: what is wrong now may pass.
+                self._died(str(error))
+        model = ContainerModel(
+            model_id=offer.model_id,
+            num_pages=1,
+            io_bytes=io_bytes_of(tensors, batch_sizes),
+            architecture_id=ArchitectureId(architecture),
+            inputs=spec.inputs,
+            outputs=spec.outputs,
+            weights_bytes=0,
+            # A seed of zero would say that the action takes no time.
+            load_ns=1,
+            exec_ns=exec_ns,
+            container=container,
+        )
+        weakref.finalize(model, container.stop)
+        return model
+
+    async def _start(
+        self,
+        model_id: ModelId,
+        spec: ContainerSpec,
+        folder: Path,
+        batch_sizes: Sequence[int],
+        architecture: str,
+        progress: Callable[[str], None],
+    ) -> tuple[Container, dict[int, int]]:
+        """Start a container and measure it."""
+        progress("starting")
+        loop = asyncio.get_running_loop()
+        # Of an earlier stream, whose last step may still wait for it.
+        if old := self._containers.pop(model_id, None):
+            await loop.run_in_executor(self._setup, old.stop)
+        container = self._containers[model_id] = Container(spec, folder, self._memory)
+        self._backoff.started(time.monotonic())
+        container.start()
+        try:
+            await loop.run_in_executor(self._setup, container.wait_ready, self._start_limit_s)
+            for size in batch_sizes:
+                if (architecture, size) not in self._profile:
+                    progress(f"profiling batch {size}")
+                    measured = await loop.run_in_executor(
+                        self._setup,
+                        _profile,
+                        container,
+                        self._memory,
+                        spec,
+                        size,
+                        self.io_pool_bytes,
+                    )
+                    self._profile[architecture, size] = measured
+        except BaseException:
+            container.stop()
+            raise
+        return container, {size: self._profile[architecture, size] for size in batch_sizes}
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def run_load(self, step: Step[ContainerModel]) -> None:
+        """See `Device`. There are no weights."""
+
+    def run_input(self, step: Step[ContainerModel], payload: Sequence[Buffer]) -> None:
+        """See `Device`."""
+        write_inputs(self._memory.bytes, step, payload)
+
+    def run_exec(self, step: Step[ContainerModel]) -> None:
+        """See `Device`. The code sees the rows that were sent, never padding."""
+        action, model = step.action, step.model
+        assert isinstance(action, Infer)
+        layout = model.layouts[action.batch_size]
+        try:
+            _run(model.container, layout, sum(action.rows), step.io_offset)
+        except ContainerDiedError as error:
+            if model.container.stopped:
+                raise  # on purpose: its successor is fine
+            self._died(str(error))
+            raise DeviceLostError(str(error)) from None
+
+    def run_output(self, step: Step[ContainerModel]) -> list[bytes]:
+        """See `Device`."""
+        return read_outputs(self._memory.bytes, step)
+
+    async def close(self) -> None:
+        """See `Device`."""
+        for container in list(self._containers.values()):
+            container.stop()
+        self._setup.shutdown(wait=True, cancel_futures=True)
+        self._memory.close()
+
+    def _died(self, why: str) -> None:
+        self._death = why
+        self._backoff.died(time.monotonic())
+
+
+def _check_contents(offer: Offer, version_folder: Path) -> None:
+    """The controller's files have to be those that the operator placed here.
+
+    Raises:
+        ModelError: they are not.
+    """
+    for file in offer.files:
+        try:
+            found = sha256_of(version_folder / file.name) or "no such file"
+        except OSError as error:
+            found = str(error)
+        if found != file.sha256:
+            raise ModelError(
+                f"{version_folder.name}/{file.name} is not what this worker has: found {found} "
+                f"here, the controller offers {file.sha256}"
+            )
+
+
+def _digest(spec: ContainerSpec, offer: Offer) -> str:
+    return hashlib.sha256(repr((spec, sorted(offer.contents.items()))).encode()).hexdigest()
+
+
+def _run(container: Container, layout: IoLayout, rows: int, begin: int) -> None:
+    container.run(
+        rows,
+        [begin + offset for offset in layout.input_offsets],
+        [begin + offset for offset in layout.output_offsets],
+    )
+
+
+def _profile(
+    container: Container, memory: SharedMemory, spec: ContainerSpec, size: int, begin: int
+) -> int:
+    """Measure a batch of zeros, in ns: legal values anywhere.
+
+    Raises:
+        ModelError: the code cannot run it.
+    """
+    layout = IoLayout.of(spec.inputs, spec.outputs, size)
+    # Another size left its outputs there.
+    memory.bytes[begin : begin + layout.outputs_begin] = 0
+    samples: list[int] = []
+    try:
+        _run(container, layout, size, begin)  # the first run allocates
+        end_ns = time.monotonic_ns() + _PROFILE_BUDGET_NS
+        while not samples or (len(samples) < _PROFILE_RUNS and time.monotonic_ns() < end_ns):
+            begin_ns = time.monotonic_ns()
+            _run(container, layout, size, begin)
+            samples.append(max(time.monotonic_ns() - begin_ns, 1))
+    except (ContainerDiedError, ContainerFailedError) as error:
+        raise ModelError(f"a batch of {size} zeros: {error}") from None
+    # What else runs on the machine only adds.
+    return min(samples)

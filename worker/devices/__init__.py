@@ -1,0 +1,1 @@
+"""What a worker runs on: processor, GPU, or durations from a profile."""

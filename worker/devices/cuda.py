@@ -1,0 +1,326 @@
+"""An NVIDIA GPU as an `Accelerator`: streams with priorities, events, pinned memory, CUDA graphs.
+
+Nothing in this file has been run on a GPU yet; `tests/worker/test_gpu.py` and `make gpu` do.
+
+Graphs are captured on one stream into one pool, so that they share the memory of their intermediates: one
+EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. They are
+rehearsed on another stream: what torch keeps for a stream, cuBLAS's workspace above all, is then taken from the
+pool. It is forgotten whenever a graph of the stream goes (pytorch#193402), but the pool's memory stays for the
+graphs that are left.
+
+Locked memory is a mapping of our own, registered with the driver: torch's allocator of pinned memory rounds
+every block up to a power of two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import onnxruntime as ort
+import torch
+
+from clockwright.errors import ConfigError
+from worker.devices.accelerator import Event, Stream
+from worker.devices.host_memory import present_memory
+from worker.engines.onnxruntime import Place, plain_words
+from worker.engines.torch_operators import Tensor
+
+# cuDNN may look for its fastest algorithm in the first run; the others are for the allocator.
+_WARM_UP_RUNS = 3
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """What torch says of CUDA here."""
+
+    torch_version: str
+    #: That torch was built for; None in a build without.
+    cuda_version: str | None
+    num_devices: int
+    #: Why there is none, in torch's words; empty if there is.
+    complaint: str = ""
+
+
+def installation() -> Installation:
+    """Ask torch. Takes no GPU into use."""
+    with warnings.catch_warnings(record=True) as caught:
+        # How torch says that a driver is too old.
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    complaint = str(caught[0].message).strip().splitlines()[0] if caught else ""
+    count = torch.cuda.device_count() if usable else 0
+    return Installation(torch.__version__, torch.version.cuda, count, complaint)
+
+
+def check_installation(found: Installation, index: int) -> None:
+    """Refuse a GPU that is not there.
+
+    Raises:
+        ConfigError: says which of torch, driver and GPU is missing or does not fit.
+    """
+    device = f"device 'cuda:{index}'"
+    if found.cuda_version is None:
+        raise ConfigError(
+            f"{device}: found torch {found.torch_version}, which was built without CUDA; "
+            "expected a build with it (clockwright[gpu]): uninstall torch and install it from an index "
+            "that has no +cpu builds, as https://pypi.org/simple, because pip prefers those"
+        )
+    if found.num_devices == 0:
+        why = found.complaint or "the driver reports no GPU"
+        raise ConfigError(
+            f"{device}: found no usable GPU ({why}); torch {found.torch_version} expects an NVIDIA "
+            f"driver for CUDA {found.cuda_version} and a GPU in CUDA_VISIBLE_DEVICES"
+        )
+    if index >= found.num_devices:
+        last = found.num_devices - 1
+        raise ConfigError(
+            f"{device}: found {found.num_devices} GPUs, expected cuda:0"
+            + (f" to cuda:{last}" if last else "")
+        )
+
+
+class CudaEvent:
+    """A CUDA event with a time."""
+
+    def __init__(self, *, patient: bool = False) -> None:
+        self.event = torch.cuda.Event(enable_timing=True, blocking=patient)
+
+    def synchronize(self) -> None:
+        """See `Event`."""
+        self.event.synchronize()
+
+    def is_done(self) -> bool:
+        """See `Event`."""
+        return bool(self.event.query())
+
+    def ns_since(self, earlier: Event) -> int:
+        """See `Event`."""
+        assert isinstance(earlier, CudaEvent)
+        return max(int(1e6 * earlier.event.elapsed_time(self.event)), 1)
+
+
+class CudaStream:
+    """A CUDA stream."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def run(self, work: Callable[[], object]) -> None:
+        """See `Stream`."""
+        # Each thread begins on the first GPU, and would take memory there for nothing.
+        if torch.cuda.current_device() != self._stream.device_index:
+            torch.cuda.set_device(self._stream.device)
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            work()
+
+    def record(self, event: Event) -> None:
+        """See `Stream`."""
+        assert isinstance(event, CudaEvent)
+        event.event.record(self._stream)
+
+    def wait(self, event: Event) -> None:
+        """See `Stream`."""
+        assert isinstance(event, CudaEvent)
+        self._stream.wait_event(event.event)
+
+
+class LockedMemory:
+    """Memory of the host that the driver knows, so that copies from and to it need no processor."""
+
+    def __init__(self) -> None:
+        self._taken: list[Tensor] = []
+
+    def take(self, num_bytes: int) -> Tensor:
+        """See `Accelerator.host_memory`."""
+        # Its tensor keeps the mapping.
+        memory = torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)
+        status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+        if status != 0:
+            raise MemoryError(
+                f"the driver cannot lock {num_bytes // _MIB} MiB of host memory (error {status}); "
+                "start with less host memory, or raise the limit (ulimit -l)"
+            )
+        self._taken.append(memory)
+        return memory[:num_bytes]
+
+    def close(self) -> None:
+        """Let the driver forget all of it."""
+        while self._taken:
+            torch.cuda.cudart().cudaHostUnregister(self._taken.pop().data_ptr())
+
+
+class CudaAccelerator:
+    """One GPU. Satisfies `worker.devices.accelerator.Accelerator`."""
+
+    on_host = False
+
+    def __init__(self, index: int, *, search: bool = True) -> None:
+        """Open it.
+
+        Args:
+            index: of those that CUDA_VISIBLE_DEVICES leaves.
+            search: have cuDNN try all its algorithms in the first run of each convolution; it guesses
+                otherwise, which is sooner done.
+
+        Raises:
+            ConfigError: there is no such GPU, or no driver for it.
+        """
+        check_installation(installation(), index)
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        properties = torch.cuda.get_device_properties(self.device)
+        self.name = f"cuda:{properties.name}"
+        #: As NVML knows it.
+        self.uuid = f"GPU-{properties.uuid}"
+        torch.backends.cudnn.benchmark = search
+        self._pool = torch.cuda.graph_pool_handle()
+        # Captured kernels keep the priority of the stream that they were captured on: EXEC's.
+        self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
+        self._rehearsal_stream = torch.cuda.Stream(self.device)
+        # Two captures at once would need two pools. Held by `fault` too.
+        self._capturing = threading.Lock()
+        self._locked = LockedMemory()
+        # torch takes no pool again that had graphs and has none: this one is never replayed, and stays.
+        self._anchor = self._capture_anchor()
+
+    def _capture_anchor(self) -> Callable[[], None]:
+        memory = self.device_memory(1)
+        work = partial(memory.add_, 1)
+        return self.capture(work, rehearsal=work, tensor_cores=False)
+
+    def stream(self, *, urgent: bool = False) -> Stream:
+        """See `Accelerator`."""
+        return CudaStream(torch.cuda.Stream(self.device, priority=-1 if urgent else 0))
+
+    def event(self, *, patient: bool = False) -> Event:
+        """See `Accelerator`."""
+        return CudaEvent(patient=patient)
+
+    def device_memory(self, num_bytes: int) -> Tensor:
+        """See `Accelerator`."""
+        try:
+            memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        except torch.OutOfMemoryError:
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise MemoryError(
+                f"{self.name}: {num_bytes // _MIB} MiB are needed, {free // _MIB} of "
+                f"{total // _MIB} MiB are free"
+            ) from None
+        # Zeroed on another stream than the ones it is used on, none of which waits for that one.
+        torch.cuda.current_stream(self.device).synchronize()
+        return memory
+
+    def host_memory(self, num_bytes: int) -> Tensor:
+        """See `Accelerator`."""
+        return self._locked.take(num_bytes)
+
+    def capture(
+        self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
+    ) -> Callable[[], None]:
+        """See `Accelerator`."""
+        with self._capturing, torch.inference_mode():
+            torch.backends.cuda.matmul.allow_tf32 = tensor_cores
+            torch.backends.cudnn.allow_tf32 = tensor_cores
+            with torch.cuda.stream(self._rehearsal_stream):
+                for _ in range(_WARM_UP_RUNS):
+                    rehearsal()
+            self._rehearsal_stream.synchronize()
+            # onnxruntime rehearses where it is captured (`onnxruntime_place`).
+            self._capture_stream.synchronize()
+            graph = torch.cuda.CUDAGraph(keep_graph=True)  # to be looked into
+            with torch.cuda.stream(self._capture_stream):
+                # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
+                # threads go on serving meanwhile, so only this thread's calls may spoil the capture.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                except BaseException:
+                    # Its own complaint would hide what went wrong.
+                    with contextlib.suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+            _refuse_host_functions(graph)
+            graph.instantiate()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def onnxruntime_place(self) -> Place | None:
+        """See `Accelerator`.
+
+        Its own capture of graphs is left alone: a graph of its would have to be captured by the thread
+        that replays it. It is given the stream that is being captured instead, like torch's kernels, and
+        told not to wait for it.
+        """
+        provider = "CUDAExecutionProvider"
+        if provider not in ort.get_available_providers():
+            return None
+        options = {
+            "device_id": str(self.device.index),
+            "user_compute_stream": str(self._capture_stream.cuda_stream),
+            "do_copy_in_default_stream": "1",
+            # The search is each session's own, and there is one session per batch size: to try all
+            # algorithms takes too long. What is found is measured against torch anyway.
+            "cudnn_conv_algo_search": "HEURISTIC",
+            "arena_extend_strategy": "kSameAsRequested",
+            # By default float32 is TF32.
+            "use_tf32": "0",
+        }
+        run_options = {"disable_synchronize_execution_providers": "1"}
+        return Place(provider, "cuda", self.device.index, options, run_options)
+
+    def num_allocations(self) -> int:
+        """See `Accelerator`."""
+        return int(torch.cuda.memory_stats(self.device)["num_device_alloc"])
+
+    def reserved_bytes(self) -> int:
+        """See `Accelerator`. Without what onnxruntime takes, of which torch knows nothing."""
+        return int(torch.cuda.memory_reserved(self.device))
+
+    def free_bytes(self) -> int | None:
+        """See `Accelerator`."""
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return int(free)
+
+    def fault(self) -> str | None:
+        """See `Accelerator`. After a fault in a kernel every call of the process fails."""
+        # Nobody may wait for the whole device while a stream of it is being captured.
+        with self._capturing:
+            try:
+                torch.cuda.synchronize(self.device)
+                probe = torch.zeros(1, device=self.device)
+                if float((probe + 1).item()) != 1.0:
+                    return f"{self.name}: 0 + 1 is not 1 on it"
+            except RuntimeError as error:
+                return f"{self.name}: {plain_words(error)}"
+        return None
+
+    def close(self) -> None:
+        """See `Accelerator`."""
+        self._locked.close()
+
+
+def _refuse_host_functions(graph: torch.cuda.CUDAGraph) -> None:
+    """What onnxruntime frees in a function of the host would be freed again by each replay.
+
+    Releases before 1.31 do so, and the process is aborted (onnxruntime#32081).
+
+    Raises:
+        RuntimeError: the graph calls such a function.
+    """
+    try:
+        from cuda.bindings import runtime
+    except ImportError:
+        return  # clockwright[gpu] has it, and an onnxruntime that needs no such look
+    raw = graph.raw_cuda_graph()
+    _, _, count = runtime.cudaGraphGetNodes(raw)
+    _, nodes, _ = runtime.cudaGraphGetNodes(raw, count or 0)
+    host = runtime.cudaGraphNodeType.cudaGraphNodeTypeHost
+    if any(runtime.cudaGraphNodeGetType(node)[1] == host for node in nodes or ()):
+        raise RuntimeError("its kernels call functions of the host, which cannot be replayed")

@@ -1,0 +1,46 @@
+"""Batches in an IO pool of host memory: requests' tensors go in one after the other, and come out so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from clockwright.actions import Infer
+from clockwright.bulk import Buffer
+from worker.core.lanes import Step
+from worker.models.served_model import ServedModel
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def write_inputs(pool: Bytes, step: Step[Any], payload: Sequence[Buffer]) -> None:
+    """Copy a batch's inputs, per request and per input, into its slot; rows that nobody sent are zero."""
+    action, model = step.action, step.model
+    assert isinstance(action, Infer)
+    assert isinstance(model, ServedModel)
+    layout = model.layouts[action.batch_size]
+    num_inputs = len(model.inputs)
+    for index, (spec, offset) in enumerate(zip(model.inputs, layout.input_offsets, strict=True)):
+        position = begin = step.io_offset + offset
+        for entry in payload[index::num_inputs]:
+            pool[position : position + len(entry)] = np.frombuffer(entry, np.uint8)
+            position += len(entry)
+        pool[position : begin + spec.row_bytes * action.batch_size] = 0
+
+
+def read_outputs(pool: Bytes, step: Step[Any]) -> list[bytes]:
+    """Copy a batch's outputs out of its slot, per request and per output."""
+    action, model = step.action, step.model
+    assert isinstance(action, Infer)
+    assert isinstance(model, ServedModel)
+    layout = model.layouts[action.batch_size]
+    payload = []
+    row = 0
+    for rows in action.rows:
+        for spec, offset in zip(model.outputs, layout.output_offsets, strict=True):
+            begin = step.io_offset + offset + row * spec.row_bytes
+            payload.append(pool[begin : begin + rows * spec.row_bytes].tobytes())
+        row += rows
+    return payload

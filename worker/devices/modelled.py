@@ -1,0 +1,136 @@
+"""A device that only spends time, as a profile says: to measure everything around a GPU without one.
+
+Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD and the
+n-th EXEC of a worker take equally long in every run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from clockwright.actions import Infer
+from clockwright.bulk import Buffer
+from clockwright.errors import ModelError
+from clockwright.units import PAGE_BYTES, ArchitectureId
+from modelzoo.profile import Profile
+from worker.compiling.compiler import Compiler
+from worker.core.lanes import Lane, Step
+from worker.devices.device import Fetch
+from worker.models.file_store import FileStore
+from worker.models.model_files import Limits, Source
+from worker.models.served_model import Offer, ServedModel, io_bytes_of
+from worker.timing import sleep_until
+
+
+class ModelledDevice:
+    """See the module. Satisfies `worker.devices.device.Device`."""
+
+    computing_lanes: frozenset[Lane] = frozenset()
+
+    def __init__(
+        self,
+        profile: Profile,
+        *,
+        limits: Limits,
+        io_pool_bytes: int,
+        files: FileStore,
+        compile_limit_s: float,
+    ) -> None:
+        self.gpu_kind = f"modelled:{profile.name}"
+        self.limits = limits
+        self.io_pool_bytes = io_pool_bytes
+        self._profile = profile
+        self._files = files
+        self._compiler = Compiler(time_limit_s=compile_limit_s)
+        # One generator per lane: lanes are threads, and their turns differ from run to run.
+        self._load_noise = random.Random(f"load {profile.seed}")
+        self._exec_noise = random.Random(f"exec {profile.seed}")
+
+    async def prepare(
+        self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
+    ) -> ServedModel:
+        """See `Device`. The file is read, not run: only the inputs and outputs matter."""
+        offer.check_onnx()
+        row = self._profile.row_for(offer.profile or offer.model_id)
+        self.limits.check_weights(row.weights_bytes)
+        loop = asyncio.get_running_loop()
+        missing = [
+            file
+            for file in offer.files
+            if not await loop.run_in_executor(None, self._files.has, file.sha256)
+        ]
+        await fetch(missing)
+        progress("reading")
+        with ExitStack() as stack:
+            folder = await loop.run_in_executor(
+                None, stack.enter_context, self._files.model_folder(offer.contents)
+            )
+            described = await self._compiler.describe(Source(folder, offer.fixed_dimensions))
+        inputs = tuple(tensor.spec for tensor in described.inputs)
+        outputs = tuple(tensor.spec for tensor in described.outputs)
+        modelled = [size for size in offer.batch_sizes if size in row.exec_ns]
+        if not modelled:
+            raise ModelError(
+                f"profile {self._profile.name!r} has no batch size of {list(offer.batch_sizes)} "
+                f"for {row.name!r}, but {list(row.exec_ns)}"
+            )
+        batch_sizes = self.limits.usable_batch_sizes(
+            (*inputs, *outputs), modelled, fixed_batch=described.fixed_batch
+        )
+        # Models that share a row and their tensors' shapes cannot be told apart by time.
+        architecture = repr((row, inputs, outputs)).encode()
+        return ServedModel(
+            model_id=offer.model_id,
+            num_pages=max(1, -(-row.weights_bytes // PAGE_BYTES)),
+            io_bytes=io_bytes_of((*inputs, *outputs), batch_sizes),
+            architecture_id=ArchitectureId(hashlib.sha256(architecture).hexdigest()),
+            inputs=inputs,
+            outputs=outputs,
+            weights_bytes=row.weights_bytes,
+            # The controller takes no model whose actions take no time: such a seed is a mistake elsewhere.
+            load_ns=max(row.load_ns, 1),
+            exec_ns={size: max(row.exec_ns[size], 1) for size in batch_sizes},
+            from_cache=not missing,
+        )
+
+    def load_duration_ns(self, model: ServedModel) -> int:
+        """Draw how long the next LOAD takes."""
+        return _draw(model.load_ns, self._load_noise, self._profile.noise.load_sigma)
+
+    def exec_duration_ns(self, model: ServedModel, batch_size: int) -> int:
+        """Draw how long the next EXEC takes."""
+        return _draw(model.exec_ns[batch_size], self._exec_noise, self._profile.noise.exec_sigma)
+
+    def run_load(self, step: Step[ServedModel]) -> None:
+        """See `Device`."""
+        begin_ns = time.monotonic_ns()
+        sleep_until(begin_ns + self.load_duration_ns(step.model))
+
+    def run_input(self, step: Step[ServedModel], payload: Sequence[Buffer]) -> None:
+        """See `Device`. Takes no time: nothing looks at the bytes."""
+
+    def run_exec(self, step: Step[ServedModel]) -> None:
+        """See `Device`."""
+        assert isinstance(step.action, Infer)
+        begin_ns = time.monotonic_ns()
+        sleep_until(begin_ns + self.exec_duration_ns(step.model, step.action.batch_size))
+
+    def run_output(self, step: Step[ServedModel]) -> list[bytes]:
+        """See `Device`."""
+        assert isinstance(step.action, Infer)
+        return [
+            bytes(rows * spec.row_bytes) for rows in step.action.rows for spec in step.model.outputs
+        ]
+
+    async def close(self) -> None:
+        """See `Device`."""
+        await self._compiler.close()
+
+
+def _draw(duration_ns: int, noise: random.Random, sigma: float) -> int:
+    return round(duration_ns * noise.lognormvariate(0.0, sigma)) if sigma else duration_ns

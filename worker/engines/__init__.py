@@ -1,0 +1,1 @@
+"""What runs a compiled graph: onnxruntime, torch, and the choice between them."""

@@ -1,0 +1,98 @@
+"""The ways to run a compiled graph on a GPU, and which of them is taken. Plain data: nothing here needs torch."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+from clockwright.errors import ConfigError
+from clockwright.units import format_ns
+from worker.models.precision import Precision
+
+
+class Engine(enum.Enum):
+    """What runs models on a GPU."""
+
+    #: Whatever is measured to be the fastest, per architecture and batch size.
+    AUTO = "auto"
+    TORCH = "torch"
+    ONNXRUNTIME = "onnxruntime"
+
+
+class Way(enum.Enum):
+    """How a graph can be run; the first is taken where two are equally fast."""
+
+    #: Convolutions joined with the ReLUs and additions behind them.
+    TORCH_JOINED = "torch"
+    #: cuDNN has a joint kernel for most shapes, but not for all, and it is not always the faster way.
+    TORCH_APART = "torch, convolutions apart"
+    ONNXRUNTIME = "onnxruntime"
+
+    @property
+    def engine(self) -> Engine:
+        """What runs it."""
+        return Engine.ONNXRUNTIME if self is Way.ONNXRUNTIME else Engine.TORCH
+
+
+# Within this two measurements are the same, or workers of one kind would choose by chance.
+_NOISE = 0.02
+
+
+def parse_engine(name: str) -> Engine:
+    """Find an engine by its name.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    try:
+        return Engine(name)
+    except ValueError:
+        expected = ", ".join(each.value for each in Engine)
+        raise ConfigError(f"engine: found {name!r}, expected one of {expected}") from None
+
+
+def ways_to_try(
+    engine: Engine, precision: Precision, *, on_host: bool, has_onnxruntime: bool
+) -> tuple[Way, ...]:
+    """What to measure before one way is taken.
+
+    Args:
+        engine: as configured.
+        precision: of the models. onnxruntime wants weights and activations as the ONNX file has them,
+            so it runs float32 alone.
+        on_host: on a processor joining only saves memory traffic, so there is nothing to find out.
+        has_onnxruntime: it can compute there.
+
+    Raises:
+        ConfigError: the engine cannot run such models here.
+    """
+    plain = precision is Precision.FLOAT32
+    if engine is Engine.ONNXRUNTIME and not plain:
+        raise ConfigError(
+            f"engine 'onnxruntime': found precision {precision.value!r}, expected 'float32'"
+        )
+    if engine is Engine.ONNXRUNTIME and not has_onnxruntime:
+        raise ConfigError(
+            "engine 'onnxruntime': found no onnxruntime that computes on this device; expected "
+            "onnxruntime-gpu (clockwright[gpu]), and not onnxruntime beside it"
+        )
+    ways: list[Way] = []
+    if engine is not Engine.ONNXRUNTIME:
+        ways += [Way.TORCH_JOINED] if on_host else [Way.TORCH_JOINED, Way.TORCH_APART]
+    if engine is not Engine.TORCH and plain and has_onnxruntime:
+        ways.append(Way.ONNXRUNTIME)
+    return tuple(ways)
+
+
+def fastest(exec_ns: Mapping[Way, int]) -> Way:
+    """The first way that is as fast as any; of at least one."""
+    limit_ns = min(exec_ns.values()) * (1 + _NOISE)
+    return next(way for way in Way if way in exec_ns and exec_ns[way] <= limit_ns)
+
+
+def describe(exec_ns: Mapping[Way, int | None]) -> str:
+    """Measurements in words; None is a way that does not work."""
+    return "; ".join(
+        f"{way.value}: {'does not work' if taken is None else format_ns(taken)}"
+        for way, taken in exec_ns.items()
+    )

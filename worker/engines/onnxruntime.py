@@ -1,0 +1,249 @@
+"""onnxruntime behind the smallest interface that serving needs: fixed addresses, `launch()`."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from clockwright.errors import ModelError
+from clockwright.tensors import TensorSpec
+from worker.core.io_pool import ALIGNMENT_BYTES
+from worker.models.model_files import BoundTensor, CompiledModel
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_shares_allocator = False
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where onnxruntime computes, and how it calls the memory there."""
+
+    provider: str
+    device: str
+    index: int = 0
+    #: Of the provider.
+    options: Mapping[str, str] = field(default_factory=dict)
+    #: Of each run.
+    run_options: Mapping[str, str] = field(default_factory=dict)
+
+
+PROCESSOR = Place("CPUExecutionProvider", "cpu")
+
+
+def aligned_bytes(num_bytes: int) -> Bytes:
+    """Zeros that start on a cache line, every page of them touched, so that no use faults later."""
+    raw = np.empty(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
+    raw.fill(0)
+    start = -raw.ctypes.data % ALIGNMENT_BYTES
+    return raw[start : start + num_bytes]
+
+
+def open_session(
+    graph: bytes | str,
+    *,
+    save_optimised: Path | None = None,
+    level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    share_allocator: bool = True,
+    place: Place = PROCESSOR,
+) -> ort.InferenceSession:
+    """Make a session that computes on the calling thread and nowhere else.
+
+    Args:
+        graph: a serialised model or its path. Taken as it stands, unless:
+        save_optimised: optimise and save the result here.
+        level: how far to optimise then; all the way is for this processor alone.
+        share_allocator: intermediates come from memory that all such sessions share. They run one at
+            a time, so it grows to the need of the largest instead of their sum. On the processor only.
+        place: where it computes. All of it: what a GPU left to the processor could not be captured.
+
+    Raises:
+        ModelError: the runtime does not accept the graph, or not there; carries its words.
+    """
+    options = ort.SessionOptions()
+    # One thread: no pool to wait for, and the duration does not depend on who else computes.
+    options.intra_op_num_threads = 1
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4  # fatal only: every error comes back as an exception too
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if save_optimised is not None:
+        options.graph_optimization_level = level
+        options.optimized_model_filepath = str(save_optimised)
+    if place is not PROCESSOR:
+        # Joins convolutions with their ReLUs, which needs no constant weights.
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    elif share_allocator:
+        _share_allocator()
+        options.add_session_config_entry("session.use_env_allocators", "1")
+    try:
+        session = ort.InferenceSession(
+            graph, options, providers=[(place.provider, dict(place.options))]
+        )
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise ModelError(f"onnxruntime does not accept the model: {plain_words(error)}") from None
+    # A provider that cannot be loaded is a line in the log, and the processor takes its place.
+    if place.provider not in session.get_providers():
+        raise ModelError(
+            f"onnxruntime does not run the model on {place.provider}, but on "
+            f"{', '.join(session.get_providers())}"
+        )
+    return session
+
+
+class OrtKernel:
+    """One architecture at one batch size, bound once to fixed addresses."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        compiled: CompiledModel,
+        batch_size: int,
+        *,
+        weights_address: int,
+        input_addresses: Sequence[int],
+        output_addresses: Sequence[int],
+        memory: object = None,
+        place: Place = PROCESSOR,
+    ) -> None:
+        """Bind.
+
+        Args:
+            session: of the compiled graph.
+            compiled: its metadata.
+            batch_size: rows of every launch.
+            weights_address: where the weights blob begins at every launch.
+            input_addresses: of the batch of each input, in the model's order.
+            output_addresses: of the batch of each output, in the model's order.
+            memory: kept alive as long as the kernel, which knows it by its address only.
+            place: of the session; the addresses are there.
+        """
+        self._session = session
+        self._memory = memory
+        self._run_options = ort.RunOptions()
+        for name, value in place.run_options.items():
+            self._run_options.add_run_config_entry(name, value)
+        self._binding = session.io_binding()
+        for weight in compiled.weights:
+            self._binding.bind_input(
+                weight.name,
+                place.device,
+                place.index,
+                weight.element_type,
+                list(weight.shape),
+                weights_address + weight.offset,
+            )
+        for bind, tensors, addresses in (
+            (self._binding.bind_input, compiled.inputs, input_addresses),
+            (self._binding.bind_output, compiled.outputs, output_addresses),
+        ):
+            for tensor, address in zip(tensors, addresses, strict=True):
+                shape = [batch_size, *tensor.spec.row_shape]
+                bind(
+                    tensor.graph_name,
+                    place.device,
+                    place.index,
+                    tensor.element_type,
+                    shape,
+                    address,
+                )
+
+    def launch(self) -> None:
+        """Run once; the outputs are in place when it returns, on the processor. Releases the GIL meanwhile."""
+        self._session.run_with_iobinding(self._binding, self._run_options)
+
+
+def tensor_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> list[Bytes]:
+    """Private zeroed memory for a batch of each tensor."""
+    return [aligned_bytes(spec.row_bytes * batch_size) for spec in tensors]
+
+
+def private_kernel(
+    session: ort.InferenceSession, compiled: CompiledModel, batch_size: int, weights: Bytes
+) -> tuple[OrtKernel, list[Bytes], list[Bytes]]:
+    """Bind a kernel to memory of its own, away from whatever is being served.
+
+    Returns:
+        The kernel, its inputs and its outputs (zeros so far), each in the model's order.
+    """
+    inputs = tensor_bytes([tensor.spec for tensor in compiled.inputs], batch_size)
+    outputs = tensor_bytes([tensor.spec for tensor in compiled.outputs], batch_size)
+    kernel = OrtKernel(
+        session,
+        compiled,
+        batch_size,
+        weights_address=address_of(weights),
+        input_addresses=[address_of(array) for array in inputs],
+        output_addresses=[address_of(array) for array in outputs],
+        memory=(weights, inputs, outputs),
+    )
+    return kernel, inputs, outputs
+
+
+def run_unshaped(
+    session: ort.InferenceSession,
+    inputs: Sequence[tuple[BoundTensor, Bytes]],
+    output_names: Sequence[str],
+    batch_size: int,
+) -> list[tuple[tuple[int, ...], Bytes]]:
+    """Run a batch whose output shapes are not known yet.
+
+    Returns:
+        Shape and bytes of each output.
+
+    Raises:
+        ModelError: the run failed; carries the runtime's words.
+    """
+    binding = session.io_binding()
+    for tensor, array in inputs:
+        shape = [batch_size, *tensor.spec.row_shape]
+        binding.bind_input(
+            tensor.graph_name, "cpu", 0, tensor.element_type, shape, address_of(array)
+        )
+    for name in output_names:
+        binding.bind_output(name, "cpu")
+    try:
+        session.run_with_iobinding(binding)
+    except Exception as error:  # onnxruntime's exceptions have no common base
+        raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+    results = []
+    for value in binding.get_outputs():
+        num_bytes = int(value.tensor_size_in_bytes())
+        results.append((tuple(value.shape()), _copy_of(value.data_ptr(), num_bytes)))
+    return results
+
+
+def address_of(array: Bytes) -> int:
+    """Where an array begins in memory."""
+    return int(array.ctypes.data)
+
+
+def plain_words(error: Exception) -> str:
+    """The runtime's words, first line, without its own source locations."""
+    line = next((text.strip() for text in str(error).splitlines() if text.strip()), repr(error))
+    head, _, tail = line.partition(" : ")
+    if "ONNXRuntimeError" in head and tail:
+        line = tail.split(" : ", 2)[-1]
+    return line
+
+
+def _copy_of(address: int, num_bytes: int) -> Bytes:
+    return np.frombuffer(ctypes.string_at(address, num_bytes), dtype=np.uint8)
+
+
+def _share_allocator() -> None:
+    global _shares_allocator
+    if not _shares_allocator:
+        memory = ort.OrtMemoryInfo(
+            "Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT
+        )
+        ort.create_and_register_allocator(memory, None)
+        _shares_allocator = True

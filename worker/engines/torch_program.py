@@ -1,0 +1,240 @@
+"""A compiled graph as a list of torch calls: the weights come from wherever the caller keeps them.
+
+Values live in one of two places. What the device computes lies on the device. Shapes, and what is computed
+from shapes and constants alone, lie in host memory, where an operator that needs numbers can read them
+without waiting. At a fixed batch size they are the same in every run, so a run may be captured as a
+CUDA graph, in which nothing may wait or be copied from ordinary host memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import onnx
+import torch
+from onnx import helper, numpy_helper
+
+from clockwright.errors import ModelError
+from worker.engines.torch_operators import OPERATORS, STATIC, TORCH_TYPES, Node, Outputs
+from worker.models.precision import Precision
+
+Tensor: TypeAlias = torch.Tensor
+
+#: Where a compiled graph says in which precision it is to run; so it is part of the architecture.
+PRECISION_KEY = "clockwright.precision"
+
+
+class Program:
+    """One architecture. Any batch size, any weights; owns nothing but constants."""
+
+    def __init__(self, graph: bytes, device: torch.device, *, join: bool = True) -> None:
+        """Read a compiled graph.
+
+        Args:
+            graph: of `worker.compiling.for_torch`: no subgraphs, canonical names.
+            device: where it will run.
+            join: convolutions with what follows them (`fuse`); measured apart by experiments.gpu.
+
+        Raises:
+            ModelError: torch is not told how to run it; says what is missing.
+        """
+        model = onnx.ModelProto.FromString(graph)
+        properties = {entry.key: entry.value for entry in model.metadata_props}
+        self.precision = Precision(properties.get(PRECISION_KEY, Precision.FLOAT32.value))
+        self._device = device
+        self._float = torch.float16 if self.precision is Precision.FLOAT16 else torch.float32
+        check_operators(model)
+        opset = max(
+            entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")
+        )
+        self._inputs = [value.name for value in model.graph.input]
+        self._outputs = {value.name: _torch_type(value) for value in model.graph.output}
+        self._constants = {
+            tensor.name: self._constant(tensor) for tensor in model.graph.initializer
+        }
+        nodes = []
+        for node in model.graph.node:
+            if node.op_type == "Constant":
+                self._constants[node.output[0]] = self._constant_node(node)
+            else:
+                nodes.append(_read_node(node, opset, self._float))
+        self.nodes = fuse(nodes, list(self._outputs)) if join else nodes
+        self._last_used = _last_uses(self.nodes, keep=set(self._outputs))
+
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        weights: Mapping[str, Tensor],
+        moved: dict[str, Tensor],
+    ) -> list[Tensor]:
+        """Run once.
+
+        Args:
+            inputs: a batch of each input, in the model's order and in its types, on the device.
+            weights: by their names in the graph, on the device.
+            moved: what the device needs of the host, by name. Filled by the first run; the same one
+                must be given to all later runs of that batch size.
+
+        Returns:
+            The outputs in the model's order and types; new tensors, or the inputs themselves.
+
+        Raises:
+            ModelError: the graph does something that the operators here cannot.
+            RuntimeError: torch's own.
+        """
+        device: dict[str, Tensor] = dict(weights)
+        for name, tensor in zip(self._inputs, inputs, strict=False):
+            device[name] = tensor.to(self._float) if tensor.dtype is torch.float32 else tensor
+        host = dict(self._constants)
+
+        def on_device(name: str) -> Tensor:
+            if name in device:
+                return device[name]
+            if name not in moved:
+                moved[name] = host[name].to(self._device)
+            return moved[name]
+
+        for index, node in enumerate(self.nodes):
+            known = all(name in host for name in node.inputs if name)
+            static = STATIC.get(node.op_type, ())
+            arguments: list[Tensor | None] = []
+            for position, name in enumerate(node.inputs):
+                if position in static and name and name not in host:
+                    raise node.refuse(f"input {position} is computed from the model's inputs")
+                on_host = known or position in static
+                arguments.append((host[name] if on_host else on_device(name)) if name else None)
+            results = _as_sequence(OPERATORS[node.op_type](node, *arguments))
+            if len(results) < sum(map(bool, node.outputs)):
+                raise node.refuse(f"{len(node.outputs)} outputs")
+            place = host if known or node.op_type == "Shape" else device
+            place.update(zip(node.outputs, results, strict=False))
+            # What nobody reads any more makes room for the rest.
+            for name in self._last_used[index]:
+                device.pop(name, None)
+        return [on_device(name).to(datatype) for name, datatype in self._outputs.items()]
+
+    def _constant(self, tensor: onnx.TensorProto) -> Tensor:
+        if tensor.data_type not in TORCH_TYPES:
+            kind = onnx.TensorProto.DataType.Name(tensor.data_type)
+            raise ModelError(f"a constant is {kind}, which the torch engine cannot run")
+        # torch wants to own what it may write to.
+        value = torch.from_numpy(numpy_helper.to_array(tensor).copy())
+        return value.to(self._float) if value.dtype is torch.float32 else value
+
+    def _constant_node(self, node: onnx.NodeProto) -> Tensor:
+        attribute = node.attribute[0]
+        value = helper.get_attribute_value(attribute)
+        if attribute.name == "value":
+            return self._constant(value)
+        floats = attribute.name in ("value_float", "value_floats")
+        if not floats and attribute.name not in ("value_int", "value_ints"):
+            raise ModelError(
+                f"operator Constant: attribute {attribute.name}, which the torch engine cannot run"
+            )
+        return torch.tensor(value, dtype=self._float if floats else torch.int64)
+
+
+def check_operators(model: onnx.ModelProto) -> None:
+    """Refuse a graph with operators that torch is not told how to run.
+
+    Raises:
+        ModelError: names them.
+    """
+    unknown = {
+        f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
+        for node in model.graph.node
+        if node.domain not in ("", "ai.onnx")
+        or (node.op_type not in OPERATORS and node.op_type != "Constant")
+    }
+    if unknown:
+        raise ModelError(f"the torch engine has no operator {', '.join(sorted(unknown))}")
+
+
+def fuse(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
+    """Join each convolution with the ReLU behind it, and with the addition between them if there is one.
+
+    A batch normalisation has been folded into the weights long before. Weights stay inputs, so they can
+    still lie in pages.
+
+    Args:
+        nodes: in an order in which they can run.
+        outputs: names that must stay.
+    """
+    uses = Counter(name for node in nodes for name in node.inputs)
+    uses.update(outputs)
+    reader = {name: index for index, node in enumerate(nodes) for name in node.inputs}
+    joined: dict[int, Node] = {}
+    gone: set[int] = set()
+    for index, node in enumerate(nodes):
+        if node.op_type != "Conv" or len(node.inputs) < 3:
+            continue
+        chain = _chain(nodes, reader, uses, index)
+        # Of two convolutions that are added, one takes the addition along.
+        if chain is None or gone.intersection(chain):
+            continue
+        other = [
+            name
+            for position in chain[1:-1]
+            for name in nodes[position].inputs
+            if name != node.outputs[0]
+        ]
+        # At the ReLU's place everything that goes in has been computed.
+        joined[chain[-1]] = replace(
+            node,
+            op_type="conv_add_relu",
+            inputs=(*node.inputs, *other),
+            outputs=nodes[chain[-1]].outputs,
+        )
+        gone.update(chain)
+    return [joined.get(i, node) for i, node in enumerate(nodes) if i not in gone or i in joined]
+
+
+def _chain(
+    nodes: Sequence[Node], reader: Mapping[str, int], uses: Mapping[str, int], begin: int
+) -> list[int] | None:
+    """Positions of a convolution, the addition behind it if any, and a ReLU; None if others look on."""
+    chain = [begin]
+    for expected in ("Add", "Relu"):
+        (result,) = nodes[chain[-1]].outputs
+        if uses[result] != 1 or result not in reader:
+            return None
+        following = nodes[reader[result]]
+        if following.op_type == "Relu" or following.op_type == expected:
+            chain.append(reader[result])
+        if following.op_type == "Relu":
+            return chain
+    return None
+
+
+def _last_uses(nodes: Sequence[Node], *, keep: set[str]) -> list[list[str]]:
+    """Which values each node is the last one to need."""
+    seen = set(keep)
+    unneeded: list[list[str]] = []
+    for node in reversed(nodes):
+        names = {name for name in (*node.inputs, *node.outputs) if name} - seen
+        seen |= names
+        unneeded.append(sorted(names))
+    return unneeded[::-1]
+
+
+def _torch_type(value: onnx.ValueInfoProto) -> torch.dtype:
+    number = value.type.tensor_type.elem_type
+    if number not in TORCH_TYPES:
+        kind = onnx.TensorProto.DataType.Name(number)
+        raise ModelError(f"an output is {kind}, which the torch engine cannot run")
+    return TORCH_TYPES[number]
+
+
+def _read_node(node: onnx.NodeProto, opset: int, float_type: torch.dtype) -> Node:
+    attributes: dict[str, Any] = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        attributes[attribute.name] = list(value) if isinstance(value, (list, tuple)) else value
+    return Node(node.op_type, tuple(node.input), tuple(node.output), attributes, opset, float_type)
+
+
+def _as_sequence(outputs: Outputs) -> Sequence[Tensor]:
+    return (outputs,) if isinstance(outputs, torch.Tensor) else outputs

@@ -1,0 +1,54 @@
+"""Tensors as views of plain bytes: of the arena, of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clockwright.errors import ModelError
+from worker.engines.torch_operators import TORCH_TYPES, Tensor
+from worker.models.model_files import BoundTensor, WeightTensor
+
+
+def weight_views(blob: Tensor, weights: Sequence[WeightTensor]) -> dict[str, Tensor]:
+    """Weights by name, without a copy.
+
+    Args:
+        blob: uint8, one dimension; the weights blob begins where it begins.
+        weights: what lies where.
+
+    Raises:
+        ModelError: a weight's type is not torch's.
+    """
+    return {weight.name: _weight_view(blob, weight) for weight in weights}
+
+
+def _weight_view(blob: Tensor, weight: WeightTensor) -> Tensor:
+    stored = blob[weight.offset : weight.offset + weight.num_bytes]
+    flat = stored.view(_torch_type(weight.element_type, f"weight {weight.name}"))
+    if not weight.channels_last:
+        return flat.view(weight.shape)
+    first, channels, height, width = weight.shape
+    return flat.view(first, height, width, channels).permute(0, 3, 1, 2)
+
+
+def typed_view(memory: Tensor, tensor: BoundTensor, batch_size: int) -> Tensor:
+    """A batch of an input or output, without a copy.
+
+    Args:
+        memory: uint8, one dimension; begins with the batch and may be longer.
+        tensor: which.
+        batch_size: rows.
+
+    Raises:
+        ModelError: its type is not torch's.
+    """
+    spec = tensor.spec
+    kind = _torch_type(tensor.element_type, f"tensor {spec.name!r}")
+    return memory[: spec.row_bytes * batch_size].view(kind).view(batch_size, *spec.row_shape)
+
+
+def _torch_type(number: int, where: str) -> object:
+    if number not in TORCH_TYPES:
+        expected = ", ".join(str(kind) for kind in TORCH_TYPES.values())
+        raise ModelError(f"{where}: found ONNX type {number}, expected one of {expected}")
+    return TORCH_TYPES[number]

@@ -1,0 +1,1 @@
+"""What one model is: its files, its limits, what is served of it."""

@@ -1,0 +1,167 @@
+"""The question a compiler is asked, and its answer, as plain data: what crosses processes and disks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from clockwright.errors import ModelError
+from clockwright.tensors import TensorSpec
+from clockwright.units import PAGE_BYTES
+from worker.core.io_pool import aligned
+
+#: The file that a model folder must have.
+MODEL_FILE = "model.onnx"
+#: The files of a compiled model.
+GRAPH_FILE, WEIGHTS_FILE, METADATA_FILE = "graph.onnx", "weights.bin", "model.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a worker has room for."""
+
+    #: Weights of one model: the arena that EXEC gathers them into.
+    arena_bytes: int
+    #: Pages of the whole weights cache.
+    num_pages: int
+    #: Inputs and outputs of one batch.
+    io_bytes: int
+
+    def check_weights(self, weights_bytes: int) -> None:
+        """Refuse weights that do not fit.
+
+        Raises:
+            ModelError: naming which room is too small, and how to get more.
+        """
+        if weights_bytes > self.arena_bytes:
+            raise ModelError(
+                f"the weights have {weights_bytes} bytes, more than the weight arena's "
+                f"{self.arena_bytes}; start the worker with a larger arena"
+            )
+        if weights_bytes > self.num_pages * PAGE_BYTES:
+            raise ModelError(
+                f"the weights have {weights_bytes} bytes, more than the weights cache's "
+                f"{self.num_pages} pages of {PAGE_BYTES}; start the worker with more pages"
+            )
+
+    def usable_batch_sizes(
+        self, tensors: Sequence[TensorSpec], offered: Sequence[int], *, fixed_batch: bool
+    ) -> tuple[int, ...]:
+        """Which of the offered batch sizes can be served.
+
+        Args:
+            tensors: inputs and outputs together.
+            offered: what the controller would like.
+            fixed_batch: the model runs single rows only.
+
+        Raises:
+            ModelError: none.
+        """
+        if not offered or min(offered) < 1:
+            raise ModelError(f"batch sizes: found {list(offered)}, expected numbers of 1 or more")
+        sizes = sorted({size for size in offered if size == 1 or not fixed_batch})
+        if not sizes:
+            raise ModelError(
+                f"its batch dimension is fixed to 1, but batch sizes {list(offered)} are asked for"
+            )
+        usable = tuple(size for size in sizes if batch_bytes(tensors, size) <= self.io_bytes)
+        if not usable:
+            raise ModelError(
+                f"inputs and outputs of a batch of {sizes[0]} have "
+                f"{batch_bytes(tensors, sizes[0])} bytes, more than an action's {self.io_bytes}; "
+                f"start the worker with more IO memory"
+            )
+        return usable
+
+
+def batch_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> int:
+    """Bytes of a batch of all these tensors, each on a cache line of its own."""
+    return sum(aligned(spec.row_bytes * batch_size) for spec in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTensor:
+    """One lifted initializer: an input of the compiled graph whose bytes lie in the weights blob."""
+
+    name: str
+    #: ONNX's number of the datatype.
+    element_type: int
+    shape: tuple[int, ...]
+    #: From the start of the blob.
+    offset: int
+    num_bytes: int
+    #: The bytes are in order of (first, height, width, channel), whatever the shape says.
+    channels_last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BoundTensor:
+    """An input or output of the compiled graph, as the client and as the graph know it."""
+
+    spec: TensorSpec
+    graph_name: str
+    #: ONNX's number of the datatype.
+    element_type: int
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledModel:
+    """`model.json`: everything but the graph and the weights themselves."""
+
+    #: Hash of the graph, which has canonical names: instances of one network share it.
+    architecture_id: str
+    #: Hash of the weights file, to notice that it was damaged.
+    weights_sha256: str
+    weights_bytes: int
+    inputs: tuple[BoundTensor, ...]
+    outputs: tuple[BoundTensor, ...]
+    weights: tuple[WeightTensor, ...] = ()
+    #: The batch dimension is a fixed 1 in the ONNX file, so no other batch size exists.
+    fixed_batch: bool = False
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that the weights fill; a model without weights still takes one."""
+        return max(1, -(-self.weights_bytes // PAGE_BYTES))
+
+    def to_json(self) -> str:
+        """Write as JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_json(text: str) -> CompiledModel:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is something else.
+        """
+        table = json.loads(text)
+        return CompiledModel(
+            **{
+                **table,
+                "inputs": tuple(map(_bound, table["inputs"])),
+                "outputs": tuple(map(_bound, table["outputs"])),
+                "weights": tuple(
+                    WeightTensor(**{**item, "shape": tuple(item["shape"])})
+                    for item in table["weights"]
+                ),
+            }
+        )
+
+
+def _bound(table: Mapping[str, object]) -> BoundTensor:
+    spec = dict(table["spec"])  # type: ignore[call-overload]
+    spec["row_shape"] = tuple(spec["row_shape"])
+    return BoundTensor(TensorSpec(**spec), table["graph_name"], table["element_type"])  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model as its owner wrote it."""
+
+    #: Holds `model.onnx` and whatever it refers to.
+    folder: Path
+    #: Sizes for dimensions that the file leaves open, other than the batch.
+    fixed_dimensions: Mapping[str, int] = field(default_factory=dict)

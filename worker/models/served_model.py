@@ -1,0 +1,125 @@
+"""A model as a worker serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from clockwright.actions import Infer
+from clockwright.bulk import Buffer
+from clockwright.errors import ModelError
+from clockwright.tensors import TensorSpec
+from clockwright.units import ArchitectureId, ModelId
+from worker.core.io_pool import aligned
+from worker.core.lanes import Model
+from worker.models.model_files import MODEL_FILE, batch_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class IoLayout:
+    """Where the tensors of a batch lie in an IO slot: inputs first, each on a cache line of its own."""
+
+    #: From the slot's begin, in the model's order.
+    input_offsets: tuple[int, ...]
+    output_offsets: tuple[int, ...]
+    #: Where the first output begins.
+    outputs_begin: int
+    num_bytes: int
+
+    @staticmethod
+    def of(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], rows: int) -> IoLayout:
+        """Lay a batch out."""
+        offsets, position = [], 0
+        for spec in (*inputs, *outputs):
+            offsets.append(position)
+            position += aligned(spec.row_bytes * rows)
+        input_offsets, output_offsets = offsets[: len(inputs)], offsets[len(inputs) :]
+        begin = output_offsets[0] if output_offsets else position
+        return IoLayout(tuple(input_offsets), tuple(output_offsets), begin, position)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServedModel(Model):
+    """What every device knows of a model."""
+
+    architecture_id: ArchitectureId
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    weights_bytes: int
+    #: Seeds of the estimator.
+    load_ns: int
+    exec_ns: Mapping[int, int]
+    #: The clock that `exec_ns` was measured at; 0 where that is not known.
+    clock_mhz: int = 0
+    from_cache: bool = False
+    #: By batch size.
+    layouts: dict[int, IoLayout] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.layouts = {
+            size: IoLayout.of(self.inputs, self.outputs, size) for size in self.io_bytes
+        }
+
+    def payload_problem(self, action: Infer, payload: Sequence[Buffer]) -> str | None:
+        """What is wrong with an Infer's payload, in words; None when it fits.
+
+        Args:
+            action: whose `rows` say how much belongs to each request.
+            payload: per request, per input.
+        """
+        expected = len(action.rows) * len(self.inputs)
+        if len(payload) != expected:
+            return f"payload has {len(payload)} tensors, expected {expected}"
+        entries = iter(payload)
+        for index, rows in enumerate(action.rows):
+            for spec in self.inputs:
+                found = len(next(entries))
+                if found != rows * spec.row_bytes:
+                    return (
+                        f"request {index}: input {spec.name!r} has {found} bytes, "
+                        f"expected {rows * spec.row_bytes} for {rows} rows"
+                    )
+        return None
+
+
+def io_bytes_of(tensors: Sequence[TensorSpec], batch_sizes: Sequence[int]) -> dict[int, int]:
+    """Bytes of an IO slot by batch size."""
+    return {size: batch_bytes(tensors, size) for size in batch_sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedFile:
+    """One file of a model, by content."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A model that the controller would like served."""
+
+    model_id: ModelId
+    files: tuple[OfferedFile, ...]
+    batch_sizes: tuple[int, ...]
+    fixed_dimensions: Mapping[str, int]
+    #: Row of the profile for a modelled device.
+    profile: str
+
+    @property
+    def contents(self) -> dict[str, str]:
+        """Hashes by path."""
+        return {file.name: file.sha256 for file in self.files}
+
+    def check_onnx(self) -> None:
+        """Refuse, before any file is fetched, what is no ONNX model.
+
+        Raises:
+            ModelError: it is code; says who would serve it.
+        """
+        if MODEL_FILE not in self.contents:
+            raise ModelError(
+                f"there is no {MODEL_FILE}: it is code, which this worker does not run; start "
+                f"`clockwright worker --device container:FOLDER` where the model's folder is"
+            )
