@@ -31,11 +31,12 @@ from clockwright.operator import Operator
 from clockwright.tensors import TensorSpec
 from clockwright.v1 import control_pb2 as pb
 from controller.core import SchedulerConfig
+from controller.selection import plugins
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.messages import read_application, write_application
-from controller.selection.policies import make_policy, plugins
+from controller.selection.policies import make_policy
 from tests.kit.front_end import LABELLED, SCRIPTS, FrontEndInThread, Script, serving_in_thread
 
 Run = Callable[..., tuple[int, str, str]]
