@@ -30,7 +30,7 @@ T = TypeVar("T")
 # Who reads the controller's clock on a query's way.
 _CLOCKS = (
     "controller.runtime",
-    *(f"controller.selection.{name}" for name in ("answering", "applications", "asking")),
+    *(f"controller.selection.{name}" for name in ("queries", "applications", "ensemble")),
 )
 
 _BEGIN_NS = 1000 * NS_PER_S
