@@ -42,7 +42,7 @@ class ModelState(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Model:
+class Entry:
     """One generation of one instance."""
 
     model_id: ModelId
@@ -83,10 +83,10 @@ class Model:
 class Offers(Protocol):
     """The workers' links, as the catalogue needs them."""
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         """Offer a model to every worker that takes new ones."""
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         """Tell the workers that have not answered an offer yet to forget it."""
 
 
@@ -104,9 +104,9 @@ class Catalogue:
         self._directory = directory
         self._offers: Offers | None = None
         #: Served ones.
-        self._by_name: dict[str, Model] = {}
+        self._by_name: dict[str, Entry] = {}
         #: All that workers may know: served ones, and new ones on trial.
-        self._by_id: dict[ModelId, Model] = {}
+        self._by_id: dict[ModelId, Entry] = {}
         self._workers: dict[WorkerId, None] = {}
         self._generations: dict[str, int] = {}
         #: Names that are being added or replaced.
@@ -124,11 +124,11 @@ class Catalogue:
 
     # --- look-ups -----------------------------------------------------------------------------
 
-    def find(self, name: str) -> Model | None:
+    def find(self, name: str) -> Entry | None:
         """The model that serves a public name."""
         return self._by_name.get(name)
 
-    def find_id(self, model_id: ModelId) -> Model | None:
+    def find_id(self, model_id: ModelId) -> Entry | None:
         """The model of an id: served, or new and on trial."""
         return self._by_id.get(model_id)
 
@@ -137,16 +137,16 @@ class Catalogue:
         return name in self._by_name or name in self._busy
 
     @property
-    def models(self) -> list[Model]:
+    def models(self) -> list[Entry]:
         """Served models, whatever their state, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     @property
-    def offered(self) -> Iterable[Model]:
+    def offered(self) -> Iterable[Entry]:
         """What a worker that joins is to be offered."""
         return [model for model in self._by_id.values() if model.folder is not None]
 
-    def state(self, model: Model) -> ModelState:
+    def state(self, model: Entry) -> ModelState:
         """Whether it can be served now."""
         if model.folder is None:
             return ModelState.UNAVAILABLE
@@ -156,7 +156,7 @@ class Catalogue:
             return ModelState.UNAVAILABLE
         return ModelState.LOADING
 
-    def reason(self, model: Model) -> str:
+    def reason(self, model: Entry) -> str:
         """Why it is unavailable, or what is being done with it; empty when it is ready."""
         match self.state(model):
             case ModelState.READY:
@@ -198,13 +198,13 @@ class Catalogue:
                 log.warning("model %s is unavailable: %s", path.name, error)
                 # A clash: the name is another model's, which stays.
                 if path.name not in self._by_name:
-                    fault = Model(ModelId(path.name), path.name, None, fault=str(error))
+                    fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
                     self._by_name[path.name] = fault
                 continue
             for model in self._start_trial(folder):
                 self._by_name[model.name] = model
 
-    async def add(self, path: Path, *, replace: bool = False) -> list[Model]:
+    async def add(self, path: Path, *, replace: bool = False) -> list[Entry]:
         """Add the models of a folder once a worker is ready for each of them, or change nothing.
 
         Args:
@@ -231,7 +231,7 @@ class Catalogue:
         finally:
             self._busy -= claimed
 
-    async def reload(self, name: str) -> list[Model]:
+    async def reload(self, name: str) -> list[Entry]:
         """Add, or replace, a model from the models directory.
 
         Raises:
@@ -260,7 +260,7 @@ class Catalogue:
             del self._by_name[model.name]
             self._forget(model)
 
-    def _instances(self, folder_name: str) -> list[Model]:
+    def _instances(self, folder_name: str) -> list[Entry]:
         return [
             model
             for model in self._by_name.values()
@@ -275,7 +275,7 @@ class Catalogue:
             if self._reserved(name):
                 raise ModelError(f"there is an application {name} already")
 
-    async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Model]) -> list[Model]:
+    async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Entry]) -> list[Entry]:
         if not self._workers:
             raise ModelError("there is no worker that could say whether the model is fit")
         models = self._start_trial(folder)
@@ -300,19 +300,19 @@ class Catalogue:
             self._by_name[model.name] = model
         return models
 
-    def _retire(self, old: Model) -> None:
+    def _retire(self, old: Entry) -> None:
         """Forget a replaced model once its last waiting request is due, so that none is refused."""
         delay_s = self._runtime.time_to_last_deadline_ns(old.model_id) / NS_PER_S
         delay_s = min(delay_s, RETIRE_LIMIT_S)
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
 
-    def _start_trial(self, folder: ModelFolder) -> list[Model]:
+    def _start_trial(self, folder: ModelFolder) -> list[Entry]:
         models = []
         for name in folder.instance_names:
             generation = self._generations.get(name, 0) + 1
             self._generations[name] = generation
             model_id = generation_id(name, generation)
-            model = Model(model_id, name, folder)
+            model = Entry(model_id, name, folder)
             self._by_id[model_id] = model
             self._runtime.apply(ModelAdded(model_id=model_id))
             models.append(model)
@@ -320,7 +320,7 @@ class Catalogue:
                 self._offers.offer(model)
         return models
 
-    def _forget(self, model: Model) -> None:
+    def _forget(self, model: Entry) -> None:
         if self._by_id.get(model.model_id) is not model:
             return  # Malformed: nobody has heard of it, and the id may be its successor's.
         del self._by_id[model.model_id]
@@ -404,7 +404,7 @@ class Catalogue:
         await asyncio.shield(self._changed)
 
 
-def _refusals(model: Model) -> str:
+def _refusals(model: Entry) -> str:
     """Refusals of all workers, each reason once."""
     reasons = dict.fromkeys(model.refused_by.values())
     return "; ".join(reasons)

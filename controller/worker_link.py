@@ -27,7 +27,7 @@ from clockwright.errors import ProtocolError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from clockwright.v1 import worker_pb2 as pb
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelFile
@@ -148,7 +148,7 @@ class WorkerLink:
         header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         """Offer a model, unless the worker is about to leave."""
         if self.draining or not self.joined or model.folder is None:
             return
@@ -170,7 +170,7 @@ class WorkerLink:
         self._unanswered.add(model.model_id)
         self._post(pb.ToWorker(model_offer=offer).SerializeToString())
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         """Take an offer back if it was not answered yet; the scheduler sees to the others."""
         self.refused.pop(model.model_id, None)
         if model.model_id in self._unanswered:
@@ -483,12 +483,12 @@ class WorkerLinks:
         attach = grpc.stream_stream_rpc_method_handler(self._attach)
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         """Offer a model to every worker that takes new ones."""
         for link in self.links:
             link.offer(model)
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         """Take offers of a model back that were not answered yet."""
         for link in self.links:
             link.withdraw(model)

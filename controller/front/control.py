@@ -16,7 +16,7 @@ from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, U
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
-from controller.catalogue import Catalogue, Model, ModelState
+from controller.catalogue import Catalogue, Entry, ModelState
 from controller.core import ModelStatistics, Statistics, WorkerStatistics
 from controller.front.statuses import abort
 from controller.generations import name_of
@@ -270,12 +270,12 @@ class ControlService(pb_grpc.ControlServiceServicer):
             )
         return link
 
-    def _model_infos(self, models: list[Model]) -> list[pb.ModelInfo]:
+    def _model_infos(self, models: list[Entry]) -> list[pb.ModelInfo]:
         statistics: Statistics = self._runtime.statistics()
         rows = {row.model_id: row for row in statistics.models}
         return [self._model_info(model, rows.get(model.model_id)) for model in models]
 
-    def _model_info(self, model: Model, row: ModelStatistics | None) -> pb.ModelInfo:
+    def _model_info(self, model: Entry, row: ModelStatistics | None) -> pb.ModelInfo:
         counts = self._runtime.telemetry.by_model.get(model.model_id, Counts())
         info = pb.ModelInfo(
             model_id=model.name,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clockwright.units import ModelId
-from controller.catalogue import Model
+from controller.catalogue import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
@@ -53,7 +53,7 @@ class Running:
         """As the Open Inference Protocol spells it."""
         return str(self.revision)
 
-    def look_at(self, models: Sequence[Model | None]) -> Shape | None:
+    def look_at(self, models: Sequence[Entry | None]) -> Shape | None:
         """The shape, given the models as they are now; None while none of them is known."""
         known = tuple([m.model_id if m is not None and m.outputs else None for m in models])
         if known != self._models or self._shape is None:
@@ -65,7 +65,7 @@ class Running:
         """How a model's outputs are read; None: it does not fit, or is not known."""
         return self._readings.get(model)
 
-    def _learn_shapes(self, models: Sequence[Model | None]) -> None:
+    def _learn_shapes(self, models: Sequence[Entry | None]) -> None:
         application = self.application
         self._shape, self._readings, self.misfits = None, {}, {}
         for name, model in zip(application.models, models, strict=True):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from clockwright.bulk import Buffer
-from clockwright.errors import BadRequestError, Refusal, RefusedError
+from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry
 from controller.runtime import Runtime, now_ns
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import States
@@ -29,8 +29,6 @@ from controller.selection.ensemble import Cache, Ensemble
 from controller.selection.live_application import Running
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
-
-CONTEXT_LENGTH_MAX = 256
 
 # What combining, encoding and the way back may take: this, or a tenth of the SLO when that is less. As
 # much as the scheduler keeps free of it (`margin_ns`), so that no member is awaited longer than planned.
@@ -154,7 +152,7 @@ class Answering:
             asking.reason = _worst(query, asking.choice, asked)
         return self._reply(asking, asked)
 
-    def _candidates(self, asking: _Open, models: Sequence[Model | None]) -> tuple[Candidate, ...]:
+    def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
         running = asking.running
         fit = [m for m in models if m is not None and running.reading(m.name) is not None]
         forecasts = self._runtime.forecast(
@@ -338,16 +336,3 @@ def _refused(asking: _Open) -> RefusedError:
         return RefusedError(Refusal.LOW_CONFIDENCE, text)
     text = f"application {application.name}: no model answered in time, and it has no default"
     return RefusedError(Refusal(asking.reason), text, figures={"slo_ns": asking.slo_ns})
-
-
-def check_context(context: str) -> str:
-    """Check what a client calls a context.
-
-    Raises:
-        BadRequestError: it is too long.
-    """
-    if len(context) > CONTEXT_LENGTH_MAX:
-        raise BadRequestError(
-            f"parameter context: found {len(context)} characters, expected {CONTEXT_LENGTH_MAX} at most"
-        )
-    return context

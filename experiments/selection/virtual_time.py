@@ -21,7 +21,7 @@ from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result,
 from clockwright.bulk import Buffer
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry
 from controller.core.events import ModelReady, WorkerJoined
 from controller.runtime import Runtime
 
@@ -147,7 +147,7 @@ class ModelledWorker:
         self._catalogue.worker_joined(self._worker_id)
 
     def offer(
-        self, model: Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+        self, model: Entry, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
     ) -> None:
         """Take a model."""
         event = ModelReady(
@@ -220,12 +220,12 @@ class ModelledWorkers:
         self._inputs = inputs
         self._outputs = outputs
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         """Every worker takes every model."""
         for worker in self._workers:
             worker.offer(model, self._inputs, self._outputs)
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         """Nobody keeps anybody waiting."""
 
 

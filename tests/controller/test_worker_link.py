@@ -21,7 +21,7 @@ from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.v1 import worker_pb2 as pb
 from controller import worker_link
 from controller.app import Controller, running
-from controller.catalogue import Model, ModelState
+from controller.catalogue import Entry, ModelState
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
 from controller.core.events import Event, ModelReady
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def until_ready(controller: Controller, name: str = "m") -> Model:
+async def until_ready(controller: Controller, name: str = "m") -> Entry:
     def ready() -> bool:
         model = controller.catalogue.find(name)
         return model is not None and controller.catalogue.state(model) is ModelState.READY
@@ -80,7 +80,7 @@ async def until_ready(controller: Controller, name: str = "m") -> Model:
 
 
 def submit(
-    controller: Controller, model: Model, data: bytes = ROW, *, slo_ns: int = 30 * S
+    controller: Controller, model: Entry, data: bytes = ROW, *, slo_ns: int = 30 * S
 ) -> asyncio.Future[Answer]:
     return controller.runtime.submit(
         Submission(

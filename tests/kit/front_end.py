@@ -20,7 +20,7 @@ from clockwright.bulk import Buffer
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller import runtime as clock
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import ModelReady, WorkerJoined
 from controller.front.control import ControlService
@@ -144,7 +144,7 @@ class ScriptedWorker:
         self.catalogue.worker_left(WORKER)
         self.runtime.worker_lost(WORKER)
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         script = SCRIPTS.get(model.name)
         if script is None:
             self.catalogue.model_refused(WORKER, model.model_id, "it is not in the script")
@@ -161,7 +161,7 @@ class ScriptedWorker:
             event, inputs=script.inputs, outputs=script.outputs, weights_bytes=1
         )
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         pass
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from clockwright.errors import BadRequestError, ConfigError, ModelError, StoreError
-from controller.catalogue import Model
+from controller.catalogue import Entry
 from controller.selection.core.journal import Feedback, FeedbackStatus
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.tallies import EpsilonGreedy, Tallies
@@ -311,7 +311,7 @@ def test_names_do_not_clash_while_a_model_or_an_application_is_on_its_way(tmp_pa
             catalogue, store = app.front_end.catalogue, app.applications._store
             (tmp_path / "app" / "1").mkdir(parents=True)
             (tmp_path / "app" / "1" / "model.onnx").write_bytes(b"scripted")
-            offered: list[Model] = []
+            offered: list[Entry] = []
             app.worker.offer = offered.append  # type: ignore[method-assign,assignment]
             adding = asyncio.create_task(catalogue.reload("app"))
             await until(lambda: bool(offered))
