@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -80,14 +80,14 @@ class Entry:
         return max((sizes[-1] for sizes in self.ready_on.values()), default=0)
 
 
-class Offers(Protocol):
-    """The workers' links, as the catalogue needs them."""
+class OfferTo(Protocol):
+    """A worker that is asked for its opinion; in the live controller, its link."""
 
     def offer(self, model: Entry) -> None:
-        """Offer a model to every worker that takes new ones."""
+        """Offer it a model; it answers with `model_ready` or `model_refused`."""
 
     def withdraw(self, model: Entry) -> None:
-        """Tell the workers that have not answered an offer yet to forget it."""
+        """Have it forget a model that is gone, unless it has answered the offer."""
 
 
 class Catalogue:
@@ -102,25 +102,18 @@ class Catalogue:
         """
         self._runtime = runtime
         self._directory = directory
-        self._offers: Offers | None = None
         #: Served ones.
         self._by_name: dict[str, Entry] = {}
         #: All that workers may know: served ones, and new ones on trial.
         self._by_id: dict[ModelId, Entry] = {}
-        self._workers: dict[WorkerId, None] = {}
+        #: Workers that have joined and take new models.
+        self._workers: dict[WorkerId, OfferTo] = {}
         self._generations: dict[str, int] = {}
         #: Names that are being added or replaced.
         self._busy: set[str] = set()
+        #: Names of applications, which share the models' name space.
+        self._reserved: set[str] = set()
         self._changed: asyncio.Future[None] | None = None
-        self._reserved: Callable[[str], bool] = lambda _: False
-
-    def reserve(self, reserved: Callable[[str], bool]) -> None:
-        """Let no model take a name of which `reserved` says that it is something else's."""
-        self._reserved = reserved
-
-    def connect(self, offers: Offers) -> None:
-        """Send offers this way from now on."""
-        self._offers = offers
 
     # --- look-ups -----------------------------------------------------------------------------
 
@@ -140,11 +133,6 @@ class Catalogue:
     def models(self) -> list[Entry]:
         """Served models, whatever their state, by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
-
-    @property
-    def offered(self) -> Iterable[Entry]:
-        """What a worker that joins is to be offered."""
-        return [model for model in self._by_id.values() if model.folder is not None]
 
     def state(self, model: Entry) -> ModelState:
         """Whether it can be served now."""
@@ -174,6 +162,16 @@ class Catalogue:
         return bool(self._workers) and all(
             self.state(model) is not ModelState.LOADING for model in self._by_name.values()
         )
+
+    # --- names of applications ----------------------------------------------------------------
+
+    def reserve(self, name: str) -> None:
+        """Let no model take a name from now on: an application has it, or is about to."""
+        self._reserved.add(name)
+
+    def release(self, name: str) -> None:
+        """Let models have a name again."""
+        self._reserved.discard(name)
 
     # --- adding and removing ------------------------------------------------------------------
 
@@ -272,7 +270,7 @@ class Catalogue:
             check_name(name)
             if name in self._by_name:
                 raise ModelError(f"there is a model {name} already")
-            if self._reserved(name):
+            if name in self._reserved:
                 raise ModelError(f"there is an application {name} already")
 
     async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Entry]) -> list[Entry]:
@@ -316,8 +314,8 @@ class Catalogue:
             self._by_id[model_id] = model
             self._runtime.apply(ModelAdded(model_id=model_id))
             models.append(model)
-            if self._offers is not None:
-                self._offers.offer(model)
+            for worker in self._workers.values():
+                worker.offer(model)
         return models
 
     def _forget(self, model: Entry) -> None:
@@ -325,18 +323,20 @@ class Catalogue:
             return  # Malformed: nobody has heard of it, and the id may be its successor's.
         del self._by_id[model.model_id]
         self._runtime.apply(ModelRemoved(model_id=model.model_id))
-        if self._offers is not None:
-            self._offers.withdraw(model)
+        for worker in self._workers.values():
+            worker.withdraw(model)
 
     # --- what workers say ---------------------------------------------------------------------
 
-    def worker_joined(self, worker_id: WorkerId) -> None:
-        """A worker's opinion counts from now on."""
-        self._workers[worker_id] = None
+    def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
+        """A worker's opinion counts from now on, and it is asked for it."""
+        self._workers[worker_id] = worker
         self._announce_change()
+        for model in self._by_id.values():
+            worker.offer(model)
 
     def worker_left(self, worker_id: WorkerId) -> None:
-        """A worker is gone, or drains: its opinion counts no more."""
+        """A worker is gone, or drains: its opinion counts no more, and it is offered nothing."""
         self._workers.pop(worker_id, None)
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)

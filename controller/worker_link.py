@@ -89,7 +89,7 @@ class _SentInfer:
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker's stream. The `Link` of the runtime."""
+    """One worker's stream: what the runtime sends actions by, and the catalogue offers models by."""
 
     runtime: Runtime
     catalogue: Catalogue
@@ -149,10 +149,9 @@ class WorkerLink:
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
 
     def offer(self, model: Entry) -> None:
-        """Offer a model, unless the worker is about to leave."""
-        if self.draining or not self.joined or model.folder is None:
-            return
+        """Offer a model."""
         folder = model.folder
+        assert folder is not None, f"model {model.model_id} is malformed and was offered"
         offer = pb.ModelOffer(
             model_id=model.model_id,
             files=[
@@ -385,7 +384,6 @@ class WorkerLink:
         )
         if self.card.clock_mhz:
             self.runtime.clock_seen(self.worker_id, self.card.clock_mhz)
-        self.catalogue.worker_joined(self.worker_id)
         log.info(
             "worker %s joined: device %s, %d pages, round trip %d us",
             self.worker_id,
@@ -393,8 +391,7 @@ class WorkerLink:
             register.num_pages,
             self.clock.round_trip_ns // 1000,
         )
-        for model in self.catalogue.offered:
-            self.offer(model)
+        self.catalogue.worker_joined(self.worker_id, self)
 
     def _take_result(self, message: pb.Result, payload: Sequence[Buffer]) -> None:
         if self.clock.offset_ns is None:
@@ -455,7 +452,7 @@ class WorkerLink:
 
 
 class WorkerLinks:
-    """All workers' streams. The `Offers` of the catalogue."""
+    """All workers' streams."""
 
     def __init__(
         self, runtime: Runtime, catalogue: Catalogue, heartbeats: Heartbeats | None = None
@@ -467,7 +464,6 @@ class WorkerLinks:
         self._closing = False
         self._all_left = asyncio.Event()
         self._all_left.set()
-        catalogue.connect(self)
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -482,16 +478,6 @@ class WorkerLinks:
         """The service, on bytes: gRPC neither parses nor copies."""
         attach = grpc.stream_stream_rpc_method_handler(self._attach)
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
-
-    def offer(self, model: Entry) -> None:
-        """Offer a model to every worker that takes new ones."""
-        for link in self.links:
-            link.offer(model)
-
-    def withdraw(self, model: Entry) -> None:
-        """Take offers of a model back that were not answered yet."""
-        for link in self.links:
-            link.withdraw(model)
 
     async def close(self, reason: str) -> None:
         """Tell all workers to leave, and wait until they have or `LEAVE_LIMIT_S` is over."""

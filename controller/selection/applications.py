@@ -77,9 +77,6 @@ class Applications:
         self._answering = Answering(runtime, catalogue, config, self._states, self._journal)
         self._plugins = plugin_policies()
         self._running: dict[str, Running] = {}
-        #: Of an application that is being written; no model may take it meanwhile.
-        self._claimed = ""
-        catalogue.reserve(self._holds)
 
     async def restore(self) -> None:
         """Bring back the applications of the store, and write changes to it from now on.
@@ -108,6 +105,7 @@ class Applications:
             return
         await self._states.restore(running)
         self._running[application.name] = running
+        self._catalogue.reserve(application.name)
 
     async def close(self) -> None:
         """Write what is not written, and close the store."""
@@ -136,15 +134,17 @@ class Applications:
             running = self._make(application, old.revision + 1 if old else 1)
             self._check_models(running)
             keeps = old is not None and old.application.policy == application.policy
-            self._claimed = name
+            self._catalogue.reserve(name)  # Before anybody else gets a turn.
             try:
                 await self._store.save_application(
                     name,
                     {"application": application.dump(), "revision": running.revision},
                     forget=not keeps,
                 )
-            finally:
-                self._claimed = ""
+            except BaseException:
+                if old is None:
+                    self._catalogue.release(name)
+                raise
             self._running[name] = running
             if old is not None:
                 if keeps:
@@ -164,6 +164,7 @@ class Applications:
             running = self._known(name)
             await self._store.remove_application(name)
             del self._running[name]
+            self._catalogue.release(name)
             self._retire(running, keep_states=False)
 
     async def erase(self, name: str, context: str) -> bool:
@@ -222,9 +223,6 @@ class Applications:
         self._journal.forget(name)
         if not keep_states:
             self._states.forget(name)
-
-    def _holds(self, name: str) -> bool:
-        return name in self._running or name == self._claimed
 
     # --- looking and asking -------------------------------------------------------------------
 

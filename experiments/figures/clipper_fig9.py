@@ -236,11 +236,17 @@ async def _load(
         catalogue = Catalogue(runtime, Path(directory))
         workers = [
             virtual_time.ModelledWorker(
-                runtime, catalogue, WorkerId(f"worker-{n}"), setting.costs, answer, Random(n)
+                runtime,
+                catalogue,
+                WorkerId(f"worker-{n}"),
+                setting.costs,
+                answer,
+                Random(n),
+                inputs=image,
+                outputs=label,
             )
             for n in range(setting.num_workers)
         ]
-        catalogue.connect(virtual_time.ModelledWorkers(workers, image, label))
         for worker in workers:
             worker.join()
         await catalogue.scan()

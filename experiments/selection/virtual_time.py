@@ -126,14 +126,19 @@ class ModelledWorker:
         costs: Costs,
         answer: Callable[[str, Buffer], list[Buffer]],
         rng: Random,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
     ) -> None:
-        """Answer requests of one input with `answer(model, input)`."""
+        """Take every model, as one of these tensors; answer one input with `answer(model, input)`."""
         self._runtime = runtime
         self._catalogue = catalogue
         self._worker_id = worker_id
         self._costs = costs
         self._answer = answer
         self._rng = rng
+        self._inputs = inputs
+        self._outputs = outputs
         self._free_ns = {LoadWeights: 0, Infer: 0}
 
     def join(self, num_pages: int = 1000) -> None:
@@ -144,11 +149,9 @@ class ModelledWorker:
                 worker_id=self._worker_id, gpu_kind=GpuKind("modelled"), num_pages=num_pages
             ),
         )
-        self._catalogue.worker_joined(self._worker_id)
+        self._catalogue.worker_joined(self._worker_id, self)
 
-    def offer(
-        self, model: Entry, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-    ) -> None:
+    def offer(self, model: Entry) -> None:
         """Take a model."""
         event = ModelReady(
             worker_id=self._worker_id,
@@ -159,7 +162,12 @@ class ModelledWorker:
             load_ns=self._costs.load_ns,
             exec_ns=self._costs.exec_ns,
         )
-        self._catalogue.model_ready(event, inputs=inputs, outputs=outputs, weights_bytes=1)
+        self._catalogue.model_ready(
+            event, inputs=self._inputs, outputs=self._outputs, weights_bytes=1
+        )
+
+    def withdraw(self, model: Entry) -> None:
+        """An offer is answered at once: there is none to take back."""
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Put an action on its lane; an EvictWeights is done at once."""
@@ -205,28 +213,6 @@ class ModelledWorker:
 
     def close(self, reason: str) -> None:
         """Nothing is open."""
-
-
-class ModelledWorkers:
-    """The workers' side, as the catalogue sees it."""
-
-    def __init__(
-        self,
-        workers: Sequence[ModelledWorker],
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-    ) -> None:
-        self._workers = workers
-        self._inputs = inputs
-        self._outputs = outputs
-
-    def offer(self, model: Entry) -> None:
-        """Every worker takes every model."""
-        for worker in self._workers:
-            worker.offer(model, self._inputs, self._outputs)
-
-    def withdraw(self, model: Entry) -> None:
-        """Nobody keeps anybody waiting."""
 
 
 def poisson_ns(rate: float, seconds: float, rng: Random) -> list[int]:

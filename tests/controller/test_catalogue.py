@@ -166,14 +166,13 @@ class Bench:
         self.runtime = Runtime(Scheduler(), Telemetry())
         self.catalogue = Catalogue(self.runtime, directory)
         self.offers = OffersMade()
-        self.catalogue.connect(self.offers)
 
     def join(self, worker_id: str) -> None:
         worker = WorkerId(worker_id)
         self.runtime.worker_joined(
             NoLink(), WorkerJoined(worker_id=worker, gpu_kind=GpuKind("g"), num_pages=4)
         )
-        self.catalogue.worker_joined(worker)
+        self.catalogue.worker_joined(worker, self.offers)
 
     def leave(self, worker_id: str) -> None:
         self.runtime.worker_lost(WorkerId(worker_id))

@@ -138,7 +138,7 @@ class ScriptedWorker:
         self.runtime.worker_joined(
             self, WorkerJoined(worker_id=WORKER, gpu_kind=GpuKind("scripted"), num_pages=1000)
         )
-        self.catalogue.worker_joined(WORKER)
+        self.catalogue.worker_joined(WORKER, self)
 
     def leave(self) -> None:
         self.catalogue.worker_left(WORKER)
@@ -237,7 +237,6 @@ async def controlling(
     catalogue = Catalogue(runtime, directory)
     links = WorkerLinks(runtime, catalogue)
     worker = ScriptedWorker(runtime, catalogue)
-    catalogue.connect(worker)
     worker.join()
     await catalogue.scan()
     applications = Applications(runtime, catalogue, selection)
