@@ -24,7 +24,7 @@ from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.telemetry import Telemetry, TelemetryFiles
-from controller.worker_link import Heartbeats, WorkerLinks
+from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         links = WorkerLinks(
             runtime,
             catalogue,
-            Heartbeats(config.heartbeat_interval_ms, config.silence_limit_ms),
+            HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
         )
         if config.models_dir is not None:
             try:

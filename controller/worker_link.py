@@ -64,7 +64,7 @@ _SUSPICIOUS_TICKS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeats:
+class HeartbeatConfig:
     """How often each side sends one, and after how much silence it gives the other up."""
 
     interval_ms: int = 200
@@ -93,7 +93,7 @@ class WorkerLink:
 
     runtime: Runtime
     catalogue: Catalogue
-    heartbeats: Heartbeats
+    heartbeats: HeartbeatConfig
     register: pb.Register
     #: The RPC: `read`, `write`, both of whole messages as bytes.
     context: Context
@@ -455,11 +455,11 @@ class WorkerLinks:
     """All workers' streams."""
 
     def __init__(
-        self, runtime: Runtime, catalogue: Catalogue, heartbeats: Heartbeats | None = None
+        self, runtime: Runtime, catalogue: Catalogue, heartbeats: HeartbeatConfig | None = None
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue
-        self._heartbeats = heartbeats or Heartbeats()
+        self._heartbeats = heartbeats or HeartbeatConfig()
         self._links: dict[WorkerId, WorkerLink] = {}
         self._closing = False
         self._all_left = asyncio.Event()

@@ -29,7 +29,7 @@ from controller.selection.core.application import Application
 from controller.selection.core.cache import CacheStatistics
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
-from controller.selection.core.journal import Feedback, FeedbackStatus, Journal
+from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
 from controller.selection.live_application import Running
 from controller.selection.plugins import plugin_policies
@@ -281,7 +281,7 @@ class Applications:
 
     # --- feedback -----------------------------------------------------------------------------
 
-    async def feedback(self, items: Sequence[Feedback]) -> list[FeedbackResult]:
+    async def feedback(self, items: Sequence[FeedbackItem]) -> list[FeedbackResult]:
         """Learn from feedback, in order; one that fails leaves the others alone.
 
         Raises:
@@ -296,7 +296,7 @@ class Applications:
             results.append(await self._take_in(item))
         return results
 
-    async def _take_in(self, item: Feedback) -> FeedbackResult:
+    async def _take_in(self, item: FeedbackItem) -> FeedbackResult:
         record = self._journal.find(item.query_id, now_ns=now_ns())
         running = self._running.get(record.application) if record else None
         if record is None or running is None:
@@ -334,7 +334,7 @@ class Applications:
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
 
 
-def _check_feedback(index: int, item: Feedback) -> None:
+def _check_feedback(index: int, item: FeedbackItem) -> None:
     where = f"feedback {index}"
     if not item.query_id:
         raise BadRequestError(f"{where}: query_id: found none, expected the id of an answer")

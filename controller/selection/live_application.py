@@ -15,7 +15,7 @@ from controller.selection.core.shape import MisfitError, Reading, Shape, reading
 
 
 @dataclass(slots=True)
-class Counts:
+class QueryCounts:
     """What became of an application's queries and feedbacks."""
 
     queries: int = 0
@@ -35,13 +35,13 @@ class Running:
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
         self.application = application
         self.policy = policy
-        #: Counts changes; the version that clients see.
+        #: QueryCounts changes; the version that clients see.
         self.revision = revision
         #: Removed, or replaced by another revision: whatever it is taught is lost.
         self.retired = False
         #: The global state.
         self.state: Any = policy.init(application.models)
-        self.counts = Counts()
+        self.counts = QueryCounts()
         #: Why models are left out whatever the load.
         self.misfits: dict[str, str] = {}
         self._models: tuple[ModelId | None, ...] = ()

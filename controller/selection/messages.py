@@ -10,7 +10,7 @@ from clockwright.v1 import control_pb2 as pb
 from controller.selection.applications import Applications
 from controller.selection.core.application import Application
 from controller.selection.core.combination import Rule
-from controller.selection.core.journal import Feedback
+from controller.selection.core.journal import FeedbackItem
 from controller.selection.live_application import Running
 
 
@@ -66,10 +66,10 @@ def write_application(application: Application) -> pb.Application:
     )
 
 
-def read_feedback(item: pb.FeedbackItem) -> Feedback:
+def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
     """Turn a message into feedback; it is checked where it is used."""
     kind = item.WhichOneof("verdict")
-    return Feedback(
+    return FeedbackItem(
         item.query_id,
         label=item.label if kind == "label" else None,
         reward=item.reward if kind == "reward" else None,

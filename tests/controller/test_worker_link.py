@@ -26,7 +26,7 @@ from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
 from controller.core.events import Event, ModelReady
 from controller.runtime import Answer, Runtime, Submission, now_ns
-from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Heartbeats, WorkerLink, parse
+from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, HeartbeatConfig, WorkerLink, parse
 from tests.kit.scripted_worker import ScriptedWorker
 
 MS = 1_000_000
@@ -360,7 +360,7 @@ def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
 ) -> None:
     async def test() -> None:
         unused: Any = None
-        link = WorkerLink(unused, unused, Heartbeats(), pb.Register(worker_id="w"), unused)
+        link = WorkerLink(unused, unused, HeartbeatConfig(), pb.Register(worker_id="w"), unused)
         with caplog.at_level("WARNING", logger="controller.worker_link"):
             for _ in range(2):
                 link._take_card(pb.Card(complaints=["hot" * 1000, "dusty"]))

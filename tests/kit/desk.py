@@ -16,7 +16,7 @@ from controller import runtime as clock
 from controller.selection.applications import FeedbackResult
 from controller.selection.config import SelectionConfig
 from controller.selection.core.application import Application
-from controller.selection.core.journal import Feedback
+from controller.selection.core.journal import FeedbackItem
 from controller.selection.queries import Answered
 from experiments.selection import virtual_time
 from tests.kit.front_end import FrontEnd, controlling, until
@@ -58,7 +58,7 @@ class Desk:
 
     async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
         query_id = str(answered.parameters["query_id"])
-        (result,) = await self.applications.feedback([Feedback(query_id, **verdict)])
+        (result,) = await self.applications.feedback([FeedbackItem(query_id, **verdict)])
         return result
 
     async def weights(self, context: str = "", *, name: str = "app") -> dict[str, float]:

@@ -28,7 +28,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller import runtime as clock
 from controller.runtime import Answer, Submission
 from controller.selection.core.combination import Rule
-from controller.selection.core.journal import Feedback, FeedbackStatus
+from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.queries import Answered
 from tests.kit.desk import Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import serving, until
@@ -304,10 +304,10 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
             answers = [await app.ask(1) for _ in range(3)]
             ids = [str(answered.parameters["query_id"]) for answered in answers]
             items = [
-                Feedback(ids[2], label=1),
-                Feedback(ids[0], reward=1.0),
-                Feedback(ids[2], label=1),
-                Feedback("never", label=1),
+                FeedbackItem(ids[2], label=1),
+                FeedbackItem(ids[0], reward=1.0),
+                FeedbackItem(ids[2], label=1),
+                FeedbackItem("never", label=1),
             ]
             results = await app.applications.feedback(items)
             assert [result.status.value for result in results] == [
@@ -328,18 +328,18 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (Feedback("", label=1), "feedback 1: query_id: found none"),
-        (Feedback("q"), "feedback 1: found neither, expected either label or reward"),
-        (Feedback("q", label=1, reward=0.5), "feedback 1: found both"),
-        (Feedback("q", reward=1.5), "feedback 1: reward: found 1.5, expected 0 to 1"),
-        (Feedback("q", reward=float("nan")), "reward: found nan"),
+        (FeedbackItem("", label=1), "feedback 1: query_id: found none"),
+        (FeedbackItem("q"), "feedback 1: found neither, expected either label or reward"),
+        (FeedbackItem("q", label=1, reward=0.5), "feedback 1: found both"),
+        (FeedbackItem("q", reward=1.5), "feedback 1: reward: found 1.5, expected 0 to 1"),
+        (FeedbackItem("q", reward=float("nan")), "reward: found nan"),
     ],
 )
-def test_bad_feedback_is_refused_whole(tmp_path: Path, item: Feedback, message: str) -> None:
+def test_bad_feedback_is_refused_whole(tmp_path: Path, item: FeedbackItem, message: str) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong")
-            good = Feedback(str((await app.ask(1)).parameters["query_id"]), label=1)
+            good = FeedbackItem(str((await app.ask(1)).parameters["query_id"]), label=1)
             with pytest.raises(BadRequestError, match=message):
                 await app.applications.feedback([good, item])
             (result,) = await app.applications.feedback([good])

@@ -50,7 +50,7 @@ class FeedbackStatus(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
+class FeedbackItem:
     """What somebody says of an answer: the true label, or how good the answer was."""
 
     query_id: str
@@ -108,7 +108,7 @@ class Journal:
         record = self._records.get(query_id)
         return None if record is None or record.at_ns + self._ttl_ns < now_ns else record
 
-    def join(self, feedback: Feedback, *, now_ns: int) -> Joined:
+    def join(self, feedback: FeedbackItem, *, now_ns: int) -> Joined:
         """Find the query of a feedback, close it, and say what follows for each model."""
         record = self.find(feedback.query_id, now_ns=now_ns)
         if record is None:
@@ -141,7 +141,7 @@ class Journal:
         return len(doomed)
 
 
-def _losses(record: Record, feedback: Feedback) -> tuple[dict[str, float], float | None]:
+def _losses(record: Record, feedback: FeedbackItem) -> tuple[dict[str, float], float | None]:
     """Loss of each model, and of the label that was made, as far as the feedback says."""
     if feedback.label is not None:
         losses = {model: float(vote != feedback.label) for model, vote in record.votes.items()}
