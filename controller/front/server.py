@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from clockwright import __version__
 from clockwright.bulk import split_bulk
 from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Model, ModelState
 from controller.front.explanation import explain
@@ -34,9 +34,8 @@ from controller.front.oip import (
     wants_explanation,
     wrap_for_stream,
 )
-from controller.front.refusals import late_text
 from controller.front.statuses import fail, status_of
-from controller.runtime import Runtime, Submission, now_ns
+from controller.runtime import Runtime, late_error
 from controller.selection.applications import Applications
 from controller.selection.live_application import Running
 from controller.selection.queries import check_context
@@ -116,7 +115,7 @@ class InferenceService:
     # --- inference ----------------------------------------------------------------------------
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        arrival_ns = now_ns()
+        arrival_ns = self._runtime.clock()
         try:
             return await self._answer(parse_request(data), arrival_ns, context.time_remaining())
         except Exception as error:
@@ -142,7 +141,7 @@ class InferenceService:
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                arrival_ns = now_ns()
+                arrival_ns = self._runtime.clock()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
@@ -188,14 +187,12 @@ class InferenceService:
         )
         explanation_wanted = wants_explanation(message)
         answer = await self._runtime.submit(
-            Submission(
-                model_id=model.model_id,
-                rows=decoded.rows,
-                slo_ns=slo_ns,
-                arrival_ns=arrival_ns,
-                inputs=decoded.inputs,
-                tenant=request_tenant(message),
-            )
+            model.model_id,
+            decoded.inputs,
+            rows=decoded.rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            tenant=request_tenant(message),
         )
         response = encode_response(
             model_name=model.name,
@@ -206,15 +203,14 @@ class InferenceService:
             outputs=[answer.outputs[index] for index in decoded.outputs],
             parameters=explain(answer, slo_source=slo_source) if explanation_wanted else None,
         )
-        latency_ns = now_ns() - arrival_ns
+        latency_ns = self._runtime.clock() - arrival_ns
         if latency_ns > slo_ns:
-            text = late_text(
-                model.name,
+            raise late_error(
+                model.model_id,
                 slo_ns=slo_ns,
                 latency_ns=latency_ns,
-                expected_latency_ns=answer.expected_departure_ns - arrival_ns,
+                expected_latency_ns=answer.command.expected_departure_ns - arrival_ns,
             )
-            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": slo_ns})
         return response
 
     async def _answer_application(
@@ -255,15 +251,14 @@ class InferenceService:
             outputs=[answered.outputs[index] for index in decoded.outputs],
             parameters=answered.parameters,
         )
-        latency_ns = now_ns() - arrival_ns
+        latency_ns = self._runtime.clock() - arrival_ns
         if latency_ns > slo_ns:
-            text = late_text(
-                application.name,
+            raise late_error(
+                ModelId(application.name),
                 slo_ns=slo_ns,
                 latency_ns=latency_ns,
                 expected_latency_ns=slo_ns,
             )
-            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": slo_ns})
         return response
 
     def _application(self, name: str, version: str) -> Running | None:
