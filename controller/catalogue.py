@@ -312,7 +312,7 @@ class Catalogue:
             model_id = generation_id(name, generation)
             model = Entry(model_id, name, folder)
             self._by_id[model_id] = model
-            self._runtime.apply(ModelAdded(model_id=model_id))
+            self._runtime.tell(ModelAdded(model_id=model_id))
             models.append(model)
             for worker in self._workers.values():
                 worker.offer(model)
@@ -322,7 +322,7 @@ class Catalogue:
         if self._by_id.get(model.model_id) is not model:
             return  # Malformed: nobody has heard of it, and the id may be its successor's.
         del self._by_id[model.model_id]
-        self._runtime.apply(ModelRemoved(model_id=model.model_id))
+        self._runtime.tell(ModelRemoved(model_id=model.model_id))
         for worker in self._workers.values():
             worker.withdraw(model)
 
@@ -379,7 +379,7 @@ class Catalogue:
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
         model.progress = ""
-        self._runtime.apply(event)
+        self._runtime.tell(event)
         log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
         self._announce_change()
         return True

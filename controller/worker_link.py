@@ -31,7 +31,7 @@ from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelFile
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
@@ -237,7 +237,7 @@ class WorkerLink:
 
     async def _read(self) -> None:
         while (message := await self.context.read()) is not EOF:
-            received_ns = now_ns()
+            received_ns = self.runtime.clock()
             self.silent_ticks = 0
             envelope, payload = parse(message)
             self._take(envelope, payload, received_ns)
@@ -253,7 +253,9 @@ class WorkerLink:
             if self._heartbeat_due:
                 self._heartbeat_due = False
                 # Stamped here and not when it fell due: time in our queue is not the way's delay.
-                beat = pb.Heartbeat(sent_ns=now_ns(), min_delta_ns=self.clock.min_delta_ns)
+                beat = pb.Heartbeat(
+                    sent_ns=self.runtime.clock(), min_delta_ns=self.clock.min_delta_ns
+                )
                 return pb.ToWorker(heartbeat=beat).SerializeToString()
             if self._outgoing:
                 return wire.take_together(self._outgoing)

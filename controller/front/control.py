@@ -21,7 +21,7 @@ from controller.core import ModelStatistics, Statistics, WorkerStatistics
 from controller.front.statuses import abort
 from controller.generations import name_of
 from controller.model_folder import check_name
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
 from controller.telemetry import Counts
@@ -66,7 +66,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
         self._default_slo_ns = default_slo_ns
         self._spool = spool
         self._uploads = itertools.count(1)
-        self._started_ns = now_ns()
+        self._started_ns = runtime.clock()
 
     def mount(self, server: grpc.aio.Server) -> None:
         """Have a server serve this."""
@@ -82,7 +82,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
         return pb.StatusResponse(
             version=__version__,
             policy=self._policy,
-            uptime_ns=now_ns() - self._started_ns,
+            uptime_ns=self._runtime.clock() - self._started_ns,
             ready=self._catalogue.ready and not self._runtime.draining,
             draining=self._runtime.draining,
             num_workers=sum(link.joined for link in self._links.links),

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from clockwright import __version__
 from clockwright.bulk import Buffer, split_bulk
 from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.explanation import explain
@@ -31,9 +31,8 @@ from controller.front.oip import (
     read_request,
     wrap_for_stream,
 )
-from controller.front.refusals import late_text
 from controller.front.statuses import fail, status_of
-from controller.runtime import Runtime, Submission, now_ns
+from controller.runtime import Runtime, late_error
 from controller.selection.applications import Applications
 from controller.selection.live_application import Running
 
@@ -112,7 +111,7 @@ class InferenceService:
     # --- inference ----------------------------------------------------------------------------
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        arrival_ns = now_ns()
+        arrival_ns = self._runtime.clock()
         try:
             return await self._answer(parse_request(data), arrival_ns, context.time_remaining())
         except Exception as error:
@@ -138,7 +137,7 @@ class InferenceService:
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                arrival_ns = now_ns()
+                arrival_ns = self._runtime.clock()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
@@ -187,29 +186,26 @@ class InferenceService:
             expected_latency_ns = asked.slo_ns
         else:
             answer = await self._runtime.submit(
-                Submission(
-                    model_id=served.model_id,
-                    rows=asked.rows,
-                    slo_ns=asked.slo_ns,
-                    arrival_ns=arrival_ns,
-                    inputs=asked.inputs,
-                    tenant=asked.tenant,
-                )
+                served.model_id,
+                asked.inputs,
+                rows=asked.rows,
+                arrival_ns=arrival_ns,
+                slo_ns=asked.slo_ns,
+                tenant=asked.tenant,
             )
             outputs = answer.outputs
             if asked.explain:
                 parameters = explain(answer, slo_source=asked.slo_source)
-            expected_latency_ns = answer.expected_departure_ns - arrival_ns
+            expected_latency_ns = answer.command.expected_departure_ns - arrival_ns
         response = encode_response(target, asked, outputs, parameters=parameters)
-        latency_ns = now_ns() - arrival_ns
+        latency_ns = self._runtime.clock() - arrival_ns
         if latency_ns > asked.slo_ns:
-            text = late_text(
-                target.name,
+            raise late_error(
+                ModelId(target.name),
                 slo_ns=asked.slo_ns,
                 latency_ns=latency_ns,
                 expected_latency_ns=expected_latency_ns,
             )
-            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": asked.slo_ns})
         return response
 
     def _target(self, name: str, version: str) -> tuple[Entry | Running, Target]:

@@ -23,6 +23,8 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
+from controller.front.refusals import refusal_text
+from controller.runtime import NoAnswerError
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
     The text of a refusal begins with its reason.
     """
     match error:
+        case NoAnswerError():
+            return CODES[error.refusal], _clip(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
             return CODES[error.refusal], _clip(str(error))
         case UnknownModelError():

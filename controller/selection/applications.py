@@ -22,7 +22,7 @@ from clockwright.errors import (
 from clockwright.units import NS_PER_S
 from controller.catalogue import Catalogue, ModelState
 from controller.model_folder import check_name
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import States, migrated
 from controller.selection.core.application import Application
@@ -69,6 +69,7 @@ class Applications:
         """
         config = config or SelectionConfig()
         self._catalogue = catalogue
+        self._clock = runtime.clock
         self._store = Store(config.store)
         self._states = States(self._store, capacity=config.contexts_max)
         self._journal = Journal(
@@ -297,7 +298,7 @@ class Applications:
         return results
 
     async def _take_in(self, item: FeedbackItem) -> FeedbackResult:
-        record = self._journal.find(item.query_id, now_ns=now_ns())
+        record = self._journal.find(item.query_id, now_ns=self._clock())
         running = self._running.get(record.application) if record else None
         if record is None or running is None:
             return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN)
@@ -312,7 +313,7 @@ class Applications:
             counts[FeedbackStatus.FAILED.value] += 1
             return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=str(error))
         # What was forgotten meanwhile is not found any more.
-        joined = self._journal.join(item, now_ns=now_ns())
+        joined = self._journal.join(item, now_ns=self._clock())
         if joined.observation is None:
             counts[joined.status.value] += 1
             return FeedbackResult(item.query_id, joined.status)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ModelId
-from controller.runtime import Answer, Runtime, Submission, now_ns
+from controller.runtime import Answer, Runtime
 from controller.selection.core.cache import Key, PredictionCache
 
 #: Tensor bytes per output, in the model's order.
@@ -92,7 +92,7 @@ class Ensemble:
             return
         deadline_ns = self._arrival_ns + self._slo_ns
         key = Key(model_id, self._key_inputs)
-        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=now_ns())
+        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=self._runtime.clock())
         if isinstance(found, Flight):
             found.join(self, member, first=False)
             self._under_way[member] = found, model_id
@@ -110,7 +110,7 @@ class Ensemble:
             if self._under_way:
                 loop = asyncio.get_running_loop()
                 self._over = loop.create_future()
-                delay_s = max(until_ns - now_ns(), 0) / NS_PER_S
+                delay_s = max(until_ns - self._runtime.clock(), 0) / NS_PER_S
                 timer = loop.call_later(delay_s, self._end)
                 try:
                     await self._over
@@ -143,14 +143,11 @@ class Ensemble:
 
     def _start(self, member: str, model_id: ModelId) -> None:
         future = self._runtime.submit(
-            Submission(
-                model_id=model_id,
-                rows=1,
-                slo_ns=self._slo_ns,
-                arrival_ns=self._arrival_ns,
-                inputs=self._inputs,
-                tenant=self._tenant,
-            )
+            model_id,
+            self._inputs,
+            arrival_ns=self._arrival_ns,
+            slo_ns=self._slo_ns,
+            tenant=self._tenant,
         )
         flight = Flight(future)
         flight.join(self, member, first=True)
@@ -175,7 +172,7 @@ class Ensemble:
             # Copied: they are views into the whole batch's message.
             outputs = tuple(map(bytes, future.result().outputs))
             if cache is not None and key is not None:
-                cache.put(key, outputs, sum(map(len, outputs)), now_ns=now_ns())
+                cache.put(key, outputs, sum(map(len, outputs)), now_ns=self._runtime.clock())
             flight.ended(outputs, Refusal.LATE)
 
         future.add_done_callback(ended)

@@ -16,7 +16,7 @@ from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.catalogue import Catalogue, Entry
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import States
 from controller.selection.core.cache import CacheStatistics, PredictionCache
@@ -161,7 +161,7 @@ class Answering:
             slo_ns=asking.slo_ns,
             together=False,
         )
-        waited_ns = now_ns() - asking.arrival_ns
+        waited_ns = self._runtime.clock() - asking.arrival_ns
         known: dict[str, Candidate] = {}
         for model, predicted in zip(fit, forecasts, strict=True):
             refusal = predicted.refusal
@@ -181,7 +181,7 @@ class Answering:
         )
 
     def _want(self, model_id: ModelId) -> None:
-        at_ns = now_ns()
+        at_ns = self._runtime.clock()
         if at_ns - self._wanted_ns.get(model_id, -_WANT_INTERVAL_NS) >= _WANT_INTERVAL_NS:
             if len(self._wanted_ns) > 10_000:  # models that are gone
                 self._wanted_ns.clear()
@@ -284,7 +284,7 @@ class Answering:
             combined=None if combined is None else combined.label,
             propensity=1.0 if combined is None else combined.propensity,
             is_default=bool(asking.reason),
-            at_ns=now_ns(),
+            at_ns=self._runtime.clock(),
         )
         # What was asked before the application was changed cannot teach it as it is now.
         if not running.retired:
@@ -298,7 +298,7 @@ class Answering:
         if not shadows or len(self._shadowing) >= _SHADOWS_MAX:
             return
         long_ns = max(_SHADOW_SLO_NS, 10 * asking.slo_ns)
-        at_ns = now_ns()
+        at_ns = self._runtime.clock()
         asked = self._ensemble(asking, at_ns, long_ns)
 
         async def ask() -> None:

@@ -232,7 +232,7 @@ async def _load(
             version = Path(directory) / name / "1"
             version.mkdir(parents=True)
             (version / "model.onnx").write_bytes(b"modelled")
-        runtime = Runtime(Scheduler(), Telemetry())
+        runtime = Runtime(Scheduler(), Telemetry(), clock=virtual_time.now_ns)
         catalogue = Catalogue(runtime, Path(directory))
         workers = [
             virtual_time.ModelledWorker(

@@ -11,11 +11,9 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
-from unittest import mock
 
 from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
 from clockwright.bulk import Buffer
@@ -26,12 +24,6 @@ from controller.core.events import ModelReady, WorkerJoined
 from controller.runtime import Runtime
 
 T = TypeVar("T")
-
-# Who reads the controller's clock on a query's way.
-_CLOCKS = (
-    "controller.runtime",
-    *(f"controller.selection.{name}" for name in ("queries", "applications", "ensemble")),
-)
 
 _BEGIN_NS = 1000 * NS_PER_S
 
@@ -82,20 +74,12 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on virtual time."""
-    loop = _Loop()
-
-    def clock() -> int:
-        return loop.clock.now_ns
-
-    with ExitStack() as clocks:
-        for name in _CLOCKS:
-            clocks.enter_context(mock.patch(f"{name}.now_ns", clock))
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(work())
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(work())
 
 
 def now_ns() -> int:
-    """The virtual present."""
+    """The running loop's present: the clock to give to a `Runtime` that lives in it."""
     return round(asyncio.get_running_loop().time() * NS_PER_S)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from clockwright.units import NS_PER_S
-from controller import runtime as clock
 from controller.selection.applications import FeedbackResult
 from controller.selection.config import SelectionConfig
 from controller.selection.core.application import Application
@@ -50,7 +49,7 @@ class Desk:
         return await self.applications.answer(
             running,
             [np.array([number, 0, 0], np.float32).tobytes()],
-            arrival_ns=clock.now_ns(),
+            arrival_ns=self.front_end.runtime.clock(),
             slo_ns=slo_ns,
             context=context,
             tenant=tenant,
@@ -74,7 +73,8 @@ def label(answered: Answered) -> int:
 
 @asynccontextmanager
 async def desk(directory: Path, **selection: Any) -> AsyncIterator[Desk]:  # noqa: ANN401
-    async with controlling(directory, SelectionConfig(**selection)) as front_end:
+    config = SelectionConfig(**selection)
+    async with controlling(directory, config, clock=virtual_time.now_ns) as front_end:
         await until(lambda: front_end.catalogue.ready)
         yield Desk(front_end)
 

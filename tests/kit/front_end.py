@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result,
 from clockwright.bulk import Buffer
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller import runtime as clock
 from controller.catalogue import Catalogue, Entry
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import ModelReady, WorkerJoined
@@ -180,7 +180,7 @@ class ScriptedWorker:
         self.held.clear()
 
     def _finish(self, action: Action, payload: Sequence[Buffer]) -> None:
-        now_ns = clock.now_ns()
+        now_ns = self.runtime.clock()
         # It takes no time but says it did: what it says is what the scheduler then predicts.
         name = name_of(action.model_id)
         step = StepTime(now_ns, now_ns, NS_PER_MS)
@@ -223,17 +223,17 @@ class FrontEnd:
 
 @asynccontextmanager
 async def controlling(
-    directory: Path, selection: SelectionConfig | None = None
+    directory: Path,
+    selection: SelectionConfig | None = None,
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[FrontEnd]:
-    """Control every scripted model of a models directory made below `directory`; no port, no gRPC.
-
-    On whatever clock the event loop has: see `experiments.selection.virtual_time`.
-    """
+    """Control every scripted model of a models directory made below `directory`; no port, no gRPC."""
     for name in SCRIPTS:
         version = directory / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.onnx").write_bytes(b"scripted")
-    runtime = Runtime(Scheduler(CONFIG), Telemetry())
+    runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     catalogue = Catalogue(runtime, directory)
     links = WorkerLinks(runtime, catalogue)
     worker = ScriptedWorker(runtime, catalogue)
@@ -249,10 +249,13 @@ async def controlling(
 
 @asynccontextmanager
 async def serving(
-    directory: Path, selection: SelectionConfig | None = None
+    directory: Path,
+    selection: SelectionConfig | None = None,
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
-    async with controlling(directory, selection) as front_end:
+    async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)])
         service = InferenceService(runtime, catalogue, applications=front_end.applications)
@@ -308,13 +311,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving_in_thread(directory: Path) -> Iterator[FrontEndInThread]:
+def serving_in_thread(
+    directory: Path, *, clock: Callable[[], int] = time.monotonic_ns
+) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(directory) as front_end:
+        async with serving(directory, clock=clock) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
