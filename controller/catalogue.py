@@ -23,14 +23,16 @@ from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
-from controller.generations import generation_id
 from controller.model_folder import ModelFolder, check_name, read_model_folder
 from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-# A request with an SLO of hours does not keep a replaced model for hours.
+# A replaced model serves its last requests for this long at most. A request may have an SLO of hours.
 RETIRE_LIMIT_S = 10
+
+# Between a name and a generation. No name has it, so an id is never another model's name.
+_SEPARATOR = "@"
 
 
 class ModelState(enum.Enum):
@@ -404,8 +406,18 @@ class Catalogue:
         await asyncio.shield(self._changed)
 
 
+def generation_id(name: str, generation: int) -> ModelId:
+    """Make the id of the nth model of a name, from 1."""
+    return ModelId(name if generation == 1 else f"{name}{_SEPARATOR}{generation}")
+
+
+def name_of(model_id: str) -> str:
+    """Find the public name in an id. Users know nothing of generations."""
+    return model_id.partition(_SEPARATOR)[0]
+
+
 def _refusals(model: Entry) -> str:
-    """Refusals of all workers, each reason once."""
+    """Join the reasons of all workers that refused a model, each reason once."""
     reasons = dict.fromkeys(model.refused_by.values())
     return "; ".join(reasons)
 

@@ -16,10 +16,9 @@ from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, U
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
-from controller.catalogue import Catalogue, Entry, ModelState
+from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import ModelStatistics, Statistics, WorkerStatistics
 from controller.front.statuses import abort
-from controller.generations import name_of
 from controller.model_folder import check_name
 from controller.runtime import Runtime
 from controller.selection.applications import Applications

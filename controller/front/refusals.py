@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from clockwright.errors import Refusal
 from clockwright.units import format_ns
-from controller.generations import name_of
+from controller.catalogue import name_of
 from controller.runtime import NoAnswerError
 
 

@@ -20,12 +20,11 @@ from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result,
 from clockwright.bulk import Buffer
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.catalogue import Catalogue, Entry
+from controller.catalogue import Catalogue, Entry, name_of
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import ModelReady, WorkerJoined
 from controller.front.control import ControlService
 from controller.front.server import InferenceService
-from controller.generations import name_of
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
