@@ -43,10 +43,10 @@ Who guards the deadline: `core` admits and plans by prediction, the worker drops
 over, the ledger counts what came back, and `front.server` what left. The first two save the GPU's time; the
 last two keep the promise to the client.
 
-Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no shell has a lock
-around its state. Three things leave it: hashing and reading model files (`asyncio.to_thread`), telemetry's
-flush to disk, and the selection store, which has one thread of its own. None of them touches a shell's
-state.
+Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
+thread lock. Three things leave it: reading, hashing and writing model files (`asyncio.to_thread`),
+telemetry's flush to disk, and the selection store, which has a thread of its own. None of them touches a
+shell's state.
 
 Who may import whom: from top to bottom as drawn, never upwards. `app` stands above all and makes the
 objects; `config` holds their settings. What has to travel upwards is a callable, a future, or a protocol

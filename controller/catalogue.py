@@ -1,12 +1,12 @@
 """Which models there are, and what the workers make of them.
 
 A model has a public name, which clients use, and an id, which the scheduler and the workers use. They
-are the same for the first model of a name. One that takes its place gets a new id (`NAME@2`), so that
-the old one serves until the new one is ready, and nothing that is still under way for the old can
-be mistaken for the new.
+are the same for the first model of a name. A model that takes the name over gets a new id (`NAME@2`). So
+the old one serves until the new one is ready, and nothing that is still under way for the old one can be
+mistaken for the new one's.
 
-Whether a model is fit to be served is judged by the workers: LOADING until one has answered, READY
-while one has it, UNAVAILABLE when all present have refused it.
+The workers judge whether a model is fit to be served: it is LOADING until one of them has answered, READY
+while one has it, and UNAVAILABLE when all that are present have refused it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SEPARATOR = "@"
 
 
 class ModelState(enum.Enum):
-    """The values are the wire's, and the protocol's for `RepositoryIndex`."""
+    """Whether a model can be asked now. The values are the wire's, as `RepositoryIndex` has them."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -45,30 +45,31 @@ class ModelState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One generation of one instance."""
+    """One generation of one instance of a model, and what the workers say of it."""
 
     model_id: ModelId
-    #: Public.
+    #: Public name; instances of one folder have a name each.
     name: str
-    #: None: the folder is malformed, `fault` says how, and no worker will see it.
+    #: None: the folder is malformed, and no worker will see it.
     folder: ModelFolder | None
+    #: How the folder is malformed; empty when it is not.
     fault: str = ""
-    #: Of one row, in the model's order; known once a worker was ready.
+    #: Tensors of one row, in the model's order; empty until a worker was ready. So are `outputs`.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     architecture_id: ArchitectureId | None = None
     num_pages: int = 0
     weights_bytes: int = 0
-    #: Workers that have it, and the batch sizes each runs, ascending.
+    #: Batch sizes, ascending, of each worker that has the model ready.
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
-    #: Why a worker refused it.
+    #: Reason of each worker that refused the model.
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
-    #: What a worker is doing with it: "compiling".
+    #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
 
     @property
     def version(self) -> str:
-        """The served version; empty when the folder is malformed."""
+        """Version that is served; empty when the folder is malformed."""
         return self.folder.version if self.folder else ""
 
     @property
@@ -104,14 +105,14 @@ class Catalogue:
         """
         self._runtime = runtime
         self._directory = directory
-        #: Served ones.
+        #: Models that are served, by public name.
         self._by_name: dict[str, Entry] = {}
-        #: All that workers may know: served ones, and new ones on trial.
+        #: Models that workers may know: all that are served, and new ones on trial.
         self._by_id: dict[ModelId, Entry] = {}
         #: Workers that have joined and take new models.
         self._workers: dict[WorkerId, OfferTo] = {}
         self._generations: dict[str, int] = {}
-        #: Names that are being added or replaced.
+        #: Names of models that are being added or replaced.
         self._busy: set[str] = set()
         #: Names of applications, which share the models' name space.
         self._reserved: set[str] = set()
@@ -120,11 +121,11 @@ class Catalogue:
     # --- look-ups -----------------------------------------------------------------------------
 
     def find(self, name: str) -> Entry | None:
-        """The model that serves a public name."""
+        """Find the model that serves a public name."""
         return self._by_name.get(name)
 
     def find_id(self, model_id: ModelId) -> Entry | None:
-        """The model of an id: served, or new and on trial."""
+        """Find the model of an id: one that is served, or a new one on trial."""
         return self._by_id.get(model_id)
 
     def holds(self, name: str) -> bool:
@@ -133,7 +134,7 @@ class Catalogue:
 
     @property
     def models(self) -> list[Entry]:
-        """Served models, whatever their state, by name."""
+        """Models that are served, whatever their state, sorted by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     def state(self, model: Entry) -> ModelState:
@@ -158,7 +159,7 @@ class Catalogue:
 
     @property
     def ready(self) -> bool:
-        """Every model is either ready or known to be unfit, so waiting longer changes nothing."""
+        """Whether every model is ready or known to be unfit, so that waiting longer changes nothing."""
         if not self._by_name:
             return True
         return bool(self._workers) and all(
@@ -178,7 +179,7 @@ class Catalogue:
     # --- adding and removing ------------------------------------------------------------------
 
     async def scan(self) -> None:
-        """Take in every folder of the directory, malformed ones as UNAVAILABLE; at start.
+        """Take in every folder of the directory, at start; malformed ones become UNAVAILABLE.
 
         Raises:
             ModelError: the directory cannot be read.
@@ -196,7 +197,7 @@ class Catalogue:
                 self._check_free(folder.instance_names)
             except ModelError as error:
                 log.warning("model %s is unavailable: %s", path.name, error)
-                # A clash: the name is another model's, which stays.
+                # If another model has the name already, that model stays.
                 if path.name not in self._by_name:
                     fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
                     self._by_name[path.name] = fault
@@ -208,8 +209,8 @@ class Catalogue:
         """Add the models of a folder once a worker is ready for each of them, or change nothing.
 
         Args:
-            path: the folder; has to stay where it is, because workers that join later get the files.
-            replace: take the place of models of the same folder name; they serve until then.
+            path: the folder. It has to stay where it is: workers that join later get its files.
+            replace: take the place of the models of the same folder name, which serve until then.
 
         Returns:
             The new models, which are ready.
@@ -291,7 +292,7 @@ class Catalogue:
             for model in models:
                 self._forget(model)
             raise
-        # Removed while the new ones were on trial: those are gone already.
+        # A replaced model may have been removed while the new ones were on trial.
         for old in replaced:
             if self._by_name.get(old.name) is old:
                 del self._by_name[old.name]
@@ -301,7 +302,7 @@ class Catalogue:
         return models
 
     def _retire(self, old: Entry) -> None:
-        """Forget a replaced model once its last waiting request is due, so that none is refused."""
+        """Forget a replaced model once its last waiting request is due, so that no request is refused."""
         delay_s = self._runtime.time_to_last_deadline_ns(old.model_id) / NS_PER_S
         delay_s = min(delay_s, RETIRE_LIMIT_S)
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
@@ -322,7 +323,7 @@ class Catalogue:
 
     def _forget(self, model: Entry) -> None:
         if self._by_id.get(model.model_id) is not model:
-            return  # Malformed: nobody has heard of it, and the id may be its successor's.
+            return  # A malformed model was never announced, and its id may be its successor's.
         del self._by_id[model.model_id]
         self._runtime.tell(ModelRemoved(model_id=model.model_id))
         for worker in self._workers.values():
@@ -331,14 +332,14 @@ class Catalogue:
     # --- what workers say ---------------------------------------------------------------------
 
     def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
-        """A worker's opinion counts from now on, and it is asked for it."""
+        """Offer a worker all models, and let its opinion count from now on."""
         self._workers[worker_id] = worker
         self._announce_change()
         for model in self._by_id.values():
             worker.offer(model)
 
     def worker_left(self, worker_id: WorkerId) -> None:
-        """A worker is gone, or drains: its opinion counts no more, and it is offered nothing."""
+        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains."""
         self._workers.pop(worker_id, None)
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
@@ -346,7 +347,7 @@ class Catalogue:
         self._announce_change()
 
     def model_progress(self, model_id: ModelId, stage: str) -> None:
-        """A worker says what it is doing with a model."""
+        """Note what a worker is doing with a model."""
         if model := self._by_id.get(model_id):
             model.progress = stage
 
@@ -358,11 +359,11 @@ class Catalogue:
         outputs: tuple[TensorSpec, ...],
         weights_bytes: int,
     ) -> bool:
-        """A worker has a model ready.
+        """Note that a worker has a model ready, and tell the scheduler.
 
         Returns:
-            False when the worker is to forget the model: it was removed, or another worker
-            describes its tensors differently.
+            False when the worker is to forget the model, because it was removed, or because another
+            worker describes its tensors differently.
         """
         model = self._by_id.get(event.model_id)
         if model is None:
@@ -387,7 +388,7 @@ class Catalogue:
         return True
 
     def model_refused(self, worker_id: WorkerId, model_id: ModelId, reason: str) -> None:
-        """A worker cannot serve a model."""
+        """Note that a worker cannot serve a model, and why."""
         model = self._by_id.get(model_id)
         if model is None:
             return
@@ -402,7 +403,7 @@ class Catalogue:
     async def _wait_for_change(self) -> None:
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
-        # Several may wait on the one future: a cancelled one must not cancel it for the others.
+        # Several tasks may wait on the one future. One that is cancelled must not cancel it for the rest.
         await asyncio.shield(self._changed)
 
 
