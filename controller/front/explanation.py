@@ -1,4 +1,4 @@
-"""Where the time of an answered request went: the response parameters that `explain` asks for."""
+"""Says where the time of an answered request went: the response parameters that `explain` asks for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
     assert isinstance(infer, Infer)
     measured_ns = answer.departure_ns - request.arrival_ns
     input_ns, exec_ns, output_ns = map(_duration_ns, (result.input, result.exec, result.output))
-    # A clock offset that is a little off must not make the parts more than the whole.
+    # The clock offset may be a little wrong. It must not make the parts add up to more than the whole.
     left_ns = max(measured_ns - input_ns - exec_ns - output_ns, 0)
     load_ns = min(_load_wait_ns(answer), left_ns)
     left_ns -= load_ns
@@ -56,7 +56,7 @@ def _load_of(answer: Answer) -> StepTime | None:
 
 
 def _load_wait_ns(answer: Answer) -> int:
-    """Time of the load that lies inside the request's wait; it may have begun before it came."""
+    """Time of the load that lies inside the request's wait. The load may be older than the request."""
     load = _load_of(answer)
     if load is None:
         return 0
@@ -67,7 +67,7 @@ def _load_wait_ns(answer: Answer) -> int:
 
 
 def _network_ns(answer: Answer) -> int:
-    """Both ways, but for what the way there shares with the load that the request waited for."""
+    """Time on the way there and back, without the part of the way there that passed during the load."""
     finished, result, load = answer.finished, answer.finished.result, _load_of(answer)
     sent_ns = finished.sent.sent_ns
     if load is not None:

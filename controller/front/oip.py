@@ -28,19 +28,20 @@ RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
 STREAM_RESPONSE_FIELD = 2
 
-# Keeps every time well inside the wire's int64; whoever means "no limit" is told so.
+# A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
 SLO_NS_MAX = 24 * 3600 * NS_PER_S
 
-# As long as any name that people give. The scheduler keeps some tenants, applications keep contexts.
+# Names that people give are shorter. The scheduler keeps some tenants, and applications keep contexts.
 TENANT_CHARS_MAX = 256
 CONTEXT_CHARS_MAX = 256
 
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
-# (measured: 20 s arrive as 20.0999 s). The client still leaves when its own clock says so.
+# (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
 RPC_DEADLINE_ROUNDING_S = 0.001
 RPC_DEADLINE_ROUNDING = 0.01
 
-# Where typed contents of a datatype lie, and how `array` spells its elements. FP16 and BF16 are raw only.
+# Field of a datatype's typed contents, and the letter that `array` has for an element. FP16 and BF16 have
+# no typed contents.
 _TYPED = {
     "BOOL": ("bool_contents", "B"),
     "INT8": ("int_contents", "b"),
@@ -55,7 +56,7 @@ _TYPED = {
     "FP64": ("fp64_contents", "d"),
 }
 
-# Triton's extensions that change what a request means; ignoring one would answer another question.
+# Triton's extensions that change what a request means. Ignoring one would answer another question.
 _UNSUPPORTED = {
     "sequence_id": "stateful sequences",
     "sequence_start": "stateful sequences",
@@ -67,7 +68,7 @@ _UNSUPPORTED = {
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """A request whose model is not yet known to exist."""
+    """A request that is well-formed; its model may not exist."""
 
     message: pb.ModelInferRequest
     #: `raw_input_contents`, one per input; views into the received bytes when those are big.
@@ -76,7 +77,7 @@ class ParsedRequest:
 
 @dataclass(slots=True)
 class Target:
-    """What a request can be read against: a model, or an application, which is asked like one."""
+    """A model as `read_request` needs it, or an application, which clients ask like a model."""
 
     name: str
     #: The version that is served.
@@ -85,9 +86,9 @@ class Target:
     outputs: tuple[TensorSpec, ...]
     #: Largest number of rows that a request may have.
     max_rows: int
-    #: Its own default latency objective; None: the server's.
+    #: Default latency objective of the target; None: the server's holds.
     slo_ns: int | None
-    #: Parameter `context` is read; a model ignores it.
+    #: Parameter `context` means something to the target. A model ignores it.
     has_contexts: bool = False
 
 
@@ -95,7 +96,7 @@ class Target:
 class Asked:
     """A request that fits its target."""
 
-    #: The client's own id, echoed; may be empty.
+    #: Id that the client gave the request, to be echoed; may be empty.
     request_id: str
     rows: int
     #: Bytes of each input in the target's order, `rows` rows each, little-endian, row-major.
@@ -109,7 +110,7 @@ class Asked:
     explain: bool
     #: User or session that the request is for; empty when none is named.
     context: str
-    #: Whose share of the GPUs the request is to come from; empty when nobody is named.
+    #: Tenant whose share of the GPUs the request uses; empty when none is named.
     tenant: str
 
 
@@ -138,7 +139,7 @@ def read_request(
     rpc_remaining_s: float | None,
     default_slo_ns: int,
 ) -> Asked:
-    """Check a request against what it asks, and take out all that serving it needs.
+    """Check a request against its target, and take out all that serving it needs.
 
     Args:
         request: from `parse_request`.
@@ -254,7 +255,7 @@ def quote(name: str) -> str:
     return repr(name if len(name) <= 80 else name[:77] + "...")
 
 
-# The part that is alike for all answers of a model with as many rows: 1 us instead of 8.
+# All answers of a model with as many rows have this part in common. Kept, it costs 1 us instead of 8.
 @lru_cache(maxsize=8192)
 def _response_header(
     model_name: str, model_version: str, rows: int, specs: tuple[TensorSpec, ...]
@@ -503,7 +504,8 @@ def _positive_ns(name: str, value: float, unit_ns: int, unit: str) -> int:
 
 
 def _parameter(value: bool | int | str) -> pb.InferParameter:
-    # No double_param: KServe's own message has only bool, int64 and string, and drops the rest silently.
+    # A double_param would get lost: KServe's own message has only bool, int64 and string, and drops
+    # everything else silently.
     if isinstance(value, bool):
         return pb.InferParameter(bool_param=value)
     if isinstance(value, int):

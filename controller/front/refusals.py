@@ -1,4 +1,4 @@
-"""A refusal in one sentence that a person understands."""
+"""Says a refusal in one sentence that a person understands."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Inference runs on raw bytes: tensors are cut out of the message and handed on as views, never parsed
 or copied (measured, with the choice of grpc.aio over threads, by experiments/bench_frontend.py).
-Every method turns what goes wrong into a status; nothing that a client sends gets further than that.
+Every method turns its errors into a status, so no message of a client can raise anything past it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 DEFAULT_SLO_NS = 100 * NS_PER_MS
 
-# What Triton's clients look for before they use an extension; announced is only what works.
+# Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
 
-# The name by which Triton's clients know ONNX models.
+# Triton's clients know ONNX models by this name.
 PLATFORM = "onnxruntime_onnx"
 APPLICATION_PLATFORM = "clockwright_application"
 
-# A client that sends and never reads holds this many answers at most; then its stream waits.
+# A client that sends and never reads makes us hold this many answers at most; then its stream waits.
 STREAM_REQUESTS_MAX = 1024
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -69,9 +69,9 @@ class InferenceService:
 
         Args:
             runtime: decides and answers.
-            catalogue: of the models there are.
-            default_slo_ns: for requests that name no SLO, of models that have none.
-            applications: are asked like models.
+            catalogue: knows the models.
+            default_slo_ns: for requests that name no SLO, to models that have none.
+            applications: know the applications, which clients ask like models; None: there are none.
         """
         self._runtime = runtime
         self._catalogue = catalogue
@@ -79,7 +79,7 @@ class InferenceService:
         self._applications = applications
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """What a grpc.aio server mounts."""
+        """Make the handlers that a grpc.aio server mounts."""
         unary = {
             "ServerLive": self._unary("ServerLive", pb.ServerLiveRequest, self._server_live),
             "ServerReady": self._unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
@@ -181,7 +181,7 @@ class InferenceService:
                 context=asked.context,
                 tenant=asked.tenant,
             )
-            # What `explain` would say is always said.
+            # An application explains every answer: feedback needs the query id.
             outputs, parameters = answered.outputs, answered.parameters
             expected_latency_ns = asked.slo_ns
         else:
@@ -239,7 +239,8 @@ class InferenceService:
             version=model.version,
             inputs=model.inputs,
             outputs=model.outputs,
-            # While no worker has it, the scheduler says so, in its own words.
+            # While no worker has the model, the configured sizes stand in: the scheduler then refuses the
+            # request in its own words.
             max_rows=model.largest_batch or model.folder.settings.batch_sizes[-1],
             slo_ns=model.slo_ns,
         )
@@ -291,7 +292,7 @@ class InferenceService:
         request_type: type[RequestT],
         behaviour: Callable[[RequestT], Awaitable[Message]],
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Make a handler that parses here: gRPC's own hook logs a traceback for each bad message."""
+        """Make a handler that parses messages itself; gRPC's own hook logs a traceback for a bad one."""
 
         async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             try:
@@ -318,7 +319,9 @@ class InferenceService:
                 return pb.ModelReadyResponse(ready=state is ModelState.READY)
             model = self._find(request.name, request.version)
         except UnknownModelError:
-            return pb.ModelReadyResponse(ready=False)  # as Triton answers: not there is not ready
+            return pb.ModelReadyResponse(
+                ready=False
+            )  # Triton, too, answers so for an unknown model.
         return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
 
     async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
@@ -346,7 +349,7 @@ class InferenceService:
     async def _health_check(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
-        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, field 1 each."""
+        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, both in field 1."""
         try:
             _, names = split_bulk(data, 1)
             name = bytes(names[-1]).decode(errors="replace") if names else ""
@@ -398,7 +401,7 @@ class InferenceService:
 def _model_named(
     request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
 ) -> str:
-    """Triton sends the model in field 2 and a repository in field 1, KServe the model in field 1."""
+    """Find the model's name: Triton sends it in field 2, behind a repository, and KServe in field 1."""
     name = request.model_name or request.repository_name
     if not name:
         raise BadRequestError("model_name: found none, expected the name of a model")
