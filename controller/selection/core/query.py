@@ -97,7 +97,7 @@ class Observation:
     #: Loss of each model, 0 to 1, as far as it follows from the feedback. A label gives the loss of every
     #: model that answered; a reward, only of those that said the label that was served.
     losses: Mapping[str, float]
-    #: Label that was combined and served; None: the default was served.
+    #: Label that was combined from the votes; None: no model answered, and the default was served.
     served: int | None
     #: Loss of that label; None where `served` is None.
     served_loss: float | None
