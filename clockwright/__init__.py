@@ -1,11 +1,22 @@
 """Clockwright: serving deep networks with latency you can promise.
 
-This package is the shared vocabulary (identifiers, actions, errors, the wire) and what users import:
+Users import their client from here:
 
     from clockwright import Client
 
     with Client("127.0.0.1:8001") as client:
         result = client.infer("resnet50", images, slo_ms=25)
+
+All other packages import their vocabulary from here, and it imports none of them:
+
+    client, operator, statuses      the two kinds of clients, and their exceptions
+    wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
+    actions                         what a controller asks of a worker, and what comes back
+    tensors, containers             shapes and datatypes; the declaration of a model that is code
+    errors, units                   every exception; identifiers and units of time
+    process                         memory, garbage and the end of a process
+    v1                              stubs, generated from proto/
+    cli                             the command line
 """
 
 from __future__ import annotations
@@ -52,20 +63,10 @@ __all__ = [
     "UnknownModelError",
 ]
 
-_OF_CLIENT = (
-    "AsyncClient",
-    "Client",
-    "Feedback",
-    "FeedbackOutcome",
-    "InferResult",
-    "ModelMetadata",
-    "ModelStatus",
-)
-
 
 def __getattr__(name: str) -> object:
     # The client brings numpy and gRPC along, which the cores and the controller's start do without.
-    if name in _OF_CLIENT:
+    if name in __all__:
         from clockwright import client
 
         return getattr(client, name)
