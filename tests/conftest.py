@@ -38,6 +38,16 @@ settings.register_profile(
 )
 settings.load_profile("clockwright")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of our own; they register here because pytest reads this file before all arguments."""
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write down what happens now where a transcript or digest says otherwise",
+    )
+
+
 _responded: weakref.WeakKeyDictionary[Scheduler, set[RequestId]] = weakref.WeakKeyDictionary()
 
 
