@@ -4,7 +4,7 @@ A story is a text file. Above a line `----` stands what people write, below it w
 it, once for each policy, as `pytest --rewrite` left it. Each line of the script is one of
 
     # words                                      repeated in the transcript, where the next line happens
-    # edf_mh: words                              only in the transcript of that policy
+    # edf_mh, infaas: words                      only in the transcripts of those policies
     policies clockwork edf_mh                    which play the story
     config window_ns=3ms deferral=no             fields of `SchedulerConfig` or `EdfMhConfig`
     link out=0.5ms back=0.2ms                    how long actions and results are on their way
@@ -19,7 +19,8 @@ and these may happen (`m1..m9` and `a,b` stand for several models):
     cancel 3 | want a | remove a | drain g1 | lose g1 | clock g1 1200 | close
     pace g1 1.5                                            its EXECs take 1.5 times the profile from now on
     way g1 20ms                                            so long is an action on its way to it from now on
-    next infer|load [a] takes 25ms | fails DEVICE | hangs  what becomes of an action not yet sent
+    next infer|load [a] takes 25ms | fails DEVICE          what becomes of an action not yet sent
+    next infer|load [a] hangs                              with it, its GPU says nothing more
 
 Workers are played: an action begins when it is there, its lane is free and its weights are loaded, and takes
 what the profile says. It fails as a worker would have it fail: TOO_LATE where its window has passed,
@@ -32,6 +33,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from heapq import heappop, heappush
@@ -63,11 +65,15 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tests.core.transcript import say_command, say_event, say_ms
+from tests.core.transcript import say_commands, say_event, say_ms
 
 UNITS: Final = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 TIME: Final = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
 POLICIES: Final = ("clockwork", "edf_mh", "clipper", "infaas")
+ALL: Final = frozenset(POLICIES)
+
+# In the transcripts of which policies it stands, and what it says.
+Comment = tuple[AbstractSet[str], str]
 
 # A story that says more than this does not end.
 MAX_LINES: Final = 100_000
@@ -79,8 +85,8 @@ class Step:
 
     at_ns: int
     words: list[str]
-    #: (policy or nothing for all, text) of the comments before it.
-    comments: list[tuple[str, str]]
+    #: Those before it.
+    comments: list[Comment]
 
 
 @dataclass(slots=True)
@@ -93,7 +99,7 @@ class Story:
     out_ns: int = 500_000
     back_ns: int = 200_000
     steps: list[Step] = field(default_factory=list)
-    last_comments: list[tuple[str, str]] = field(default_factory=list)
+    last_comments: list[Comment] = field(default_factory=list)
 
 
 def parse_ns(text: str) -> int:
@@ -104,15 +110,16 @@ def parse_ns(text: str) -> int:
 
 def parse(script: str) -> Story:
     story = Story()
-    comments: list[tuple[str, str]] = []
+    comments: list[Comment] = []
     begun = (
         False  # comments before the first time are about the whole, and for readers of the script
     )
     for line in script.splitlines():
         if line.startswith("#"):
             text = line.removeprefix("#").strip()
-            policy, colon, rest = text.partition(": ")
-            comments.append((policy, rest) if colon and policy in POLICIES else ("", text))
+            whose, colon, rest = text.partition(": ")
+            policies = set(whose.split(", "))
+            comments.append((policies, rest) if colon and policies <= ALL else (ALL, text))
             continue
         words = line.split()
         if not words:
@@ -195,6 +202,8 @@ class Gpu:
     pace: float = 1.0
     load_free_ns: int = 0
     exec_free_ns: int = 0
+    #: It says nothing any more.
+    hangs: bool = False
     #: When the weights are there; None where their load failed.
     loaded_ns: dict[str, int | None] = field(default_factory=dict)
 
@@ -255,11 +264,11 @@ class Play:
             raise AssertionError(f"more than {MAX_LINES} lines: does the story end?")
         self._comment(self._story.last_comments)
         outcomes = ", ".join(f"{count} {name}" for name, count in sorted(self._outcomes.items()))
-        self.lines.append(f"        in all: {outcomes or 'no request'}")
+        self.lines.append(f"{'':<11} in all: {outcomes or 'no request'}")
         return self.lines
 
-    def _comment(self, comments: list[tuple[str, str]]) -> None:
-        mine = [text for policy, text in comments if policy in ("", self._policy)]
+    def _comment(self, comments: list[Comment]) -> None:
+        mine = [text for policies, text in comments if self._policy in policies]
         if mine:
             self.lines += ["", *(f"# {text}".rstrip() for text in mine)]
 
@@ -366,10 +375,10 @@ class Play:
     # --- the scheduler and its workers ----------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
-        time = say_ms(self._now_ns)
-        self.lines.append(f"{time:<8}{say_event(event, self._now_ns)}")
-        for command in self._scheduler.handle(event, now_ns=self._now_ns):
-            self.lines.append(f"          > {say_command(command, self._now_ns)}")
+        self.lines.append(f"{say_ms(self._now_ns):<11} {say_event(event, self._now_ns)}")
+        commands = self._scheduler.handle(event, now_ns=self._now_ns)
+        self.lines += (f"{'':<11}   > {line}" for line in say_commands(commands, self._now_ns))
+        for command in commands:
             match command:
                 case SendAction():
                     self._act(command)
@@ -384,7 +393,7 @@ class Play:
         wake_ns = self._scheduler.next_wakeup_ns()
         if wake_ns != self._wake_ns:
             self._wake_ns = wake_ns
-            self.lines.append(f"        wake {'never' if wake_ns is None else say_ms(wake_ns)}")
+            self.lines.append(f"{'':<11} wake {'never' if wake_ns is None else say_ms(wake_ns)}")
 
     def _act(self, command: SendAction) -> None:
         """Play an action that was sent, and put its result on the agenda."""
@@ -425,7 +434,8 @@ class Play:
             gpu.loaded_ns[action.model_id] = end_ns if error is ActionError.NONE else None
         else:
             gpu.exec_free_ns = max(gpu.exec_free_ns, end_ns)
-        if fate.hangs:
+        gpu.hangs |= fate.hangs
+        if gpu.hangs:
             return
         result: Event
         if error is ActionError.NONE:

@@ -6,9 +6,11 @@ milliseconds, exact to the nanosecond.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
+from clockwright.units import RequestId
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
@@ -121,17 +123,41 @@ def _say_requests(requests: Sequence[RequestArrived], now_ns: int) -> str:
     return "  ".join(words)
 
 
-def say_command(command: Command, now_ns: int) -> str:
+def say_commands(commands: Sequence[Command], now_ns: int) -> Iterator[str]:
+    """A line each, but for answers that differ only by counting on, which share one."""
+    position = 0
+    while position < len(commands):
+        command = commands[position]
+        position += 1
+        if not isinstance(command, AnswerRequest):
+            yield _say_command(command, now_ns)
+            continue
+        last = command
+        while position < len(commands) and commands[position] == replace(
+            last, request_id=RequestId(last.request_id + 1), index=last.index + 1
+        ):
+            last = replace(last, request_id=RequestId(last.request_id + 1), index=last.index + 1)
+            position += 1
+        yield _say_answers(command, last)
+
+
+def _say_answers(first: AnswerRequest, last: AnswerRequest) -> str:
+    requests, rows = str(first.request_id), f"number {first.index}"
+    if first is not last:
+        requests += f" to {last.request_id}"
+        rows = f"numbers {first.index} to {last.index}"
+    return (
+        f"answer {requests}: {rows} of {first.action_id} (x{first.batch_size}) on {first.worker_id}, "
+        f"{'cold' if first.cold else 'warm'}, expected {say_ms(first.expected_departure_ns)}"
+    )
+
+
+def _say_command(
+    command: SendAction | RefuseRequest | ForgetModel | CloseWorker, now_ns: int
+) -> str:
     match command:
         case SendAction():
             return _say_action(command, now_ns)
-        case AnswerRequest():
-            return (
-                f"answer {command.request_id}: number {command.index} of {command.action_id} "
-                f"(x{command.batch_size}) on {command.worker_id}, "
-                f"{'cold' if command.cold else 'warm'}, "
-                f"expected {say_ms(command.expected_departure_ns)}"
-            )
         case RefuseRequest():
             detail = f" ({command.detail})" if command.detail else ""
             return (
