@@ -7,7 +7,7 @@ it, once for each policy, as `pytest --rewrite` left it. Each line of the script
     # edf_mh, infaas: words                      only in the transcripts of those policies
     policies clockwork edf_mh                    which play the story
     config window_ns=3ms deferral=no             fields of `SchedulerConfig` or `EdfMhConfig`
-    link out=0.5ms back=0.2ms                    how long actions and results are on their way
+    link out=0.5ms back=0.2ms [says_when=no]     how long actions and results are on their way
     [TIME] SOMETHING HAPPENS                     at once, if there is no time
 
 and these may happen (`m1..m9` and `a,b` stand for several models):
@@ -17,6 +17,8 @@ and these may happen (`m1..m9` and `a,b` stand for several models):
     request a slo=50ms [rows=2] [tenant=x] [ago=1ms] [every 2ms 10 times]
     5 requests a slo=50ms ...                              which arrive together, of each model so many
     cancel 3 | want a | remove a | drain g1 | lose g1 | clock g1 1200 | close
+    ready a g1                                             g1 has it ready, wherever and whether it is wanted
+    stray g1 99                                            results of an action that was never sent
     pace g1 1.5                                            its EXECs take 1.5 times the profile from now on
     way g1 20ms                                            so long is an action on its way to it from now on
     next infer|load [a] takes 25ms | fails DEVICE          what becomes of an action not yet sent
@@ -98,6 +100,8 @@ class Story:
     edf_mh: dict[str, Any] = field(default_factory=dict)
     out_ns: int = 500_000
     back_ns: int = 200_000
+    #: Whether results say when the worker had the action, and its inputs.
+    says_when: bool = True
     steps: list[Step] = field(default_factory=list)
     last_comments: list[Comment] = field(default_factory=list)
 
@@ -131,6 +135,7 @@ def parse(script: str) -> Story:
         elif words[0] == "link":
             ways = options(words[1:])
             story.out_ns, story.back_ns = parse_ns(ways["out"]), parse_ns(ways["back"])
+            story.says_when = ways.get("says_when", "yes") == "yes"
         else:
             at_ns = 0
             if TIME.fullmatch(words[0]):
@@ -171,25 +176,12 @@ def several(text: str) -> list[str]:
     """`a,b` and `m1..m3` in full."""
     names: list[str] = []
     for part in text.split(","):
-        span = re.fullmatch(r"(\D+)(\d+)\.\.\1(\d+)", part)
+        span = re.fullmatch(r"(\D*)(\d+)\.\.\1(\d+)", part)
         if span:
             names += [f"{span[1]}{number}" for number in range(int(span[2]), int(span[3]) + 1)]
         else:
             names.append(part)
     return names
-
-
-@dataclass(slots=True)
-class Profile:
-    """What is true of a model."""
-
-    architecture: str
-    num_pages: int
-    load_ns: int
-    exec_ns: dict[int, int]
-    clock_mhz: int
-    #: The GPUs that have it; none named: all.
-    on: list[str]
 
 
 @dataclass(slots=True, eq=False)
@@ -206,6 +198,22 @@ class Gpu:
     hangs: bool = False
     #: When the weights are there; None where their load failed.
     loaded_ns: dict[str, int | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Profile:
+    """What is true of a model."""
+
+    architecture: str
+    num_pages: int
+    load_ns: int
+    exec_ns: dict[int, int]
+    clock_mhz: int
+    #: The GPUs that have it; none named: all.
+    on: list[str]
+
+    def is_for(self, worker: str, gpu: Gpu, model: str) -> bool:
+        return (not self.on or worker in self.on) and (not gpu.knows or model in gpu.knows)
 
 
 @dataclass(slots=True)
@@ -236,6 +244,8 @@ class Play:
         self._agenda: list[tuple[int, int, int, tuple[str, Gpu, Event] | Step]] = []
         self._gpus: dict[str, Gpu] = {}
         self._profiles: dict[str, Profile] = {}
+        #: Those of removed models too.
+        self._known: dict[str, Profile] = {}
         self._fates: list[Fate] = []
         self._outcomes: Counter[str] = Counter()
         self.lines: list[str] = []
@@ -302,7 +312,12 @@ class Play:
                 self._gpus.pop(name, None)
                 self._tell(WorkerLost(worker_id=WorkerId(name)))
             case ["clock", name, mhz]:
-                self._tell(ClockSeen(worker_id=WorkerId(name), clock_mhz=int(mhz)))
+                for each in several(mhz):
+                    self._tell(ClockSeen(worker_id=WorkerId(name), clock_mhz=int(each)))
+            case ["ready", name, worker]:
+                self._make_ready(worker, self._known[name], name)
+            case ["stray", name, number]:
+                self._stray(WorkerId(name), ActionId(int(number)))
             case ["close"]:
                 self._tell(AdmissionClosed())
             case ["pace", name, factor]:
@@ -328,7 +343,8 @@ class Play:
             )
         )
         for model, profile in self._profiles.items():
-            self._make_ready(name, gpu, model, profile)
+            if profile.is_for(name, gpu, model):
+                self._make_ready(name, profile, model)
 
     def _add(self, name: str, given: dict[str, str]) -> None:
         sizes = (pair.split(":") for pair in given["exec"].split(","))
@@ -340,14 +356,14 @@ class Play:
             clock_mhz=int(given.get("mhz", "0")),
             on=several(given["on"]) if "on" in given else [],
         )
-        self._profiles[name] = profile
+        self._profiles[name] = self._known[name] = profile
         self._tell(ModelAdded(model_id=ModelId(name)))
         for worker, gpu in self._gpus.items():
-            self._make_ready(worker, gpu, name, profile)
+            if profile.is_for(worker, gpu, name):
+                self._make_ready(worker, profile, name)
 
-    def _make_ready(self, worker: str, gpu: Gpu, model: str, profile: Profile) -> None:
-        if (profile.on and worker not in profile.on) or (gpu.knows and model not in gpu.knows):
-            return
+    def _make_ready(self, worker: str, profile: Profile, model: str) -> None:
+        slow = self._gpus[worker].slow if worker in self._gpus else 1.0
         self._tell(
             ModelReady(
                 worker_id=WorkerId(worker),
@@ -355,9 +371,24 @@ class Play:
                 architecture_id=ArchitectureId(profile.architecture),
                 num_pages=profile.num_pages,
                 load_ns=profile.load_ns,
-                exec_ns={size: int(ns * gpu.slow) for size, ns in profile.exec_ns.items()},
+                exec_ns={size: int(ns * slow) for size, ns in profile.exec_ns.items()},
                 clock_mhz=profile.clock_mhz,
             )
+        )
+
+    def _stray(self, worker_id: WorkerId, action_id: ActionId) -> None:
+        now_ns = self._now_ns
+        self._tell(
+            ActionSucceeded(
+                worker_id=worker_id,
+                action_id=action_id,
+                begin_ns=now_ns,
+                end_ns=now_ns,
+                duration_ns=0,
+            )
+        )
+        self._tell(
+            ActionFailed(worker_id=worker_id, action_id=action_id, error=ActionError.TOO_LATE)
         )
 
     def _requests(self, count: int, names: str, given: dict[str, str]) -> Iterator[RequestArrived]:
@@ -437,6 +468,7 @@ class Play:
         gpu.hangs |= fate.hangs
         if gpu.hangs:
             return
+        said_ns = received_ns if self._story.says_when else None
         result: Event
         if error is ActionError.NONE:
             result = ActionSucceeded(
@@ -445,8 +477,8 @@ class Play:
                 begin_ns=begin_ns,
                 end_ns=end_ns,
                 duration_ns=duration_ns,
-                received_ns=received_ns,
-                staged_ns=received_ns if isinstance(action, Infer) else None,
+                received_ns=said_ns,
+                staged_ns=said_ns if isinstance(action, Infer) else None,
             )
         else:
             result = ActionFailed(
@@ -454,7 +486,7 @@ class Play:
                 action_id=ActionId(action.action_id),
                 error=error,
                 message="as the story has it" if error is ActionError.DEVICE else "",
-                received_ns=received_ns,
+                received_ns=said_ns,
             )
         at_ns = end_ns + self._story.back_ns
         item = (at_ns, 0, next(self._serial), (str(command.worker_id), gpu, result))
