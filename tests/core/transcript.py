@@ -108,12 +108,12 @@ def _alike(one: RequestArrived, other: RequestArrived) -> bool:
 
 def _say_requests(requests: Sequence[RequestArrived], now_ns: int) -> str:
     first, last = requests[0], requests[-1]
-    numbers = (
-        f"request {first.request_id}"
-        if first is last
-        else f"requests {first.request_id} to {last.request_id}"
-    )
-    words = [numbers, str(first.model_id), f"slo {say_ms(first.slo_ns)}"]
+    noun = "request" if first is last else "requests"
+    words = [
+        f"{noun} {_span(first.request_id, last.request_id)}",
+        str(first.model_id),
+        f"slo {say_ms(first.slo_ns)}",
+    ]
     if first.rows != 1:
         words.append(f"{first.rows} rows")
     if first.tenant:
@@ -124,53 +124,58 @@ def _say_requests(requests: Sequence[RequestArrived], now_ns: int) -> str:
 
 
 def say_commands(commands: Sequence[Command], now_ns: int) -> Iterator[str]:
-    """A line each, but for answers that differ only by counting on, which share one."""
+    """A line each, but for responses that differ only by counting on, which share one."""
     position = 0
     while position < len(commands):
-        command = commands[position]
+        first = last = commands[position]
         position += 1
-        if not isinstance(command, AnswerRequest):
-            yield _say_command(command, now_ns)
-            continue
-        last = command
-        while position < len(commands) and commands[position] == replace(
-            last, request_id=RequestId(last.request_id + 1), index=last.index + 1
-        ):
-            last = replace(last, request_id=RequestId(last.request_id + 1), index=last.index + 1)
+        while position < len(commands) and commands[position] == _next_alike(last):
+            last = commands[position]
             position += 1
-        yield _say_answers(command, last)
+        yield _say_command(first, last, now_ns)
 
 
-def _say_answers(first: AnswerRequest, last: AnswerRequest) -> str:
-    requests, rows = str(first.request_id), f"number {first.index}"
-    if first is not last:
-        requests += f" to {last.request_id}"
-        rows = f"numbers {first.index} to {last.index}"
-    return (
-        f"answer {requests}: {rows} of {first.action_id} (x{first.batch_size}) on {first.worker_id}, "
-        f"{'cold' if first.cold else 'warm'}, expected {say_ms(first.expected_departure_ns)}"
-    )
-
-
-def _say_command(
-    command: SendAction | RefuseRequest | ForgetModel | CloseWorker, now_ns: int
-) -> str:
+def _next_alike(command: Command) -> Command | None:
+    """The response that would share its line."""
     match command:
-        case SendAction():
-            return _say_action(command, now_ns)
+        case AnswerRequest():
+            next_id = RequestId(command.request_id + 1)
+            return replace(command, request_id=next_id, index=command.index + 1)
         case RefuseRequest():
+            return replace(command, request_id=RequestId(command.request_id + 1))
+    return None
+
+
+def _say_command(command: Command, last: Command, now_ns: int) -> str:
+    match command, last:
+        case SendAction(), _:
+            return _say_action(command, now_ns)
+        case AnswerRequest(), AnswerRequest():
+            return (
+                f"answer {_span(command.request_id, last.request_id)}: "
+                f"number {_span(command.index, last.index)} of {command.action_id} "
+                f"(x{command.batch_size}) on {command.worker_id}, "
+                f"{'cold' if command.cold else 'warm'}, "
+                f"expected {say_ms(command.expected_departure_ns)}"
+            )
+        case RefuseRequest(), RefuseRequest():
             detail = f" ({command.detail})" if command.detail else ""
             return (
-                f"refuse {command.request_id} {command.model_id}: {command.refusal.value}, "
-                f"load {say_ms(command.load_ns)} + exec {say_ms(command.exec_ns)} + "
-                f"queue {say_ms(command.queue_ns)} + margin {say_ms(command.margin_ns)}, "
-                f"slo {say_ms(command.slo_ns)}{detail}"
+                f"refuse {_span(command.request_id, last.request_id)} {command.model_id}: "
+                f"{command.refusal.value}, load {say_ms(command.load_ns)} + "
+                f"exec {say_ms(command.exec_ns)} + queue {say_ms(command.queue_ns)} + "
+                f"margin {say_ms(command.margin_ns)}, slo {say_ms(command.slo_ns)}{detail}"
             )
-        case ForgetModel():
+        case ForgetModel(), _:
             return f"{command.worker_id} forget {command.model_id}"
-        case CloseWorker():
+        case CloseWorker(), _:
             reason = f": {command.reason}" if command.reason else ""
             return f"{command.worker_id} close{reason}"
+    raise AssertionError(f"{command} cannot share a line with {last}")
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def _say_action(command: SendAction, now_ns: int) -> str:
