@@ -31,9 +31,9 @@ class RandomStory:
         self._lines = [f"config {SETTINGS[seed % len(SETTINGS)]}"]
 
     def script(self) -> str:
-        for _ in range(3):
+        for _ in range(2):
             self._join()
-        for _ in range(6):
+        for _ in range(8):
             self._add()
         happenings = {
             self._ask: 700,
@@ -46,8 +46,8 @@ class RandomStory:
             self._want: 8,
             self._add: 6,
             self._remove: 4,
-            self._join: 8,
-            self._leave: 5,
+            self._join: 4,
+            self._leave: 3,
         }
         for number in range(NUM_STEPS):
             # Calm and rush take turns, every 200 steps.
@@ -75,11 +75,11 @@ class RandomStory:
         # The first ones are asked for more often; one does not exist.
         if self._random.randrange(60) == 0:
             return "nobody"
-        most = self._random.choice([1, 2, len(self._models)])
+        most = self._random.choice([2, len(self._models), len(self._models)])
         return self._random.choice(self._models[:most])
 
     def _terms(self) -> str:
-        words = f"slo={self._random.choice([5, 20, 50, 50, 100, 100, 400, 3000])}ms"
+        words = f"slo={self._random.choice([5, 20, 30, 40, 50, 100, 400, 3000])}ms"
         words += f" rows={self._random.choice([1] * 12 + [2, 3, 5])}"
         words += self._random.choice(["", "", " tenant=gold", " tenant=tin", " tenant=lead"])
         return words + self._random.choice(["", "", " ago=100us", " ago=3ms"])
