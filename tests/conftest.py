@@ -40,7 +40,11 @@ settings.load_profile("clockwright")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of our own; they register here because pytest reads this file before all arguments."""
+    """Add `--rewrite`.
+
+    An option has to be in this file: pytest reads the `conftest.py` of `testpaths`, or above the paths it
+    is given, before it parses arguments, and those of folders further down only when it collects them.
+    """
     parser.addoption(
         "--rewrite",
         action="store_true",
