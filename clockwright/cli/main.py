@@ -8,12 +8,12 @@ typed or listed; so what it needs, beyond its flags, it imports when it runs, an
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
-from typing_extensions import override
 
 from clockwright import __version__
 from clockwright.errors import ClockwrightError, ConfigError, RefusedError
@@ -21,46 +21,40 @@ from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 GROUP = "clockwright.commands"
 
 # As help lists them: what a newcomer types first comes first. Any others follow, by name.
-_ORDER = [
-    "up",
-    "controller",
-    "worker",
-    "infer",
-    "status",
-    "drain",
-    "simulate",
-    "replay",
-    "models",
-    "app",
-    "trace",
-]
+_ORDER = (
+    *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
+    *("models", "app", "trace"),
+)
 
 
-class Commands(TyperGroup):
-    """All commands that are installed; a broken one breaks no other."""
+class _Installed(Mapping[str, Any]):
+    """Commands by name, each loaded when it is asked for."""
 
+    def __init__(self) -> None:
+        found = {point.name: point for point in entry_points(group=GROUP)}
+        names = [name for name in _ORDER if name in found]
+        self._points = {name: found[name] for name in [*names, *sorted(found.keys() - set(_ORDER))]}
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401
+        return _load(self._points[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._points)
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+
+class _Group(TyperGroup):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
         super().__init__(**settings)
-        found = {point.name: point for point in entry_points(group=GROUP)}
-        rank = {name: index for index, name in enumerate(_ORDER)}
-        self._points = {
-            name: found[name] for name in sorted(found, key=lambda name: (rank.get(name, 99), name))
-        }
-        if not found:
+        self.commands = cast(Any, _Installed())
+        if not self.commands:
             self.epilog = "No command is registered: install clockwright, or install it again."
-
-    @override
-    def list_commands(self, ctx: object) -> list[str]:
-        return list(self._points)
-
-    @override
-    def get_command(self, ctx: object, cmd_name: str) -> Any:
-        point = self._points.get(cmd_name)
-        return None if point is None else _load(point)
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=_Group,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
