@@ -24,8 +24,10 @@ def simulate(
 ) -> None:
     """Run a described case on virtual time: the real scheduler, modelled devices."""
     from experiments.simulate import simulate as run_simulation
+    from experiments.simulator.case_file import read_case
 
-    run_simulation(case, seconds=seconds, seed=seed, telemetry_dir=telemetry, as_json=json)
+    described = read_case(case, seconds=seconds, seed=seed)
+    run_simulation(described, telemetry_dir=telemetry, as_json=json)
 
 
 def replay(
@@ -40,8 +42,10 @@ def replay(
 ) -> None:
     """Send a described workload to a live server; how late the client itself was is reported."""
     from experiments.replay import replay as run_replay
+    from experiments.simulator.case_file import read_case
 
-    run_replay(case, server=server, seconds=seconds, seed=seed, requests_csv=requests, as_json=json)
+    described = read_case(case, seconds=seconds, seed=seed)
+    run_replay(described, server=server, requests_csv=requests, as_json=json)
 
 
 @trace.command()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
@@ -69,30 +69,22 @@ def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
 
     Typer knows no such records: it is shown a function that takes the fields one by one.
     """
-    records: dict[str, type[Any]] = {}
+    records: dict[str, Any] = {}
     shown: list[inspect.Parameter] = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        record = parameter.annotation
-        if not (isinstance(record, type) and is_dataclass(record)):
+        if is_dataclass(parameter.annotation):
+            record: Any = parameter.annotation
+            records[parameter.name] = record
+            shown += inspect.signature(record, eval_str=True).parameters.values()
+        else:
             shown.append(parameter)
-            continue
-        records[parameter.name] = record
-        hints = get_type_hints(record, include_extras=True)
-        shown += [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=hints[field.name],
-            )
-            for field in fields(record)
-        ]
 
     @wraps(command)
     def taken_apart(**values: Any) -> None:  # noqa: ANN401
         for name, record in records.items():
-            own = {field.name: values.pop(field.name) for field in fields(record)}
-            values[name] = record(**own)
+            values[name] = record(
+                **{field.name: values.pop(field.name) for field in fields(record)}
+            )
         command(**values)
 
     taken_apart.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from clockwright.cli.flags import WorkerFlags
-from clockwright.containers import CONFIG_FILE, ContainerSpec, read_container
+from clockwright.containers import CONFIG_FILE, read_container
 from clockwright.errors import ModelError
 from clockwright.process import how_it_ended
 
@@ -40,7 +40,12 @@ class LocalWorkers:
 
     def plan_containers(self, models_dir: Path, flags: WorkerFlags) -> None:
         """Have `start` start those of the models that are code, with the same flags but their device."""
-        for folder, spec in containers(models_dir):
+        for path in sorted(models_dir.glob(f"*/{CONFIG_FILE}")):
+            folder = path.parent.resolve()
+            try:
+                spec, _ = read_container(folder)
+            except ModelError:
+                continue  # the controller says what is wrong with it
             own = replace(flags, device=f"container:{folder}")
             for index in range(spec.replicas):
                 self.plan(f"container-{index}-{folder.name}"[:_ID_MAX], own)
@@ -120,15 +125,3 @@ class LocalWorkers:
         if not self._leaving:
             text = f"worker {worker_id} (pid {process.pid}) {how_it_ended(status)}"
             print(text, file=sys.stderr, flush=True)
-
-
-def containers(models_dir: Path) -> list[tuple[Path, ContainerSpec]]:
-    """Folders of a models directory that hold code; malformed ones are the controller's to report."""
-    found = []
-    for path in sorted(models_dir.glob(f"*/{CONFIG_FILE}")):
-        try:
-            spec, _ = read_container(path.parent)
-        except ModelError:
-            continue
-        found.append((path.parent.resolve(), spec))
-    return found

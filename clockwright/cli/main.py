@@ -8,9 +8,8 @@ typed or listed; so what it needs, beyond its flags, it imports when it runs, an
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -18,43 +17,30 @@ from typer.core import TyperGroup
 from clockwright import __version__
 from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 
-GROUP = "clockwright.commands"
-
-# As help lists them: what a newcomer types first comes first. Any others follow, by name.
-_ORDER = (
+# Help lists first what a newcomer types first, and others at its end, by name.
+_FIRST = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
     *("models", "app", "trace"),
 )
 
 
-class _Installed(Mapping[str, Any]):
-    """Commands by name, each loaded when it is asked for."""
-
-    def __init__(self) -> None:
-        found = {point.name: point for point in entry_points(group=GROUP)}
-        names = [name for name in _ORDER if name in found]
-        self._points = {name: found[name] for name in [*names, *sorted(found.keys() - set(_ORDER))]}
-
-    def __getitem__(self, name: str) -> Any:  # noqa: ANN401
-        return _load(self._points[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._points)
-
-    def __len__(self) -> int:
-        return len(self._points)
-
-
-class _Group(TyperGroup):
+class _Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
         super().__init__(**settings)
-        self.commands = cast(Any, _Installed())
-        if not self.commands:
+        found = {point.name: point for point in entry_points(group="clockwright.commands")}
+        others = sorted(found.keys() - set(_FIRST))
+        #: Entry points until somebody asks for the command.
+        self.commands: Any = {name: found[name] for name in (*_FIRST, *others) if name in found}
+        if not found:
             self.epilog = "No command is registered: install clockwright, or install it again."
+
+    def get_command(self, ctx: object, cmd_name: str) -> Any:  # noqa: ANN401
+        point = self.commands.get(cmd_name)
+        return None if point is None else _load(point)
 
 
 app = typer.Typer(
-    cls=_Group,
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -85,34 +71,26 @@ def main() -> None:
 
 def _load(point: EntryPoint) -> Any:  # noqa: ANN401
     try:
-        command = point.load()
-    except (
-        Exception
-    ) as error:  # its floor may be missing, and a stranger's module does what it likes
-        return _broken(
-            point.name, f"command {point.name} ({point.value}) cannot be loaded: {error}"
-        )
-    if isinstance(command, typer.Typer):
-        group = typer.main.get_group(command)
-        group.name = point.name
-        return group
-    return _single(point.name, command)
+        return _command(point.name, point.load())
+    # Its floor may be missing, and a stranger's module does whatever it likes.
+    except Exception as error:
+        reason = f"command {point.name} ({point.value}) cannot be loaded: {error}"
 
-
-def _single(name: str, function: Any, **settings: Any) -> Any:  # noqa: ANN401
-    alone = typer.Typer(add_completion=False)
-    alone.command(name, **settings)(function)
-    return typer.main.get_command(alone)
-
-
-def _broken(name: str, reason: str) -> Any:  # noqa: ANN401
     def broken() -> None:
         raise ConfigError(reason)
 
-    return _single(
-        name,
-        broken,
-        help=reason,
-        add_help_option=False,
-        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    # Whatever follows its name, help included, the answer is the reason.
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return _command(
+        point.name, broken, help=reason, add_help_option=False, context_settings=anything
     )
+
+
+def _command(name: str, found: Any, **settings: Any) -> Any:  # noqa: ANN401
+    # Typer makes groups only, not the members of one.
+    group = typer.Typer()
+    if isinstance(found, typer.Typer):
+        group.add_typer(found, name=name)
+    else:
+        group.command(name, **settings)(found)
+    return typer.main.get_group(group).commands[name]
