@@ -10,13 +10,14 @@ Users import their client from here:
 All other packages import their vocabulary from here, and it imports none of them:
 
     client, operator, statuses      the two kinds of clients, and their exceptions
+    channel                         options of every channel to a server
     wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
     actions                         what a controller asks of a worker, and what comes back
     tensors, containers             shapes and datatypes; the declaration of a model that is code
     errors, units                   every exception; identifiers and units of time
     process                         memory, garbage and the end of a process
     v1                              stubs, generated from proto/
-    cli                             the command line
+    cli                             the command line; the other packages bring commands of their own
 """
 
 from __future__ import annotations

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
-from worker.devices.device import Fetch
 from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits, Source
 from worker.models.precision import Precision
-from worker.models.served_model import Offer
+from worker.models.served_model import Fetch, Offer
 
 
 class CompiledModels:

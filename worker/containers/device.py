@@ -32,11 +32,11 @@ from worker.containers.container import (
     SharedMemory,
 )
 from worker.core.lanes import Lane, Step
-from worker.devices.device import DeviceLostError, Fetch
+from worker.devices.device import DeviceLostError
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.models.file_store import sha256_of
 from worker.models.model_files import Limits
-from worker.models.served_model import IoLayout, Offer, ServedModel, io_bytes_of
+from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
 
 # Seeds of the estimator, replaced by measurements as they come.
 _PROFILE_RUNS = 7

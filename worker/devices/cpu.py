@@ -29,7 +29,6 @@ from worker.compiling.compile import COMPILE_FORMAT, read_weights
 from worker.compiling.compiled_models import CompiledModels
 from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
-from worker.devices.device import Fetch
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.engines.onnxruntime import (
     Bytes,
@@ -42,7 +41,7 @@ from worker.engines.onnxruntime import (
 )
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
-from worker.models.served_model import IoLayout, Offer, ServedModel, io_bytes_of
+from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
 from worker.timing import tune_background_thread
 
 _PAGE_COPIES = 5

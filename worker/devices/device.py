@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clockwright.bulk import Buffer
 from worker.core.lanes import Lane, Step
 from worker.models.model_files import Limits
-from worker.models.served_model import Offer, OfferedFile, ServedModel
+from worker.models.served_model import Fetch, Offer, ServedModel
 
 M = TypeVar("M", bound=ServedModel)
-
-Fetch = Callable[[Sequence[OfferedFile]], Awaitable[None]]
 
 
 class DeviceLostError(Exception):

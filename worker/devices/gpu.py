@@ -43,7 +43,7 @@ from worker.compiling.compiler import Compiler
 from worker.core.io_pool import IoPool
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, Event, Stream
-from worker.devices.device import CardHealth, DeviceLostError, Fetch, Launched
+from worker.devices.device import CardHealth, DeviceLostError, Launched
 from worker.devices.gpu_health import CardMonitor
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.engines.choice import Engine, Way, describe, fastest, ways_to_try
@@ -54,7 +54,7 @@ from worker.engines.torch_tensors import typed_view, weight_views
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
 from worker.models.precision import Precision
-from worker.models.served_model import IoLayout, Offer, ServedModel, io_bytes_of
+from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
 from worker.timing import tune_background_thread
 
 logger = logging.getLogger(__name__)

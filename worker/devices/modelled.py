@@ -20,10 +20,9 @@ from clockwright.units import PAGE_BYTES, ArchitectureId
 from modelzoo.profile import Profile
 from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
-from worker.devices.device import Fetch
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits, Source
-from worker.models.served_model import Offer, ServedModel, io_bytes_of
+from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
 
 

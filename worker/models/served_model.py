@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clockwright.actions import Infer
@@ -94,6 +94,10 @@ class OfferedFile:
     name: str
     num_bytes: int
     sha256: str
+
+
+#: Returns once the worker has these files.
+Fetch = Callable[[Sequence[OfferedFile]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
