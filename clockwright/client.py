@@ -26,8 +26,7 @@ from clockwright.v1 import inference_pb2 as pb
 _PREFIX = "/inference.GRPCInferenceService/"
 _FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 
-# The server bounds what it takes; the client takes what it gets.
-# An answer or a refusal comes about when the SLO ends; this much later the server is taken for dead.
+# An answer or a refusal comes at about the end of the SLO. The server is taken for dead this much later.
 _GRACE_S = 10.0
 
 _DATATYPES = {

@@ -15,7 +15,7 @@ from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 
-# Looking takes milliseconds; a server that is silent for longer is not well.
+# Looking takes milliseconds. A server that is silent for this long is not well.
 _LOOK_LIMIT_S = 30.0
 
 _CHUNK_BYTES = 1 << 20

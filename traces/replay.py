@@ -57,7 +57,7 @@ OK = "OK"
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 
-# A response comes about when the SLO ends; this much later the server is taken for dead.
+# A response comes at about the end of the SLO. The server is taken for dead this much later.
 _GRACE_S = 10.0
 
 # asyncio's timers have a resolution of 1 ms. A client that is later than a few of them does not keep up.
