@@ -413,3 +413,42 @@ def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
         assert [model.model_id for model in bench.catalogue.models] == ["m-0@2", "m-1@2"]
 
     run(test)
+
+
+def test_a_worker_is_offered_what_there_is_and_what_comes_until_it_leaves(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, "early")
+        make_folder(tmp_path, "malformed", config="x = 1")
+        bench = Bench(tmp_path)
+        await bench.catalogue.scan()
+        first, second = OffersMade(), OffersMade()
+        bench.catalogue.worker_joined(WorkerId("a"), first)
+        bench.catalogue.worker_joined(WorkerId("b"), second)
+        assert (await first.offered.get()).name == (await second.offered.get()).name == "early"
+        bench.catalogue.worker_left(WorkerId("a"))
+        adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path, "late")))
+        assert (await second.offered.get()).name == "late"
+        adding.cancel()
+        await asyncio.wait([adding])
+        assert second.withdrawn == ["late"]
+        assert first.offered.empty()
+        assert first.withdrawn == []
+
+    run(test)
+
+
+def test_no_model_takes_a_reserved_name_until_it_is_released(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = Bench(tmp_path)
+        bench.join("w")
+        bench.catalogue.reserve("m")
+        with pytest.raises(ModelError, match="there is an application m already"):
+            await bench.catalogue.reload("m")
+        bench.catalogue.release("m")
+        adding = asyncio.create_task(bench.catalogue.reload("m"))
+        bench.ready((await bench.offers.offered.get()).model_id, "w")
+        await adding
+        assert bench.state("m") is ModelState.READY
+
+    run(test)
