@@ -161,7 +161,7 @@ def test_an_unreachable_server_is_a_config_error_and_not_ready(nobody: str) -> N
 
 
 class Failed(grpc.RpcError):
-    """What a call raises."""
+    """Give the exception that a call raises."""
 
     def __init__(self, code: grpc.StatusCode) -> None:
         self._code = code

@@ -373,7 +373,7 @@ def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
         model = await bench.offers.offered.get()
         bench.ready(model.model_id, "w")
         assert await mending == [model]
-        for _ in range(3):  # the malformed one is forgotten, the new one is not
+        for _ in range(3):  # The malformed entry is forgotten, and the new one is not.
             await asyncio.sleep(0)
         assert bench.catalogue.find_id(model.model_id) is model
         assert [row.model_id for row in bench.runtime.statistics().models] == [model.model_id]
@@ -409,7 +409,7 @@ def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
         with pytest.raises(UnknownModelError, match="there is no model m"):
             bench.catalogue.remove("m")
         await bench.catalogue.scan()
-        # Whatever is still under way for the first generation is not mistaken for the second.
+        # The new ids keep results that are still under way for the first generation from the second.
         assert [model.model_id for model in bench.catalogue.models] == ["m-0@2", "m-1@2"]
 
     run(test)

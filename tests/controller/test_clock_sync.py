@@ -82,7 +82,7 @@ def test_a_minute_of_queueing_in_one_direction_does_not_move_the_offset() -> Non
     skew_ns = 10**9
     for beat in range(400):
         now_ns = beat * 200 * MS
-        # The peer's window holds nothing better after a while, and ours still does.
+        # After a while the peer's window holds only samples with queueing, and ours has good ones.
         forward_ns = 30 * MS if beat > 100 else MS // 10
         clock.heard(
             sent_ns=now_ns + skew_ns,

@@ -1,4 +1,4 @@
-"""What operators see and do, and how the process starts and stops."""
+"""Operators look at the controller and change it; the process starts and stops."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def cluster(directory: Path, **changes: Any) -> AsyncIterator[tuple[Contro
 
 
 async def until_joined(controller: Controller) -> None:
-    """Until a worker is there and has judged all models."""
+    """Wait until a worker is there and has judged all models."""
     links = controller.links
     while not (  # noqa: ASYNC110
         any(link.joined for link in links.links) and controller.catalogue.ready
@@ -109,7 +109,7 @@ async def add_model(
 
 
 def upload(name: str, files: dict[str, bytes], **first: Any) -> list[pb.AddModelRequest]:  # noqa: ANN401
-    """Each file in two messages."""
+    """Upload a model, each file in two messages."""
     requests = []
     for path, content in files.items():
         requests.append(pb.AddModelRequest(path=path, content=content[:3]))

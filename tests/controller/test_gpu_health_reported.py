@@ -1,4 +1,4 @@
-"""What a worker sees of its GPU reaches the scheduler and the operator: real streams, a driver of the test's."""
+"""A worker's report on its GPU reaches the scheduler and the operator: real streams, a driver of the test's."""
 
 from __future__ import annotations
 

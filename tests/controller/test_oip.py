@@ -301,13 +301,13 @@ def test_messages_stay_short_whatever_the_client_calls_things() -> None:
 
 
 def consume(data: bytes) -> None:
-    """All that the front end does with a request."""
+    """Do all that the front end does with the bytes of a request."""
     read_request(parse_request(data), servable(), rpc_remaining_s=None, default_slo_ns=1)
 
 
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_are_a_bad_request_or_a_good_one(data: bytes, big: bool) -> None:
-    # The padding is one more field, which nobody knows; it takes the way of big messages.
+    # The padding is a field that no message has. With it, the bytes take the way of big messages.
     padding = b"\x9a\x06\x80\x80\x02" + bytes(32768) if big else b""
     with contextlib.suppress(BadRequestError):
         consume(padding + data)

@@ -254,7 +254,7 @@ def test_an_answer_after_its_deadline_is_refused_as_late(tmp_path: Path) -> None
             "double", [vector(1)], lambda result, error: done.put(error), parameters=SLO
         )
         server.until(lambda front_end: bool(front_end.worker.held))
-        # The deadline passes for the controller alone: nobody has to be fast before it, or to wait.
+        # The deadline passes on the controller's clock alone, so the test neither hurries nor waits.
         ahead_ns = 31 * NS_PER_S
         server.do(lambda front_end: front_end.worker.release())
         error = done.get(timeout=60)
@@ -279,7 +279,7 @@ def test_a_model_removed_while_requests_wait_is_not_found(tmp_path: Path) -> Non
             triton_aio.InferenceServerClient(front_end.address) as client,
         ):
             front_end.worker.hold = True
-            # More than a GPU is kept busy with ahead of time, so that some are still waiting.
+            # These are more requests than a GPU is given ahead of time, so some are still waiting.
             tasks = [
                 asyncio.create_task(client.infer("double", [vector(n)], parameters=SLO))
                 for n in range(50)
@@ -424,8 +424,8 @@ def test_what_is_refused_is_not_kept_until_the_garbage_collector_comes(
         for message in (bad, hopeless.SerializeToString()) * 10:
             with pytest.raises(grpc.RpcError):
                 call(server, message)
-        # The server's thread may still be letting go of the last ones; what only the collector
-        # could free stays.
+        # The server's thread may still be letting go of the last requests. One that only the collector
+        # could free would stay.
         until_so(
             lambda: not any(type(thing) is ParsedRequest for thing in gc.get_objects()),
             what="no refused request is kept",
@@ -451,7 +451,7 @@ def test_health_and_metadata_are_as_tritons_client_expects(
     assert client.is_server_ready()
     assert client.is_model_ready("double")
     assert client.is_model_ready("double", "1")
-    assert not client.is_model_ready("nothing")  # as Triton: no error
+    assert not client.is_model_ready("nothing")  # Triton gives no error either.
     server = client.get_server_metadata()
     assert server.name == "clockwright"
     assert "model_repository" in server.extensions

@@ -123,8 +123,8 @@ def test_windows_and_results_are_translated_between_the_clocks(
             answer = await submit(controller, model)
             (load,) = await worker.wait_for("load_weights")
             (infer,) = await worker.wait_for("infer")
-            # Both ends are one clock apart from the skew; the estimate errs by the delays. How well it
-            # does is tests/controller/test_clock_sync.py's; here a minute is far less than any skew.
+            # Apart from the skew both ends have one clock, so the estimate errs by the delays alone. A
+            # minute is far less than any skew here; test_clock_sync.py tests the estimate's precision.
             slack_ns = 60 * S
             for action in (load, infer):
                 assert abs(action.earliest_ns - skew_ns - before_ns) < slack_ns
@@ -241,7 +241,7 @@ def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
 
 def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: Path) -> None:
     async def test() -> None:
-        # Ten heartbeats that do not get through, and the name is free: few, and far between.
+        # The name is free after ten heartbeats without an answer. At this interval no busy machine loses ten.
         settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)
         async with (
             running(settings) as controller,
@@ -337,7 +337,7 @@ def test_what_the_protocol_does_not_allow_ends_one_stream_and_nothing_else(
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
             ScriptedWorker(controller.port, "good"),
-            # Sends nothing while its stream is ended, or gRPC says only that it could not.
+            # This worker sends nothing while its stream ends, or gRPC would say only that it could not.
             ScriptedWorker(controller.port, "bad", beats=False) as bad,
         ):
             await bad.beat_once()
@@ -377,7 +377,7 @@ def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> Non
 
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            # Sends nothing while its stream is ended, or gRPC says only that it could not.
+            # This worker sends nothing while its stream ends, or gRPC would say only that it could not.
             Short(controller.port, beats=False) as worker,
         ):
             await worker.beat_once()

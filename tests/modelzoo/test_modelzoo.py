@@ -17,7 +17,7 @@ from modelzoo.profile import load_profile
 
 TABLE1 = load_profile("table1").rows
 
-# One of each kind of graph, the smallest that there is.
+# The smallest graph of each kind.
 RUN = {
     "cifar_resnet20_v1": (10,),
     "densenet121": (1000,),
@@ -119,7 +119,7 @@ def test_the_deepest_network_gives_finite_answers() -> None:
     assert 0.01 < answers.std() < 100
 
 
-# The larger ones are more of the same.
+# Larger networks are more of the same.
 @pytest.mark.parametrize("name", [name for name in ARCHITECTURES if weights_bytes(name) < 60e6])
 def test_the_declared_output_is_what_onnx_infers(name: str) -> None:
     declared = build_model(name)
@@ -129,7 +129,7 @@ def test_the_declared_output_is_what_onnx_infers(name: str) -> None:
         output.type.tensor_type.ClearField("shape")
     inferred = onnx.shape_inference.infer_shapes(bare, check_type=True, strict_mode=True)
     for found, expected in zip(inferred.graph.output, declared.graph.output, strict=True):
-        # onnx loses sight of the symbolic batch at some nodes, and then says nothing of it.
+        # At some nodes onnx loses the symbolic batch dimension, and then does not name it.
         sizes = [dim.dim_value for dim in found.type.tensor_type.shape.dim]
         assert sizes == [dim.dim_value for dim in expected.type.tensor_type.shape.dim]
 

@@ -1,6 +1,6 @@
 """Applications on the request path: a real controller and a worker that is a script.
 
-On virtual time but for those that a client of gRPC asks, so that a machine's pauses make nobody late.
+All tests but those with a gRPC client run on virtual time, so that a machine's pauses make no answer late.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tests.kit.front_end import serving, until
 async def desk_with_client(
     directory: Path,
 ) -> AsyncIterator[tuple[Desk, triton.InferenceServerClient]]:
-    """On real time."""
+    """Serve on real time, and connect a client."""
     async with (
         serving(directory) as front_end,
         triton.InferenceServerClient(front_end.address) as client,
@@ -162,10 +162,10 @@ def test_a_straggler_is_left_behind_when_time_is_up(tmp_path: Path) -> None:
             assert label(answered) == 2
             assert answered.parameters["missing"] == "wrong"
             assert answered.parameters["confidence"] == "0.6667"
-            # Withdrawn, not forgotten: whatever it says now is nobody's answer.
+            # The late member's request was withdrawn: its answer comes too late for every query.
             await until(lambda: app.front_end.runtime.num_waiting == 0)
             app.worker.release()
-            # And it never counts as wrong.
+            # A member that was late does not count as wrong.
             result = await app.teach(answered, label=2)
             assert set(result.losses) == {"right", "right-too"}
             assert (await app.weights())["wrong"] == pytest.approx(1 / 3)
@@ -222,7 +222,7 @@ def test_the_default_comes_with_its_reason(
             assert answered.parameters["default"] is True
             assert answered.parameters["default_reason"] == reason
             assert answered.parameters["confidence"] == "0.0000"
-            # Nothing was said, so nothing is learned.
+            # No model said anything, so nothing is learned.
             result = await app.teach(answered, label=1)
             assert result.status is FeedbackStatus.UNINFORMATIVE
 
@@ -289,7 +289,7 @@ def test_weights_follow_feedback_through_a_failure_and_back(tmp_path: Path) -> N
             app.worker.poisoned = {"right"}
             assert (await teach(20))["right"] < 0.02
             app.worker.poisoned, app.worker.failing = set(), {"right-too"}
-            # With only one to answer beside the wrong one, it takes what that one loses.
+            # Only "right" answers beside the wrong model, so it gains all that the wrong one loses.
             recovered = await teach(60)
             assert recovered["right"] > 10 * recovered["wrong"]
 
@@ -317,7 +317,7 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
             ]
             assert results[0].losses == {"right": 0.0, "wrong": 1.0}
             assert results[0].weights == await app.weights()
-            # A reward speaks only of those who said what was served, with one model of nobody to compare.
+            # A reward says something only of the models that said the served label: here, of one.
             assert results[1].losses == {"right": 0.0}
             assert results[2].losses == results[2].weights == {}
 
@@ -357,7 +357,7 @@ def test_each_user_has_weights_of_his_own_and_a_new_one_everybodys(tmp_path: Pat
             assert everybody["right"] > 0.9
             assert await app.weights("bob") == everybody
             for _ in range(12):
-                # To Bob, wrong is right.
+                # Bob's feedback says that the model "wrong" is right.
                 await app.teach(await app.ask(1, context="bob"), label=2)
             assert (await app.weights("bob"))["wrong"] > 0.9
             assert (await app.weights("ann"))["right"] > 0.9
@@ -387,7 +387,7 @@ def test_questions_at_the_same_time_share_one_computation(tmp_path: Path) -> Non
             app.worker.hold = True
             asking = [asyncio.create_task(app.ask(1)) for _ in range(5)]
             await until(lambda: len(app.worker.held) == 1)
-            # The one who asked first goes away; the others still want it.
+            # The query that asked first goes away; the others still wait for the answer.
             asking[0].cancel()
             await asyncio.wait(asking[:1])
             app.worker.release()
@@ -463,7 +463,7 @@ def test_a_changed_application_keeps_what_it_has_learned(tmp_path: Path) -> None
                 assert new["right"] / new["wrong"] == pytest.approx(old["right"] / old["wrong"])
                 assert new["worse"] == pytest.approx(1 / 3)
             assert (await app.teach(open_query, label=1)).status is FeedbackStatus.UNKNOWN
-            # Nor does what is answered only after the change.
+            # A query that is answered only after the change cannot be learned from either.
             waiting = asyncio.create_task(app.ask(1))
             await asyncio.sleep(0)
             await app.put("right", "wrong", options={"eta": 0.5, "crowd": False}, replace=True)
@@ -484,7 +484,7 @@ def test_a_state_is_taken_to_a_new_revision_once_and_never_back(tmp_path: Path) 
             assert earlier is not None
             await app.put("right", "worse", replace=True)
             later = await app.weights("ann")
-            # A query that was under way when the application was changed.
+            # This query was under way when the application was changed.
             weights, _ = await app.applications.weights(earlier, "ann")
             assert set(weights) == {"right", "wrong"}
             assert await app.weights("ann") == later
@@ -599,7 +599,7 @@ def test_a_canary_whose_engine_fails_is_rolled_back_without_any_feedback(tmp_pat
             answered = await app.ask(1)
             assert answered.parameters["models"] == "right"
             assert await app.weights("anybody") == {"right": 1.0, "wrong": 0.0}
-        # For good.
+        # The rollback stays after a restart.
         async with desk(tmp_path, store=store) as app:
             assert await app.weights("anybody") == {"right": 1.0, "wrong": 0.0}
 

@@ -260,7 +260,7 @@ def test_the_readmes_example_works(
         monkeypatch.setitem(SCRIPTS, name, Script(image, LABELLED, lambda inputs: list(answers)))
     with serving_in_thread(tmp_path) as server:
         server.until(lambda f: f.catalogue.ready)
-        # 50 ms are nothing on a machine that runs tests.
+        # A pause of 50 ms is common on a machine that runs tests.
         arguments = shlex.split(shell.replace("\\\n", " ").replace("--slo-ms 50", "--slo-ms 30000"))
         monkeypatch.setattr(sys, "argv", [*arguments, "--server", server.address])
         with pytest.raises(SystemExit) as caught:

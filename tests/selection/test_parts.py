@@ -96,7 +96,7 @@ def test_versions_and_inputs_are_never_mixed() -> None:
     predictions = cache(10)
     predictions.put(key(1, "m"), "old", 1, now_ns=0)
     assert predictions.fetch(key(1, "m@2"), now_ns=0) is None
-    # Same bytes altogether, otherwise cut.
+    # Both keys have the same bytes in all, cut in different places.
     predictions.put(Key("m", (b"ab", b"c")), "x", 1, now_ns=0)
     assert predictions.fetch(Key("m", (b"a", b"bc")), now_ns=0) is None
 
@@ -191,7 +191,7 @@ def test_a_label_says_of_each_model_that_answered_whether_it_was_right() -> None
     joined = answered.join(FeedbackItem("q", label=7), now_ns=5)
     assert joined.status is FeedbackStatus.APPLIED
     assert joined.observation is not None
-    # c did not answer: nothing is said of it.
+    # Model c did not answer, so nothing follows for it.
     assert joined.observation.losses == {"a": 0.0, "b": 1.0}
     assert (joined.observation.served_loss, joined.observation.served_propensity) == (0.0, 0.5)
 
@@ -310,7 +310,7 @@ def test_changes_that_are_never_written_do_not_fill_the_memory() -> None:
     assert contexts.num_lost == 1
     assert contexts.changes(9) == {("app", "b"): "b", ("app", "c"): "c"}
     assert contexts.changes(1) == {("app", "b"): "b"}
-    # It is lost to the store, not yet to those who ask.
+    # The change is lost to the store, but the state is still in memory.
     assert contexts.find("app", "a") == "a"
 
 
@@ -319,7 +319,7 @@ def test_contexts_in_memory_are_counted_by_application() -> None:
     for application, name in (("app", ""), ("app", "a"), ("app", "b"), ("b", "a"), ("app", "b")):
         contexts.set(application, name, 1)
     assert (contexts.num_of("app"), contexts.num_of("b"), contexts.num_of("c")) == (2, 1, 0)
-    contexts.loaded("b", "b", 1)  # the global one leaves
+    contexts.loaded("b", "b", 1)  # The global state is evicted.
     assert (contexts.num_of("app"), contexts.num_of("b")) == (2, 2)
     contexts.loaded("b", "c", 1)
     assert (contexts.num_of("app"), contexts.num_of("b")) == (1, 3)

@@ -130,7 +130,7 @@ def test_full_information_charges_each_model_its_own_loss() -> None:
 
 def test_the_crowd_is_an_expert_whose_weight_is_everybodys() -> None:
     hedge = policy("exp4-full", eta=0.5, share=0.0)
-    # Twice the majority is right, each time against another model.
+    # The majority is right twice, each time against another model.
     state = hedge.init(MODELS)
     for wrong in ("a", "b"):
         losses = {model: float(model == wrong) for model in MODELS}
@@ -142,7 +142,7 @@ def test_the_crowd_is_an_expert_whose_weight_is_everybodys() -> None:
 
 
 def test_where_models_err_apart_the_majority_is_followed() -> None:
-    # Each model is wrong on its own quarter of the queries: a majority never is.
+    # Each model is wrong on its own quarter of the queries, and the majority never is.
     hedge = policy("exp4-full")
     state, num_wrong = hedge.init(MODELS), 0
     for number in range(400):

@@ -1,4 +1,4 @@
-"""Where applications and their states outlive the process: SQLite and a real Redis, and what happens without."""
+"""Applications and their states outlive the process: in SQLite, in a real Redis, and while these are away."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def changes(**records: Mapping[str, Any]) -> dict[tuple[str, str], Callable[[], 
 
 @contextmanager
 def held(store: Store) -> Iterator[None]:
-    """Keep the store from working; what it is asked meanwhile waits in its queue. On real time."""
+    """Keep the store from working, on real time; calls meanwhile wait in its queue."""
     entered, gate = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -162,7 +162,7 @@ def test_a_redis_of_another_layout_is_refused(redis: RedisServer) -> None:
 
 def test_where_no_redis_answers_is_said_without_the_password() -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        taken.bind(("127.0.0.1", 0))  # Nobody listens there.
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match="expected a Redis server that answers") as caught:
             Store(f"redis://ann:secret@127.0.0.1:{port}/3")
@@ -223,7 +223,7 @@ def test_what_was_learned_survives_a_restart(tmp_path: Path, where: str) -> None
             assert await app.weights("ann") == ann
             after = await app.ask(1)
             assert label(after) == 1
-            # An answer of the last run is never taken for one of this.
+            # Feedback to an answer of the last run finds nothing in this one.
             assert (await app.teach(before, label=2)).status is FeedbackStatus.UNKNOWN
 
     async def main() -> None:
@@ -259,7 +259,7 @@ def test_what_is_being_read_while_it_is_erased_does_not_come_back(
         async with desk(tmp_path, store=where) as app:
             store = app.applications._store
             query_id = str((await app.ask(1)).parameters["query_id"])
-            # As if ann had been evicted between her answer and her feedback.
+            # Forget ann's state in memory, as if it had been evicted between her answer and her feedback.
             record = app.applications._journal._records[query_id]
             record.context = "ann"
             with held(store):
@@ -383,7 +383,7 @@ def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) ->
             first = await app.applications.feedback(items)
             assert [r.status.value for r in first] == ["APPLIED", "FAILED", "APPLIED"]
             assert first[1].message == "policy clumsy: ArithmeticError('3 again')"
-            # Nothing was learned from it, so that it may be given again; the others count once.
+            # Nothing was learned from the item that failed, so it may be given again. The others count once.
             second = await app.applications.feedback(items)
             assert [r.status.value for r in second] == ["DUPLICATE", "FAILED", "DUPLICATE"]
             running = app.applications.find("app")
@@ -397,7 +397,7 @@ def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) ->
 
 
 async def taught(app: Desk) -> None:
-    """An application that has learned, and more of ann than of others."""
+    """Make an application that has learned, and more of ann than of others."""
     await app.put("right", "wrong", options=OPTIONS)
     for _ in range(3):
         await app.teach(await app.ask(1, context="ann"), label=2)
@@ -441,7 +441,7 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
             applications, states = app.applications, app.applications._states
             assert await app.weights("bob") == bob
             with away(applications._store):
-                # Bob is in memory, and is learned from; ann is not.
+                # Bob's state is in memory, so his feedback is learned from. Ann's state is not.
                 of_bob, of_ann = await app.ask(1, context="bob"), await app.ask(1, context="ann")
                 assert (label(of_bob), label(of_ann)) == (1, 1)
                 results = await applications.feedback(
@@ -501,7 +501,7 @@ def test_a_redis_that_stops_and_starts_again_loses_nothing(tmp_path: Path) -> No
             with pytest.raises(StoreError, match="expected a Redis server that answers"):
                 await app.applications.erase("app", "ann")
             server.start()
-            # By itself, once a second.
+            # The states are written without a call, once a second.
             await until(lambda: states.num_waiting == 0)
             assert (await app.teach(of_ann, label=2)).status is FeedbackStatus.APPLIED
             weights = [await app.weights(context) for context in ("", "ann", "bob", "cy")]
@@ -520,12 +520,12 @@ def test_a_redis_that_does_not_answer_holds_up_only_who_needs_it(
             await taught(app)
             await app.applications._states.flush()
             server.freeze()
-            # Strangers, each of whom the store has to be asked for.
+            # These users are new, so the store has to be asked for each of them.
             answers = [await app.ask(1, context=f"user {n}") for n in range(20)]
             assert [label(answered) for answered in answers] == [1] * 20
             erasing = asyncio.create_task(app.applications.erase("app", "ann"))
             teaching = asyncio.create_task(app.teach(answers[0], label=1))
-            # To ann, who is in memory, wrong is right.
+            # Ann's state is in memory. It has learned that the model "wrong" is right.
             assert label(await app.ask(1, context="ann")) == 2
             assert not erasing.done()
             assert not teaching.done()
@@ -534,7 +534,7 @@ def test_a_redis_that_does_not_answer_holds_up_only_who_needs_it(
             assert (await teaching).status is FeedbackStatus.APPLIED
             assert await app.weights("ann") == await app.weights()
 
-    # What a query waits for the store, of its 30 s.
+    # A query waits for the store this part of its 30 s.
     monkeypatch.setattr("controller.selection.queries._LOAD_SHARE", 0.0005)
     with redis_server() as server:
         run_on_real_time(lambda: main(server))
@@ -556,7 +556,7 @@ def test_a_redis_that_did_not_answer_is_asked_again(tmp_path: Path) -> None:
             with suppress(StoreError):
                 record = await store.load(("app", "bob"))
             await asyncio.sleep(0.01)
-        # Not the answer to what was asked before.
+        # The answer is not that of the call for ann, which was given up.
         assert record == {"n": 2}
         await store.close()
 

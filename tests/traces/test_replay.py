@@ -156,7 +156,7 @@ def test_a_client_that_is_late_says_so(
             time.sleep(0.06)  # noqa: ASYNC251  the point of the test
         report = await replaying
         assert report.num_open == 99
-        # Of 60 ms, several fall due 40 to 60 ms before their turn comes.
+        # During each pause of 60 ms, several requests fall due 40 to 60 ms before their turn comes.
         assert report.lateness_ns_max > 40 * NS_PER_MS
         assert report.latency_ns_max >= report.lateness_ns_max
         assert report.num_late > 10

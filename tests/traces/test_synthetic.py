@@ -117,7 +117,7 @@ def test_totals_of_each_trigger_are_distributed_as_published(
     column = table["columns"].index(trigger)
     totals = population().totals[of_trigger(trigger)]
     for row in table["rows"]:
-        # What was chosen as a period may miss a whole total by a rounding.
+        # A total that follows from a chosen period may miss a whole number by a rounding.
         found = np.mean(totals <= row[0] * 1.001)
         assert found == pytest.approx(row[column], abs=tolerance), row[0]
 
