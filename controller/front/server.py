@@ -34,7 +34,7 @@ from controller.front.oip import (
 from controller.front.statuses import fail, status_of
 from controller.runtime import Runtime, late_error
 from controller.selection.applications import Applications
-from controller.selection.live_application import Running
+from controller.selection.live_application import LiveApplication
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -171,7 +171,7 @@ class InferenceService:
         )
         parameters: dict[str, bool | int | str] | None = None
         outputs: Sequence[Buffer]
-        if isinstance(answerer, Running):
+        if isinstance(answerer, LiveApplication):
             assert self._applications is not None
             answered = await self._applications.answer(
                 answerer,
@@ -208,7 +208,7 @@ class InferenceService:
             )
         return response
 
-    def _servable(self, name: str, version: str) -> tuple[Entry | Running, Servable]:
+    def _servable(self, name: str, version: str) -> tuple[Entry | LiveApplication, Servable]:
         """Find what a client names, and say how it is asked.
 
         Raises:
@@ -245,7 +245,7 @@ class InferenceService:
             slo_ns=model.slo_ns,
         )
 
-    def _application(self, name: str, version: str) -> Running | None:
+    def _application(self, name: str, version: str) -> LiveApplication | None:
         running = self._applications.find(name) if self._applications is not None else None
         if running is not None and version and version != running.version:
             raise UnknownModelError(
@@ -254,7 +254,7 @@ class InferenceService:
             )
         return running
 
-    def _no_models(self, running: Running) -> RefusedError:
+    def _no_models(self, running: LiveApplication) -> RefusedError:
         reasons = [f"{name}: {reason}" for name, reason in running.misfits.items()]
         return RefusedError(
             Refusal.NO_WORKER,
@@ -335,7 +335,7 @@ class InferenceService:
         return pb.ModelMetadataResponse(
             name=servable.name,
             versions=[servable.version],
-            platform=APPLICATION_PLATFORM if isinstance(answerer, Running) else PLATFORM,
+            platform=APPLICATION_PLATFORM if isinstance(answerer, LiveApplication) else PLATFORM,
             inputs=[
                 tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
                 for spec in servable.inputs

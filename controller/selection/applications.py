@@ -24,17 +24,17 @@ from controller.catalogue import Catalogue, ModelState
 from controller.model_folder import check_name
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
-from controller.selection.context_states import States, migrated
+from controller.selection.context_states import ContextStates, migrated
 from controller.selection.core.application import Application
 from controller.selection.core.cache import CacheStatistics
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
-from controller.selection.live_application import Running
+from controller.selection.live_application import LiveApplication
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
-from controller.selection.queries import Answered, Answering
+from controller.selection.queries import Answered, Queries
 from controller.selection.stores import Store
 
 log = logging.getLogger(__name__)
@@ -72,13 +72,13 @@ class Applications:
         self._catalogue = catalogue
         self._clock = runtime.clock
         self._store = Store(config.store)
-        self._states = States(self._store, capacity=config.contexts_max)
+        self._states = ContextStates(self._store, capacity=config.contexts_max)
         self._journal = Journal(
             capacity=config.feedback_max, ttl_ns=round(config.feedback_ttl_s * NS_PER_S)
         )
-        self._answering = Answering(runtime, catalogue, config, self._states, self._journal)
+        self._queries = Queries(runtime, catalogue, config, self._states, self._journal)
         self._plugins = plugin_policies()
-        self._running: dict[str, Running] = {}
+        self._running: dict[str, LiveApplication] = {}
 
     async def restore(self) -> None:
         """Bring back the applications of the store, and write changes to it from now on.
@@ -111,13 +111,13 @@ class Applications:
 
     async def close(self) -> None:
         """Write what is not written, and close the store."""
-        self._answering.close()
+        self._queries.close()
         await self._states.close()
         await self._store.close()
 
     # --- coming, changing, going --------------------------------------------------------------
 
-    async def put(self, application: Application, *, replace: bool = False) -> Running:
+    async def put(self, application: Application, *, replace: bool = False) -> LiveApplication:
         """Add an application, or change one. It keeps what it has learned unless its policy changes.
 
         Raises:
@@ -190,22 +190,22 @@ class Applications:
             self._journal.forget(name, context)
             return self._states.forget(name, context) or stored
 
-    def _known(self, name: str) -> Running:
+    def _known(self, name: str) -> LiveApplication:
         running = self._running.get(name)
         if running is None:
             raise UnknownModelError(f"there is no application {name}")
         return running
 
-    def _make(self, application: Application, revision: int) -> Running:
+    def _make(self, application: Application, revision: int) -> LiveApplication:
         policy = make_policy(application.policy, application.options, others=self._plugins)
         if application.combination is Rule.ONE and not policy.chooses_one:
             raise ConfigError(
                 f"application {application.name}: combination one: found policy {application.policy}, expected"
                 " one that chooses one model"
             )
-        return Running(application, policy, revision)
+        return LiveApplication(application, policy, revision)
 
-    def _check_models(self, running: Running) -> None:
+    def _check_models(self, running: LiveApplication) -> None:
         application = running.application
         models = [self._catalogue.find(model) for model in application.models]
         for name, model in zip(application.models, models, strict=True):
@@ -218,7 +218,7 @@ class Applications:
         for name, reason in running.misfits.items():
             raise ModelError(f"application {application.name}: model {name} does not fit: {reason}")
 
-    def _retire(self, running: Running, *, keep_states: bool) -> None:
+    def _retire(self, running: LiveApplication, *, keep_states: bool) -> None:
         running.retired = True
         name = running.application.name
         # Queries to the old revision cannot teach the new one.
@@ -228,20 +228,20 @@ class Applications:
 
     # --- looking and asking -------------------------------------------------------------------
 
-    def find(self, name: str) -> Running | None:
+    def find(self, name: str) -> LiveApplication | None:
         """Find the application of a name."""
         return self._running.get(name)
 
     @property
-    def all(self) -> list[Running]:
+    def all(self) -> list[LiveApplication]:
         """All applications, sorted by name."""
         return [self._running[name] for name in sorted(self._running)]
 
-    def shape(self, running: Running) -> Shape | None:
+    def shape(self, running: LiveApplication) -> Shape | None:
         """Inputs and outputs of an application; None while no worker has described any of its models."""
         return running.look_at([self._catalogue.find(m) for m in running.application.models])
 
-    def state(self, running: Running) -> ModelState:
+    def state(self, running: LiveApplication) -> ModelState:
         """State of an application: READY when one of its models is."""
         if self.shape(running) is None:
             return ModelState.LOADING
@@ -249,7 +249,7 @@ class Applications:
         ready = any(m is not None and self._catalogue.state(m) is ModelState.READY for m in models)
         return ModelState.READY if ready else ModelState.UNAVAILABLE
 
-    async def weights(self, running: Running, context: str) -> tuple[dict[str, float], str]:
+    async def weights(self, running: LiveApplication, context: str) -> tuple[dict[str, float], str]:
         """Weights and remark of a context's state, or of the global one where it has none.
 
         Raises:
@@ -264,11 +264,11 @@ class Applications:
 
     def cache_statistics(self) -> CacheStatistics:
         """Statistics of the prediction cache, which all applications share."""
-        return self._answering.cache_statistics()
+        return self._queries.cache_statistics()
 
     async def answer(
         self,
-        running: Running,
+        running: LiveApplication,
         inputs: Sequence[Buffer],
         *,
         arrival_ns: int,
@@ -281,7 +281,7 @@ class Applications:
         Raises:
             RefusedError: there is neither an answer in time nor a default.
         """
-        return await self._answering.answer(
+        return await self._queries.answer(
             running, inputs, arrival_ns=arrival_ns, slo_ns=slo_ns, context=context, tenant=tenant
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from clockwright.errors import StoreError
 from controller.selection.core.contexts import GLOBAL, Contexts
-from controller.selection.live_application import Running
+from controller.selection.live_application import LiveApplication
 from controller.selection.stores import Store
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _SLICE = 500
 class _Held:
     """A context's state, and the revision of the application that it belongs to."""
 
-    running: Running
+    running: LiveApplication
     state: Any
 
     def record(self) -> dict[str, Any]:
@@ -43,8 +43,8 @@ class _Held:
         }
 
 
-class States:
-    """The states of all contexts; each application's global one is its `Running.state`."""
+class ContextStates:
+    """The states of all contexts; each application's global one is its `LiveApplication.state`."""
 
     def __init__(self, store: Store, *, capacity: int) -> None:
         """Start empty, with room for `capacity` states in memory."""
@@ -71,7 +71,7 @@ class States:
 
     # --- reading ------------------------------------------------------------------------------
 
-    async def read(self, running: Running, context: str) -> Any:  # noqa: ANN401
+    async def read(self, running: LiveApplication, context: str) -> Any:  # noqa: ANN401
         """Read the state of a context; the global one where it has none.
 
         No other task runs between the end of this and the caller's next `await`.
@@ -98,7 +98,7 @@ class States:
             held = self._in_memory(running, context)
         return running.state if held is None else held.state
 
-    async def read_in_time(self, running: Running, context: str, limit_s: float) -> Any:  # noqa: ANN401
+    async def read_in_time(self, running: LiveApplication, context: str, limit_s: float) -> Any:  # noqa: ANN401
         """Read the state of a context; the global one where it has none or the store is too slow."""
         if not context or not running.policy.per_context:
             return running.state
@@ -112,7 +112,7 @@ class States:
         except (TimeoutError, StoreError):
             return running.state
 
-    async def restore(self, running: Running) -> None:
+    async def restore(self, running: LiveApplication) -> None:
         """Give an application the global state that the store has of it.
 
         Raises:
@@ -132,7 +132,7 @@ class States:
         """Number of changes that are not known to be written."""
         return self._contexts.num_dirty
 
-    def _in_memory(self, running: Running, context: str) -> _Held | None:
+    def _in_memory(self, running: LiveApplication, context: str) -> _Held | None:
         held = self._contexts.find(running.application.name, context)
         if not isinstance(held, _Held) or held.running is running:
             return held
@@ -144,7 +144,7 @@ class States:
 
     # --- changing -----------------------------------------------------------------------------
 
-    def set(self, running: Running, context: str, state: Any) -> None:  # noqa: ANN401
+    def set(self, running: LiveApplication, context: str, state: Any) -> None:  # noqa: ANN401
         """Take in a new state, also a global one, to be written."""
         self._contexts.set(running.application.name, context, _Held(running, state))
 
@@ -204,7 +204,7 @@ class States:
             log.info("the selection store is back; changes lost since the start: %d", lost)
 
 
-def _restored(running: Running, record: Mapping[str, Any] | None) -> _Held | None:
+def _restored(running: LiveApplication, record: Mapping[str, Any] | None) -> _Held | None:
     """Restore the state in a record; None: there is none, or none of this policy and version."""
     if record is None:
         return None
@@ -219,7 +219,7 @@ def _restored(running: Running, record: Mapping[str, Any] | None) -> _Held | Non
         return None
 
 
-def migrated(running: Running, state: Any) -> Any:  # noqa: ANN401
+def migrated(running: LiveApplication, state: Any) -> Any:  # noqa: ANN401
     """Turn a state of another revision with the same policy into one for this revision's models."""
     policy = running.policy
     try:

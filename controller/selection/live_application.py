@@ -29,7 +29,7 @@ class QueryCounts:
     feedbacks: Counter[str] = field(default_factory=Counter)
 
 
-class Running:
+class LiveApplication:
     """One revision of one application."""
 
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:

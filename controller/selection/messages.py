@@ -11,7 +11,7 @@ from controller.selection.applications import Applications
 from controller.selection.core.application import Application
 from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem
-from controller.selection.live_application import Running
+from controller.selection.live_application import LiveApplication
 
 
 def read_application(message: pb.Application) -> Application:
@@ -77,7 +77,7 @@ def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
 
 
 async def application_info(
-    applications: Applications, running: Running, context: str
+    applications: Applications, running: LiveApplication, context: str
 ) -> pb.ApplicationInfo:
     """Describe an application, with the weights of a context, or the global ones where it has none."""
     state = applications.state(running)

@@ -18,7 +18,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.catalogue import Catalogue, Entry
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
-from controller.selection.context_states import States
+from controller.selection.context_states import ContextStates
 from controller.selection.core.cache import CacheStatistics, PredictionCache
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
@@ -26,7 +26,7 @@ from controller.selection.core.journal import Journal, Record
 from controller.selection.core.query import Candidate, Choice, Combined, Prediction, Query, Service
 from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble
-from controller.selection.live_application import Running
+from controller.selection.live_application import LiveApplication
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
 
@@ -61,7 +61,7 @@ class Answered:
 class _Open:
     """A query that has no answer yet."""
 
-    running: Running
+    running: LiveApplication
     context: str
     inputs: Sequence[Buffer]
     arrival_ns: int
@@ -77,7 +77,7 @@ class _Open:
     reason: str = ""
 
 
-class Answering:
+class Queries:
     """Answers queries to all applications."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Answering:
         runtime: Runtime,
         catalogue: Catalogue,
         config: SelectionConfig,
-        states: States,
+        states: ContextStates,
         journal: Journal,
     ) -> None:
         """Ask through a runtime, choose by the `states`, and note every answer in the `journal`."""
@@ -114,7 +114,7 @@ class Answering:
 
     async def answer(
         self,
-        running: Running,
+        running: LiveApplication,
         inputs: Sequence[Buffer],
         *,
         arrival_ns: int,

@@ -579,7 +579,7 @@ def test_a_shadow_is_compared_but_never_answers(tmp_path: Path) -> None:
             assert answered.parameters["models"] == "right"
             await until(lambda: len(app.worker.held) == 1)
             app.worker.release()
-            await until(lambda: not app.applications._answering._shadowing)
+            await until(lambda: not app.applications._queries._shadowing)
             result = await app.teach(answered, label=1)
             assert result.losses == {"right": 0.0, "wrong": 1.0}
 
