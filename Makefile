@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 FIGURES := fig2 fig5 fig6 fig7 fig8 fig9 scale simspeed
 FIGURES += clipper_fig3 clipper_fig4 clipper_fig5 clipper_fig6
 FIGURES += clipper_fig7 clipper_fig8 clipper_fig9 clipper_fig10
+# The two pictures of README, simulated, in a minute.
+FIGURES += overload lanes
 # Live runs beside simulated ones: ten minutes on a machine with nothing else to do.
 FIGURES += truth
 # `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
