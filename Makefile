@@ -43,6 +43,11 @@ bench: $(STAMP)
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
 
+# The page of all results, from their records; a test compares.
+.PHONY: results-page
+results-page: $(STAMP)
+	@$(BIN)/python -m experiments.results_page
+
 # A live application whose best model is replaced by a bad version and then repaired.
 .PHONY: poisoned
 poisoned: $(STAMP)
