@@ -175,8 +175,8 @@ def draw(points: Sequence[Point], capacity: float, setting: Setting, target: Pat
         axes.set_xlabel("requests offered, as a multiple of what the GPU can do", fontsize=14)
         axes.set_ylabel(f"answers within {setting.slo_ms} ms, per second", fontsize=14)
         axes.set_title(
-            "Asked for more than a GPU can do, servers that queue answer nobody in time.\n"
-            "Clockwright refuses early what would be late, and answers the rest.",
+            "Asked for more than a GPU can do, a server that queues answers nobody in time.\n"
+            "Clockwright refuses early what would be late, and answers the rest (simulated).",
             fontsize=14, loc="left", fontweight="bold", x=-0.085,
         )  # fmt: skip
         axes.legend(
