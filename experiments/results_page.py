@@ -36,7 +36,7 @@ class Figure(float):
         if spec.startswith("most"):
             digits = int(spec[4:])
             unit = 10 ** (math.floor(math.log10(self)) + 1 - digits)
-            return f"{math.ceil(self / unit) * unit:.{digits}g}"
+            return f"{math.ceil(round(self / unit, 9)) * unit:.{digits}g}"
         return super().__format__(spec)
 
 
