@@ -42,6 +42,7 @@ bench: $(STAMP)
 
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
+	@$(BIN)/python -m experiments.results_page
 
 # The page of all results, from their records; a test compares.
 .PHONY: results-page
