@@ -46,7 +46,7 @@ from clockwright.errors import ConfigError, Refusal
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
-from traces.arrivals import ClosedLoop, Request, Workload
+from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
 
 REQUEST_COLUMNS = (
     "request_id", "model_id", "loop", "slo_ns", "due_ns", "sent_ns", "departure_ns", "outcome",
@@ -258,7 +258,7 @@ class _Driver:
             num_late=int(np.count_nonzero(lateness > LATENESS_NS_MAX)),
         )
 
-    async def _open(self, request: Request) -> None:
+    async def _open(self, request: WorkloadRequest) -> None:
         sent_ns = self._now_ns()
         late_ns = sent_ns - request.time_ns
         self.lateness_ns.append(late_ns)
@@ -348,11 +348,11 @@ async def _messages(address: str, workload: Workload) -> list[_Message]:
     return messages
 
 
-def _in_lists(workload: Workload) -> Iterator[list[Request]]:
+def _in_lists(workload: Workload) -> Iterator[list[WorkloadRequest]]:
     """Give open-loop requests some thousands at a time."""
     for arrivals in workload.arrivals():
         rows = zip(*(column.tolist() for column in arrivals), strict=True)
-        yield list(map(Request._make, rows))
+        yield list(map(WorkloadRequest._make, rows))
 
 
 @contextlib.asynccontextmanager
