@@ -1,11 +1,23 @@
 """Clockwright: serving deep networks with latency you can promise.
 
-This package is the shared vocabulary (identifiers, actions, errors, the wire) and what users import:
+Users import their client from here:
 
     from clockwright import Client
 
     with Client("127.0.0.1:8001") as client:
         result = client.infer("resnet50", images, slo_ms=25)
+
+All other packages import their vocabulary from here, and it imports none of them:
+
+    client, operator, statuses      the two kinds of clients, and their exceptions
+    channel                         options of every channel to a server
+    wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
+    actions                         what a controller asks of a worker, and what comes back
+    tensors, containers             shapes and datatypes; the declaration of a model that is code
+    errors, units                   every exception; identifiers and units of time
+    process                         memory, garbage and the end of a process
+    v1                              stubs, generated from proto/
+    cli                             the command line; the other packages bring commands of their own
 """
 
 from __future__ import annotations

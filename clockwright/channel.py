@@ -1,9 +1,9 @@
-"""What every gRPC channel of ours is opened with, whoever opens it."""
+"""The options with which every gRPC channel of this project is opened."""
 
 OPTIONS = (
-    # The sender knows what it sends; what a server takes is the server's to limit.
+    # No limit here: a server limits the messages that it takes.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    # What the environment has for browsers (http_proxy) is no way to a server with milliseconds.
+    # The environment's http_proxy is meant for browsers; it is no way to a server that has milliseconds.
     ("grpc.enable_http_proxy", 0),
 )

@@ -26,8 +26,7 @@ from clockwright.v1 import inference_pb2 as pb
 _PREFIX = "/inference.GRPCInferenceService/"
 _FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 
-# The server bounds what it takes; the client takes what it gets.
-# An answer or a refusal comes about when the SLO ends; this much later the server is taken for dead.
+# An answer or a refusal comes at about the end of the SLO. The server is taken for dead this much later.
 _GRACE_S = 10.0
 
 _DATATYPES = {
@@ -54,47 +53,47 @@ Inputs = Mapping[str, Array] | Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InferResult:
-    """What a model answered."""
+    """A model's answer, or an application's."""
 
     model_name: str
     model_version: str
-    #: By name; shape (rows, ...), read-only.
+    #: Arrays by output name; shape (rows, ...), read-only.
     outputs: dict[str, Array]
-    #: Where the time went, in microseconds, and on what; empty unless asked for with `explain`. Of an
-    #: application always: `query_id`, `confidence`, `weight_mass`, `models` that answered, those
-    #: `missing`, whether it is the `default`, and then the `default_reason`.
+    #: A model says here how long each step took, in microseconds, if `explain` asks for it. An application
+    #: always says: `query_id`, `confidence`, `weight_mass`, the `models` that answered, those `missing`,
+    #: whether the answer is the `default`, and then the `default_reason`.
     explanation: dict[str, bool | int | float | str]
 
     @property
     def query_id(self) -> str:
-        """By which feedback is given; empty: a model answered, not an application."""
+        """Id by which feedback is given; empty: a model answered, not an application."""
         return str(self.explanation.get("query_id", ""))
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What is known of an application's answer: the true label, or how good the answer was."""
+    """A verdict on an application's answer: either the true label, or how good the answer was."""
 
     query_id: str
     label: int | None = None
-    #: 0 to 1.
+    #: How good the answer was, from 0 to 1.
     reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class FeedbackOutcome:
-    """What a feedback has changed."""
+    """The outcome of one feedback."""
 
     query_id: str
     #: APPLIED; UNINFORMATIVE: it says nothing about any model; DUPLICATE: there was one before;
     #: UNKNOWN: no such answer, or too long ago; FAILED: it may be given again. Only the first has changed
     #: anything.
     status: str
-    #: Of each model of which something follows, 0 to 1.
+    #: Loss, 0 to 1, of each model about which the feedback says something.
     losses: dict[str, float]
-    #: Of the application's models afterwards, for this context.
+    #: Weights of the application's models afterwards, for the query's context.
     weights: dict[str, float]
-    #: Why it has failed.
+    #: Why it has FAILED; empty otherwise.
     message: str = ""
 
 
@@ -298,8 +297,8 @@ class AsyncClient:
 
 
 def _timeout_s(slo_ms: float | None) -> float | None:
-    # Without an SLO there is no deadline either: the server would take it for one.
-    # One that is no number of seconds is left to the server, which says so.
+    # Without an SLO there is no RPC deadline either: the server would take it for an SLO. An SLO that is no
+    # number of seconds is left to the server, which says so.
     if slo_ms is None or not math.isfinite(slo_ms):
         return None
     return max(slo_ms, 0.0) / 1000 + _GRACE_S
@@ -335,7 +334,7 @@ def _encode_request(
         tensors.append(
             pb.ModelInferRequest.InferInputTensor(name=name, datatype=datatype, shape=array.shape)
         )
-        # A view where the array lies as the wire wants it: little-endian and row-major.
+        # This copies only an array that is not little-endian and row-major already, as the wire wants it.
         flat = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).reshape(-1)
         buffers.append(flat.view(np.uint8).data)
     header = pb.ModelInferRequest(model_name=model, inputs=tensors, parameters=parameters)

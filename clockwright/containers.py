@@ -1,4 +1,4 @@
-"""What `config.toml` declares of a model that is code: the table `[container]`.
+"""The declaration of a model that is code: table `[container]` of `config.toml`.
 
     [container]
     load = "model.py"                 # a file beside it in the version folder, or "package.module:name"
@@ -24,11 +24,11 @@ CONFIG_FILE = "config.toml"
 #: Suffixes of files that can be loaded. All of them run code when they are: pickles too.
 LOADABLE_SUFFIXES = (".py", ".joblib", ".pkl", ".pickle")
 
-# numpy, which a container's rows are, has no type for it.
+# A container's rows are numpy arrays, and numpy has no BF16.
 _DATATYPES = tuple(name for name in DATATYPE_BYTES if name != "BF16")
 _SPEC = re.compile(r"([A-Z0-9]+)\[([0-9, ]*)\]")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
-# Beyond these a value is a slip of the pen, not a wish.
+# A value beyond these is a slip of the pen, not a wish.
 _DIMENSION_MAX = 2**31
 _REPLICAS_MAX = 256
 _TIME_LIMIT_S_MAX = 3600.0
@@ -40,11 +40,12 @@ class ContainerSpec:
 
     #: A file of the version folder, or an import path `package.module:name`.
     load: str
-    #: Called with the rows: a function of a `.py` file, a method of anything else that is not callable.
+    #: Name of what is called with the rows: a function of a `.py` file, or a method of an object that is
+    #: not callable itself.
     method: str = "predict"
-    #: In the order of the arguments.
+    #: One row's tensors, in the order of the arguments.
     inputs: tuple[TensorSpec, ...]
-    #: In the order of what it returns.
+    #: One row's tensors, in the order of the returned values.
     outputs: tuple[TensorSpec, ...]
     #: A batch that takes longer hangs: the process is killed and started again. Too small: a slow
     #: batch costs a restart. Too large: a hang holds everything up that waits behind it; above the
@@ -60,7 +61,7 @@ class ContainerSpec:
 
 
 def latest_version(folder: Path) -> str:
-    """The highest number among a model folder's version folders, which is the one that is served.
+    """Find the highest number among a model folder's version folders; that version is served.
 
     Raises:
         ModelError: there is none.

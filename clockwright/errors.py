@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 
 class ClockwrightError(Exception):
-    """Base of all."""
+    """Base of all exceptions of this project."""
 
 
 class ConfigError(ClockwrightError):
@@ -61,11 +61,11 @@ class Refusal(enum.Enum):
     INFEASIBLE = "INFEASIBLE"
     #: The weights are not resident and cannot be loaded in time.
     COLD = "COLD"
-    #: The work ahead of it takes too long.
+    #: The work ahead of the request takes too long.
     OVERLOADED = "OVERLOADED"
-    #: It was predicted to be in time and was not.
+    #: The answer was predicted to be in time and was not.
     LATE = "LATE"
-    #: The worker that had it vanished, and no other could take it in time.
+    #: The worker that had the request vanished, and no other could answer in time.
     WORKER_LOST = "WORKER_LOST"
     #: No worker can serve the model.
     NO_WORKER = "NO_WORKER"
@@ -88,5 +88,5 @@ class RefusedError(ClockwrightError):
         super().__init__(f"{refusal.value}: {message}")
         self.refusal = refusal
         self.message = message
-        #: What was predicted, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
+        #: Times behind the refusal, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
         self.figures = dict(figures or {})

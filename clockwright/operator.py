@@ -1,4 +1,4 @@
-"""The operator's end of `ControlService`: one call per method, errors as exceptions with one sentence."""
+"""The operator's end of `ControlService`: each method is one call, each error one sentence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 
-# Looking takes milliseconds; a server that is silent for longer is not well.
+# Looking takes milliseconds. A server that is silent for this long is not well.
 _LOOK_LIMIT_S = 30.0
 
 _CHUNK_BYTES = 1 << 20
@@ -34,21 +34,21 @@ class Operator:
         self._stub: Any = pb_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def status(self) -> pb.StatusResponse:
-        """Totals."""
+        """Ask for the controller's totals."""
         response: pb.StatusResponse = self._call(
             self._stub.Status, pb.StatusRequest(), limit_s=_LOOK_LIMIT_S
         )
         return response
 
     def workers(self) -> list[pb.WorkerInfo]:
-        """All workers."""
+        """List all workers."""
         response: pb.ListWorkersResponse = self._call(
             self._stub.ListWorkers, pb.ListWorkersRequest(), limit_s=_LOOK_LIMIT_S
         )
         return list(response.workers)
 
     def models(self) -> list[pb.ModelInfo]:
-        """All models, by name."""
+        """List all models, sorted by name."""
         response: pb.ListModelsResponse = self._call(
             self._stub.ListModels, pb.ListModelsRequest(), limit_s=_LOOK_LIMIT_S
         )
@@ -108,7 +108,7 @@ class Operator:
         )
 
     def applications(self, name: str = "", *, context: str = "") -> list[pb.ApplicationInfo]:
-        """All applications, or one; with the weights of a context, or the global ones."""
+        """List all applications, or one, with the weights of a context, or the global ones."""
         response: pb.ListApplicationsResponse = self._call(
             self._stub.ListApplications,
             pb.ListApplicationsRequest(name=name, context=context),
@@ -151,7 +151,8 @@ def _upload(
     for path in paths:
         relative = path.relative_to(folder).as_posix()
         with path.open("rb") as file:
-            # A message for the name even of an empty file. That of the model counts in the first only.
+            # Even an empty file gets a message, for its path. The model's name counts in the first message
+            # only.
             yield pb.AddModelRequest(model_id=name, replace=replace, path=relative)
             while chunk := file.read(_CHUNK_BYTES):
                 yield pb.AddModelRequest(content=chunk)

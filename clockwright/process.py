@@ -1,4 +1,4 @@
-"""How our processes treat memory and garbage, and how they end with those that started them."""
+"""Settings of our processes for memory and garbage, and their end with the process that started them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import signal
 import sys
 from contextlib import suppress
 
-# A request leaves cycles of five objects behind, gRPC's own. What a collection costs is what it finds,
-# so rare ones save nothing and stop the process for long: 50,000 objects took 25 to 80 ms, every 4 s at
-# 1,200 requests/s; 2,000 take 1 to 2 ms, at the same rate of requests. Old objects are mostly rows of
+# A request leaves cycles of five objects behind, all of them gRPC's. A collection costs as much as it finds,
+# so rare collections save nothing and stop the process for long: 50,000 objects took 25 to 80 ms, every 4 s
+# at 1,200 requests/s; 2,000 take 1 to 2 ms, at the same rate of requests. Old objects are mostly rows of
 # telemetry, not garbage, and are looked at every five million.
 _COLLECT_AFTER = (2_000, 10, 250)
-
 
 _PR_SET_PDEATHSIG = 1
 
@@ -22,10 +21,11 @@ _PR_SET_PDEATHSIG = 1
 def end_with(parent_pid: int, number: signal.Signals) -> None:
     """Have the kernel send this process a signal when the thread that started it is gone.
 
-    Other systems than Linux have no such thing, and nothing happens.
+    Only Linux can do this; on other systems nothing happens. If the parent has died already, this process
+    exits at once.
 
     Args:
-        parent_pid: of the process that started this one; exits when it has died before this call.
+        parent_pid: process id of the parent, which started this process.
         number: the signal.
     """
     with suppress(OSError, AttributeError):
@@ -35,7 +35,7 @@ def end_with(parent_pid: int, number: signal.Signals) -> None:
 
 
 def how_it_ended(status: int) -> str:
-    """A process's exit status in words; negative ones are signals, as `subprocess` has it."""
+    """Say a process's exit status in words; negative ones are signals, as `subprocess` has them."""
     if status == 0:
         return "has left"
     if status > 0:
@@ -50,8 +50,7 @@ def keep_big_blocks() -> None:
     """Have glibc keep freed blocks of megabytes instead of giving them back to the kernel.
 
     A tensor message is allocated and freed per request, and glibc maps and unmaps blocks above
-    128 KiB anew each time, so that every page faults again. Other C libraries have no `mallopt` and
-    are left alone.
+    128 KiB anew each time, so that every page faults again. C libraries without `mallopt` are left alone.
     """
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3
     with suppress(OSError, AttributeError):

@@ -1,6 +1,6 @@
-"""A call's gRPC status as an exception: what `Client`, `AsyncClient` and `Operator` raise.
+"""Turns a call's gRPC status into the exception that `Client`, `AsyncClient` and `Operator` raise.
 
-The other way round it is `controller/front/statuses.py`.
+`controller/front/statuses.py` goes the other way.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from clockwright.errors import (
 
 
 def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grpc's two kinds share no typed base
-    """Say what became of a call.
+    """Make the exception for a call that failed.
 
     Args:
-        error: `grpc.RpcError` of a call, or of a call of grpc.aio.
-        address: that was called.
+        error: the call's `grpc.RpcError`, or that of grpc.aio.
+        address: the address that was called.
     """
     refused = _refused(error)
     if refused is not None:
@@ -42,7 +42,7 @@ def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grp
         case grpc.StatusCode.INVALID_ARGUMENT:
             return BadRequestError(text)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            # gRPC itself: the message is longer than the server takes.
+            # gRPC itself says this, when the message is longer than the server takes.
             return BadRequestError(f"the request is too big: {text}")
         case grpc.StatusCode.NOT_FOUND:
             return UnknownModelError(text)

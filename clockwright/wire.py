@@ -1,4 +1,4 @@
-"""Actions and results to and from `worker.proto`, both directions, nothing else.
+"""Actions and results to and from `worker.proto`, in both directions, and nothing else.
 
 `shift_ns` is added to every time on the way out or in: the controller's end of the link passes the
 worker's clock offset, the worker passes nothing.
@@ -22,7 +22,7 @@ from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 
-# A worker of another version is refused by name; there is no negotiation.
+# A worker of another version is refused and told both versions; there is no negotiation.
 PROTOCOL_VERSION = 1
 
 # Field numbers of `payload` and `next` in both envelopes.

@@ -24,14 +24,14 @@ _EPSILON = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class BertVariant:
-    """What sets one encoder apart from another."""
+    """Sizes in which the encoders differ."""
 
     layers: int
-    #: Of a token's vector; a multiple of the 64 of one attention head.
+    #: Length of a token's vector; a multiple of 64, the length for one attention head.
     width: int
 
 
-#: The published ones (Turc et al., 2019), by name.
+#: The published encoders (Turc et al., 2019), by name.
 VARIANTS = {
     "bert_tiny": BertVariant(2, 128),
     "bert_mini": BertVariant(4, 256),
@@ -117,7 +117,7 @@ def _gelu(graph: Graph, x: Value) -> Value:
 
 
 def _reshape(graph: Graph, x: Value, shape: tuple[int, ...]) -> Value:
-    # 0 leaves the batch as it is.
+    # In a reshape, 0 leaves the batch dimension as it is.
     sizes = graph.op(
         "Constant", shape=(len(shape) + 1,), datatype=TensorProto.INT64, value_ints=[0, *shape]
     )

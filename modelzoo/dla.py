@@ -24,7 +24,7 @@ from modelzoo.layers import (
 _STEM = (16, 16, 32)
 # Channels of the levels that are trees, and how many trees are nested in each.
 _LEVELS = ((64, 1), (128, 2), (256, 2), (512, 1))
-# Of a block's last convolution; residual blocks follow one another through all the levels.
+# Gain of a block's last convolution. Residual blocks follow one another through all the levels.
 _GAIN = 1.0 / sqrt(2 * sum(1 << (depth - 1) for _, depth in _LEVELS))
 
 

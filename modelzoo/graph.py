@@ -28,7 +28,7 @@ class Value:
     """A tensor flowing through the graph."""
 
     name: str
-    #: Of one row: the batch dimension comes before it.
+    #: Shape of one row; the batch dimension comes before it.
     shape: tuple[int, ...]
     datatype: int = TensorProto.FLOAT
 

@@ -12,7 +12,7 @@ from math import prod, sqrt
 
 from modelzoo.graph import Graph, Value
 
-# Keeps the mean square through a ReLU, which halves it (He et al., 2015).
+# Gain that keeps the mean square through a ReLU, which halves it (He et al., 2015).
 RELU_GAIN = sqrt(2.0)
 _BIAS_STD = 0.05
 _NORM_STD = 0.1

@@ -1,4 +1,4 @@
-"""How long each architecture takes on some device: the seed of every estimate, and all a modelled device knows.
+"""Durations of each architecture on some device: they seed every estimate, and a modelled device runs by them.
 
 A profile comes from the paper (`table1`), from a file that a worker measured, or from a bare
 duration such as `10ms`. The file is JSON::
@@ -28,15 +28,15 @@ from pathlib import Path
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
 
-#: The name of the row that serves every model not named.
+#: Name of the row for all models that have none of their own.
 ANY_MODEL = "*"
 
 # An action of more than an hour is a mistaken unit. Without a bound, one such row would also
 # overflow the wire's int64 as soon as durations are added.
 _LONGEST_NS = 3_600 * NS_PER_S
-# Far above any device's memory, far below what overflows.
+# More bytes than any device has, and far fewer than would overflow.
 _MOST_BYTES = 1 << 50
-# Batches of more rows than this are a mistyped duration.
+# A larger batch size is a mistyped duration.
 _LARGEST_BATCH = 1 << 16
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
@@ -47,16 +47,16 @@ _EXPECTED = "`table1`, the path of a profile (JSON), or a duration such as 10ms,
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """What one architecture costs."""
+    """Sizes and durations of one architecture."""
 
     name: str
-    #: The weights as they are copied to the device; pages follow from `units.PAGE_BYTES`.
+    #: Size of the weights as they are copied to the device; pages follow from `units.PAGE_BYTES`.
     weights_bytes: int
-    #: One LoadWeights, host to device.
+    #: Duration of a LoadWeights, from host to device.
     load_ns: int
-    #: One Infer's EXEC by batch size, in ascending order; the sizes that exist are its keys.
+    #: Duration of an Infer's EXEC by batch size, ascending. The keys are the sizes that exist.
     exec_ns: dict[int, int]
-    #: Of one row of a batch; 0 when the profile does not know.
+    #: Sizes of one row's inputs and outputs; 0 when the profile does not know.
     input_bytes: int = 0
     output_bytes: int = 0
 
@@ -74,7 +74,7 @@ class Profile:
     """A named set of rows."""
 
     name: str
-    #: By name; `*` serves every model not named.
+    #: Rows by name; `*` serves every model that is not named.
     rows: dict[str, ProfileRow]
     #: Where the numbers come from, in words.
     origin: str = ""
@@ -178,7 +178,7 @@ def _constant(spec: str, number: str, unit: str) -> Profile:
         raise ConfigError(
             f"duration {spec!r}: expected a whole number of ns, at most {_LONGEST_NS // NS_PER_S} s"
         )
-    # The only rows that may take no time: in a profile of many, a zero is a missing measurement, and
+    # Only these rows may take no time. In a profile of many rows a zero is a missing measurement, and
     # Clockwork's scheduler takes such a batch size for free.
     row = ProfileRow(
         name=ANY_MODEL,

@@ -34,17 +34,17 @@ from modelzoo.layers import (
 
 @dataclass(frozen=True, slots=True)
 class ResnetVariant:
-    """What sets one residual network apart from another."""
+    """Choices in which the residual networks differ."""
 
-    #: Residual blocks of each stage.
+    #: Number of residual blocks in each stage.
     blocks: tuple[int, ...]
-    #: 1x1, 3x3, 1x1 with four times as many channels out; else two 3x3.
+    #: A block is 1x1, 3x3 and 1x1 with four times as many channels out. Otherwise it is two 3x3.
     bottleneck: bool
     #: Normalise before, not after, each convolution.
     preactivation: bool = False
-    #: Channels of the stem's 3x3 convolutions; a 7x7 of 64 when empty.
+    #: Channels of the stem's 3x3 convolutions; empty: the stem is one 7x7 of 64.
     stem: tuple[int, ...] = ()
-    #: Of the first stage; each next one has twice as many.
+    #: Channels of the first stage. Each further stage has twice as many.
     width: int = 64
     #: A bottleneck's 3x3 has this share of its stage's width.
     inner_width: float = 1.0
@@ -52,7 +52,7 @@ class ResnetVariant:
     stride_in_first: bool = False
     pooled_shortcut: bool = False
     squeeze_excite: bool = False
-    #: In place of the 3x3; its stride is an average pool after it.
+    #: Split attention stands in place of the 3x3; its stride is an average pool after it.
     split_attention: bool = False
 
 
@@ -76,7 +76,7 @@ def _variants() -> dict[str, ResnetVariant]:
         variants[f"resnet{depth}_v1d"] = replace(v1b, stem=(32, 32, 64), pooled_shortcut=True)
         variants[f"resnet{depth}_v1s"] = replace(v1b, stem=(64, 64, 128))
         variants[f"resnet{depth}_v2"] = replace(v1b, preactivation=True)
-    # Pruned by their makers for speed, how is not known; these shares meet Table 1's weight sizes.
+    # Their makers pruned these for speed and did not say how. These shares give Table 1's weight sizes.
     for name, share in (
         ("50_tuned_1.8x", 0.885),
         ("101_tuned_1.9x", 0.818),
@@ -127,7 +127,7 @@ def winograd_classifier(name: str, variant: ResnetVariant) -> Graph:
     logits = dense(graph, global_pool(graph, x), 1000)
     extra = 0
     for stage, num_blocks in enumerate(variant.blocks):
-        # Of a basic block's two 3x3, the first has its stage's stride; so has a bottleneck's only one.
+        # The first 3x3 of a stage has the stage's stride, in basic blocks and in bottlenecks.
         num_kernels = (1 if variant.bottleneck else 2) * num_blocks - (1 if stage else 0)
         extra += num_kernels * (variant.width << stage) ** 2 * ((16 if stage else 36) - 9)
     row = (round(extra / 1000),)

@@ -9,7 +9,7 @@ from modelzoo.graph import Graph, Value
 from modelzoo.layers import add, conv, conv_relu, dense, global_pool, relu
 
 _MIDDLE_BLOCKS = 16
-# Of a block's last convolution; 20 blocks in all add to the sum.
+# Gain of a block's last convolution. 20 blocks in all add to the sum.
 _GAIN = 1.0 / sqrt(20)
 
 

@@ -1,10 +1,10 @@
-"""When requests arrive: open-loop sources, closed-loop clients, and the workload they make up.
+"""When requests arrive: open-loop sources, closed-loop clients, and the workload that they make up.
 
 A `Workload` is a value: it can be pickled, and the same value always gives the same requests. The
 simulator and the live client (`traces.replay`) are driven by the same one. Its open-loop requests come
-as an iterator in order of time, made window by window with numpy, so that memory is flat over hundreds
-of millions of them; its closed-loop clients are described, because when they ask depends on when they
-are answered.
+as an iterator in order of time. It is made window by window with numpy, so memory stays flat over hundreds
+of millions of requests. Its closed-loop clients are only described: when they ask depends on when they are
+answered.
 
 Each source draws from a generator of its own. Merging, slicing and adding sources therefore leave the
 arrivals of the others as they are.
@@ -26,16 +26,16 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Models: TypeAlias = Sequence[int] | npt.NDArray[np.integer]
 
-# Requests are made and sorted this much at a time: at the paper's 5,000 requests per second that is
-# 50,000 together, enough for numpy, little enough to start at once.
+# Requests of this long are made and sorted together. At the paper's 5,000 requests per second these are
+# 50,000: enough for numpy to pay, and few enough to start at once.
 WINDOW_NS = 10 * NS_PER_S
 NS_PER_MINUTE = 60 * NS_PER_S
 
 
 class WorkloadRequest(NamedTuple):
-    """One open-loop request. Plain ints: a NamedTuple costs the least to make of all records."""
+    """One open-loop request. A NamedTuple of plain ints costs the least to make of all records."""
 
-    #: Since the start of the workload.
+    #: When it is due, since the start of the workload.
     time_ns: int
     #: Position in the workload's `models`.
     model: int
@@ -53,7 +53,7 @@ class Arrivals(NamedTuple):
 class Chunk(NamedTuple):
     """Some arrivals of one source, in any order."""
 
-    #: Every arrival before this time has been given.
+    #: With this chunk, every arrival before this time has been given.
     covered_ns: int
     time_ns: Ints
     model: Ints
@@ -68,7 +68,7 @@ class Source(Protocol):
 
     @property
     def slo_ns(self) -> int:
-        """Of every request."""
+        """SLO of every request."""
 
     @property
     def begin_ns(self) -> int:
@@ -84,7 +84,7 @@ class Source(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of all that is random in it."""
+        """Seed of everything that is random in the source."""
 
     def chunks(self) -> Iterator[Chunk]:
         """Give all arrivals from `begin_ns` to `end_ns`; each call begins anew."""
@@ -180,7 +180,7 @@ class Bursty:
     models: Models
     #: Requests per second inside a burst, of all models together.
     rate_rps: float
-    #: Mean lengths.
+    #: Mean lengths of bursts and of pauses.
     burst_ns: int
     pause_ns: int
     slo_ns: int
@@ -235,7 +235,7 @@ class TraceReplay:
 
     #: Invocations; shape (function, minute).
     counts: npt.NDArray[np.int32]
-    #: Of each function.
+    #: Model of each function, by its position in the workload's `models`.
     models: npt.NDArray[np.integer]
     slo_ns: int
     begin_ns: int = 0
@@ -279,7 +279,7 @@ class EvenReplay:
 
     #: Invocations; shape (function, minute).
     counts: npt.NDArray[np.int32]
-    #: Of each function.
+    #: Model of each function, by its position in the workload's `models`.
     models: npt.NDArray[np.integer]
     slo_ns: int
     begin_ns: int = 0
@@ -325,9 +325,9 @@ class Recorded:
     lie anywhere in the minute after it, because together they would be one burst.
     """
 
-    #: In any order.
+    #: Times of the arrivals, in any order.
     times_ns: Ints
-    #: Of each arrival.
+    #: Model of each arrival, by its position in the workload's `models`.
     models: npt.NDArray[np.integer]
     slo_ns: int
     end_ns: int
@@ -369,22 +369,22 @@ class Slice:
 
     @property
     def models(self) -> Models:
-        """Those of the source."""
+        """Models of the whole source."""
         return self.source.models
 
     @property
     def slo_ns(self) -> int:
-        """That of the source."""
+        """SLO of the source."""
         return self.source.slo_ns
 
     @property
     def scale(self) -> float:
-        """That of the source."""
+        """Scale of the source."""
         return self.source.scale
 
     @property
     def seed(self) -> int:
-        """That of the source."""
+        """Seed of the source."""
         return self.source.seed
 
     @property
@@ -398,7 +398,7 @@ class Slice:
         return max(0, min(self.source.end_ns, self.to_ns) - self.from_ns)
 
     def chunks(self) -> Iterator[Chunk]:
-        """Draw what comes before as well: the arrivals are those of the whole."""
+        """Draw what comes before the slice too, so that its arrivals are those of the whole source."""
         for chunk in self.source.chunks():
             if chunk.covered_ns > self.from_ns:
                 inside = (chunk.time_ns >= self.from_ns) & (chunk.time_ns < self.to_ns)
@@ -454,9 +454,9 @@ class ClosedLoop:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Workload:
-    """What all clients do. A value: picklable, and the same value gives the same requests."""
+    """Requests of all clients together. A value: picklable, and the same value gives the same requests."""
 
-    #: Names, as clients and servers know them.
+    #: Names of the models, as clients and servers know them.
     models: tuple[str, ...]
     sources: tuple[Source, ...] = ()
     closed_loops: tuple[ClosedLoop, ...] = ()
@@ -598,9 +598,9 @@ class _Active:
 
 
 def _split(pending: list[Arrivals], until_ns: int) -> tuple[Arrivals, Arrivals]:
-    """Sort everything, and cut it at a time."""
+    """Sort all pending arrivals by time, and cut them at a time."""
     columns = [np.concatenate(column) for column in zip(*pending, strict=True)]
-    # Stable: requests of one instant keep the order of their sources.
+    # The sort is stable: requests of one instant keep the order of their sources.
     order = np.argsort(columns[0], kind="stable")
     columns = [column[order] for column in columns]
     cut = int(np.searchsorted(columns[0], until_ns))
@@ -626,7 +626,7 @@ def _advance(
     residual -= expected
     functions, positions = [who], [position / limit]
     while len(who):
-        # About as many gaps as the rest of the way needs; those who need more come round again.
+        # Draw about as many gaps as the rest of each way needs. A process that needs more comes round again.
         num = np.ceil(limit - position).astype(np.int64) + 1
         ends = np.cumsum(num)
         begins = ends - num

@@ -6,8 +6,8 @@ stand at 1, 61, 121, ... Files with some of the minutes only are read as well.
 
 2021 (Zhang et al., SOSP 2021): one row per invocation, `app, func, end_timestamp, duration`, in seconds.
 
-Both are read as plain text, `.xz` or `.gz`. Anything that does not fit raises TraceFormatError with file
-and line: a trace read wrongly gives figures that look right.
+Both are read as plain text, `.xz` or `.gz`. A line that does not fit raises TraceFormatError with file and
+number: a trace that is read wrongly gives figures that look right.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def read_azure_2019(path: Path) -> MinuteTrace:
 class InvocationTrace:
     """Single invocations, in order of their start."""
 
-    #: App and function, of everything that was invoked.
+    #: App and name of every function that was invoked.
     functions: tuple[tuple[str, str], ...]
-    #: Position in `functions`, of each invocation.
+    #: Each invocation's position in `functions`.
     function: npt.NDArray[np.int64]
-    #: Starts, since the start of the trace; from 0.
+    #: Start of each invocation, since the start of the trace; the first is 0.
     start_ns: npt.NDArray[np.int64]
     duration_ns: npt.NDArray[np.int64]
 
@@ -178,7 +178,7 @@ def _read_counts(
 ) -> npt.NDArray[np.int32]:
     try:
         with warnings.catch_warnings():
-            # What numpy cannot read to the end it warns of.
+            # If numpy cannot read the text to the end, it only warns.
             warnings.simplefilter("error")
             counts = np.fromstring(text, np.int64, sep=",")
     except (ValueError, DeprecationWarning):

@@ -1,9 +1,10 @@
 """Drive a live Clockwright with a workload, over gRPC.
 
-Open-loop requests leave when they are due, whatever became of those before; closed-loop clients ask
-again when they are answered, and after a refusal when what was refused would have been due, as
-Clockwork's clients did, or after a pause that is asked for. A client that is too slow would measure itself and call it the
-server, so how late each request left is recorded, and latency counts from when it was due.
+Open-loop requests leave when they are due, whatever happened to earlier ones. Closed-loop clients ask again
+when they are answered. After a refusal they wait until the refused request would have been due, as
+Clockwork's clients did, or for a pause that the caller sets. A client that is too slow would measure itself
+and take that for the server. So it is recorded how late each request left, and latency counts from when the
+request was due.
 
 With `requests_csv`, one row per request is written, in order of completion. All times are nanoseconds
 since the replay began, by the client's monotonic clock:
@@ -56,13 +57,13 @@ OK = "OK"
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 
-# A response comes about when the SLO ends; this much later the server is taken for dead.
+# A response comes at about the end of the SLO. The server is taken for dead this much later.
 _GRACE_S = 10.0
 
-# asyncio's timers have a resolution of 1 ms; a client later than a few of them does not keep up.
+# asyncio's timers have a resolution of 1 ms. A client that is later than a few of them does not keep up.
 LATENESS_NS_MAX = 5 * NS_PER_MS
 
-# Closed-loop clients do not hammer a server that is not there.
+# Pause of a closed-loop client when no server is there, so that it does not hammer the port.
 _RECONNECT_S = 0.1
 
 _Row = tuple[int, str, str, int, int, int, int, str]
@@ -72,9 +73,9 @@ _Row = tuple[int, str, str, int, int, int, int, str]
 class ReplayProgress:
     """How far a replay has come; given about once a second."""
 
-    #: Since it began.
+    #: Time since the replay began.
     elapsed_ns: int
-    #: Requests that have left, that have their response, and that were answered inside their SLO.
+    #: Numbers of requests that have left, that have their response, and that were answered in their SLO.
     num_sent: int
     num_done: int
     num_in_time: int
@@ -84,26 +85,26 @@ class ReplayProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """What the client saw. Latency is from when a request was due until its response was in hand."""
+    """The client's measurements. Latency is from when a request was due until its response was in hand."""
 
-    #: The workload's time 0 on this machine's monotonic clock, which is that of a controller beside it.
+    #: The workload's time 0 on this machine's monotonic clock, which is also the clock of a controller here.
     begin_ns: int
-    #: From the beginning until the last response.
+    #: Time from the beginning until the last response.
     elapsed_ns: int
-    #: Requests sent: open-loop and closed-loop.
+    #: Numbers of requests sent in open loop and in closed loops.
     num_open: int
     num_closed: int
-    #: Of all requests: "OK", the reason of a refusal, or the name of a gRPC status.
+    #: Number of requests by outcome: "OK", the reason of a refusal, or the name of a gRPC status.
     outcomes: dict[str, int]
-    #: Answered inside their SLO.
+    #: Number of requests that were answered inside their SLO.
     num_in_time: int
     #: `num_in_time` per second of the workload.
     goodput_rps: float
-    #: Of answered requests; 0 when there are none.
+    #: Latency of answered requests; 0 when there are none.
     latency_ns_p50: int
     latency_ns_p99: int
     latency_ns_max: int
-    #: How late open-loop requests left.
+    #: Time by which open-loop requests left too late.
     lateness_ns_p50: int
     lateness_ns_p99: int
     lateness_ns_max: int
@@ -112,12 +113,12 @@ class ReplayReport:
 
     @property
     def num_requests(self) -> int:
-        """All that were sent."""
+        """Number of all requests that were sent."""
         return self.num_open + self.num_closed
 
     @property
     def kept_up(self) -> bool:
-        """Hardly a request left late: what was measured is the server. At most one in a thousand."""
+        """Whether at most one request in a thousand left late, so that the server was measured."""
         return self.num_late * 1000 <= self.num_open
 
 
@@ -177,7 +178,7 @@ async def replay_async(
             driver = _Driver(
                 channel, workload.models, messages, refusal_pause_ns, keep_rows=file is not None
             )
-            # A collection of all that was made before would make requests late.
+            # A collection of the objects made before would make requests late.
             gc.collect()
             gc.freeze()
             stack.callback(gc.unfreeze)
@@ -192,11 +193,11 @@ class _Driver:
 
     channel: Any
     names: tuple[str, ...]
-    #: By model.
+    #: Message of each model, by its position in `names`.
     messages: list[_Message]
-    #: See `replay`.
+    #: Pause of a closed-loop client after a refusal; None: until the refused request would be due.
     refusal_pause_ns: int | None
-    #: Rows are wanted.
+    #: Every request leaves a row.
     keep_rows: bool
     rows: list[_Row] = field(default_factory=list)
     begin_ns: int = 0
@@ -204,17 +205,18 @@ class _Driver:
     num_closed: int = 0
     num_in_time: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    #: Of answered requests; of open-loop requests.
+    #: Latency of each answered request.
     latencies_ns: array[int] = field(default_factory=lambda: array("q"))
+    #: Lateness of each open-loop request.
     lateness_ns: array[int] = field(default_factory=lambda: array("q"))
     lateness_ns_max: int = 0
     _call: Any = None
 
     async def drive(self, workload: Workload) -> None:
-        """Send everything; return when the last response is there."""
+        """Send all requests; return when the last response is there."""
         self._call = self.channel.unary_unary(_INFER)
         chunks = _in_lists(workload)
-        # The first are made before the clock starts, the others beside the event loop.
+        # The first requests are made before the clock starts, the others beside the event loop.
         chunk = await asyncio.to_thread(next, chunks, None)
         self.begin_ns = time.monotonic_ns()
         async with asyncio.TaskGroup() as tasks:
@@ -229,7 +231,7 @@ class _Driver:
                 chunk = await following
 
     def progress(self) -> ReplayProgress:
-        """Say how far it has come."""
+        """Say how far the replay has come."""
         return ReplayProgress(
             elapsed_ns=self._now_ns() if self.begin_ns else 0,
             num_sent=self.num_open + self.num_closed,
@@ -239,7 +241,7 @@ class _Driver:
         )
 
     def report(self, duration_ns: int) -> ReplayReport:
-        """Sum up."""
+        """Sum up the whole replay."""
         latency, lateness = np.array(self.latencies_ns), np.array(self.lateness_ns)
         return ReplayReport(
             begin_ns=self.begin_ns,
@@ -300,7 +302,7 @@ class _Driver:
         return outcome
 
     async def _wait_until(self, time_ns: int) -> None:
-        # At least once, also when it is late: what is to be sent must get its turn in the loop.
+        # Sleep once even when it is late: tasks that send must get their turn in the loop.
         await asyncio.sleep(max(0, time_ns - self._now_ns()) / NS_PER_S)
         # Timers may ring up to a millisecond early.
         while (left_ns := time_ns - self._now_ns()) > 0:  # noqa: ASYNC110  a time is no event
@@ -312,11 +314,11 @@ class _Driver:
 
 @dataclass(slots=True)
 class _Message:
-    """A model's request, but for the SLO."""
+    """A request to a model, which lacks only its SLO."""
 
     name: str
     inputs: list[pb.ModelInferRequest.InferInputTensor]
-    #: Shared with all models of the same inputs.
+    #: Tensor bytes, shared by all models with the same inputs.
     payload: list[bytes]
     headers: dict[int, bytes] = field(default_factory=dict)
 
@@ -396,7 +398,7 @@ def _write(file: TextIO, rows: Iterable[Sequence[object]]) -> None:
 
 
 def _reason(error: Any) -> str:  # noqa: ANN401  grpc's stubs do not know its metadata
-    """Name what went wrong: the refusal that the server attached, or the status."""
+    """Name the reason of a failure: the refusal that the server attached, or else the status."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             info = error_details_pb2.ErrorInfo()

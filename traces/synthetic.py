@@ -1,6 +1,7 @@
 """A generator of traces like that of Azure Functions 2019, calibrated on its published figures.
 
-For who does not have the trace. It starts from `azure2019_calibration.json` and from nothing else:
+It serves when the trace itself is not at hand. It starts from `azure2019_calibration.json` and from nothing
+else:
 
 1. Functions. A function's total over 14 days is drawn, and what triggers it. The most popular hundredth
    makes 93 % of all invocations, and the plots of totals by trigger cannot resolve it (they end at a
@@ -37,23 +38,23 @@ DAY_MINUTES = 1440
 #: The published trace covers 14 days.
 SCOPE_MINUTES = 14 * DAY_MINUTES
 
-# Of the most popular functions; see above.
+# Share of functions that make up the head, as described above.
 _HEAD_FRACTION = 0.01
 
-# Minutes between firings, and firings per minute, of the 500-function sample's timers (the JSON's
-# timer_periods_500fn), and once a day: a fifth of all timers have a total of 14.
+# Minutes between firings of timers, in the 500-function sample (the JSON's timer_periods_500fn). A day is
+# added to them: a fifth of all timers have a total of 14.
 _PERIODS = np.array(
     [1 / 60, 1 / 30, 1 / 12, 1 / 6, 1 / 2, 1, 2, 3, 5, 10, 15, 20, 30, 60, 120, 1440]
 )
 
-# Timers that fire from minute 0, and how much of the swing over the minutes of an hour other functions
-# have. Found by matching the activity by minute of the hour of the 1,350-function sample: its peak of
-# 1.73 at minute 0 came out as 1.59 with 0.7 and as 1.76 with 0.9 and a swing of 0.8.
+# Share of timers that fire from minute 0, and the share of the swing over the minutes of an hour that other
+# functions have. Both are matched to the activity by minute of the hour in the 1,350-function sample: its
+# peak of 1.73 at minute 0 came out as 1.59 with 0.7, and as 1.76 with 0.9 and a swing of 0.8.
 _ON_THE_HOUR = 0.9
 _MINUTE_SWING = 0.5
 
-# Functions busier than this, per minute, have none of that swing: it alone would make them burstier
-# than such functions are.
+# Functions with more invocations per minute than this have none of that swing, which alone would make them
+# burstier than such functions are.
 _SWING_RATE_MAX = 10.0
 
 # Minutes that share a gamma factor. With 3, counts of bursty functions had a lag-1 autocorrelation of
@@ -81,11 +82,11 @@ def calibration() -> Calibration:
 class Population:
     """Functions, before any minute of them is drawn."""
 
-    #: Of each function.
+    #: Trigger of each function.
     triggers: tuple[str, ...]
-    #: Mean invocations in 14 days, of each function; at least 1.
+    #: Mean invocations of each function in 14 days; at least 1.
     totals: Floats
-    #: Minutes between firings; 0 for all but timers.
+    #: Minutes between firings of each function; 0 for all but timers.
     periods: Floats
 
 
@@ -106,7 +107,7 @@ def draw_population(num_functions: int, *, seed: int) -> Population:
     totals = np.empty(num_functions)
     totals[:num_head] = _head_totals(ranks)
     triggers = np.empty(num_functions, np.int64)
-    # No timer: the fastest known fires once a second, which is just below the head.
+    # No timer is in the head: the fastest known one fires once a second, which is just below it.
     head = np.where(np.array(names) == TIMER, 0.0, by_invocation)
     head /= head.sum()
     triggers[:num_head] = generator.choice(len(names), num_head, p=head)
@@ -205,12 +206,12 @@ def _body_totals(trigger: str, quantiles: Floats) -> Floats:
     table = calibration()["cdf_total_14d_by_trigger"]
     rows = np.array(table["rows"], np.float64)
     cdf = rows[:, table["columns"].index(trigger)]
-    # What the plot lacks at its end is the head, or its error of reading.
+    # The plot ends below 1. The rest is the head, or the plot's reading error.
     cdf = cdf / cdf[-1]
-    # The totals in (a, b] have the mass between their knots; 1 is the least there is.
+    # The totals in (a, b] have the mass between their knots. No total is below 1.
     knots = np.concatenate(([0.0], np.log(rows[:, 0])))
     drawn = np.exp(np.interp(quantiles, np.concatenate(([0.0], cdf)), knots))
-    # A hair less, because the logarithm of a whole number is not exact.
+    # Round up from a hair less, because the logarithm of a whole number is not exact.
     return np.maximum(1.0, np.ceil(drawn - 1e-6))
 
 
@@ -222,7 +223,7 @@ def _timer_periods(generator: np.random.Generator, totals: Floats) -> Floats:
     known = calibration()["timer_periods_500fn"]
     regular = sum(known.values()) - known["irregular"] - known["fewer than 3 firings in 8 h"]
     chosen = generator.random(len(raw)) < regular / (regular + known["irregular"])
-    # Beyond a day people choose days; the totals say which.
+    # Periods beyond a day are whole days, as people choose them; the totals say how many.
     snapped = chosen & (raw < 1.5 * DAY_MINUTES)
     return np.where(snapped, nearest, raw)
 
@@ -232,9 +233,9 @@ def _firings(
 ) -> Ints:
     """Firings of timers; shape (timer, minute)."""
     aligned = generator.random(len(periods)) < _ON_THE_HOUR
-    # A period is counted from midnight, or from a whole minute after it; shorter ones are even.
+    # A period is counted from midnight, or from a whole minute after it. Periods below a minute are even.
     phases = np.where(aligned, 0.0, np.floor(generator.random(len(periods)) * periods))
-    # Those that no hour holds a whole number of fire at any time.
+    # Irregular periods, which are not in the table, fire at any time.
     free = ~np.isin(periods, _PERIODS)
     phases = np.where(free, generator.random(len(periods)) * periods, phases)
     edges = np.concatenate((minutes, minutes[-1:] + 1)).astype(np.float64)

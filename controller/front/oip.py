@@ -76,7 +76,7 @@ class ParsedRequest:
 
 
 @dataclass(slots=True)
-class Target:
+class Servable:
     """A model as `read_request` needs it, or an application, which clients ask like a model."""
 
     name: str
@@ -86,22 +86,22 @@ class Target:
     outputs: tuple[TensorSpec, ...]
     #: Largest number of rows that a request may have.
     max_rows: int
-    #: Default latency objective of the target; None: the server's holds.
+    #: Default latency objective of the servable; None: the server's holds.
     slo_ns: int | None
-    #: Parameter `context` means something to the target. A model ignores it.
+    #: Parameter `context` means something to the servable. A model ignores it.
     has_contexts: bool = False
 
 
 @dataclass(slots=True)
 class Asked:
-    """A request that fits its target."""
+    """A request that fits its servable."""
 
     #: Id that the client gave the request, to be echoed; may be empty.
     request_id: str
     rows: int
-    #: Bytes of each input in the target's order, `rows` rows each, little-endian, row-major.
+    #: Bytes of each input in the servable's order, `rows` rows each, little-endian, row-major.
     inputs: list[Buffer]
-    #: Indices into the target's outputs, in the order asked for.
+    #: Indices into the servable's outputs, in the order asked for.
     outputs: Sequence[int]
     slo_ns: int
     #: Where the SLO came from, as `request_slo_ns` names it.
@@ -134,29 +134,29 @@ def parse_request(data: bytes) -> ParsedRequest:
 
 def read_request(
     request: ParsedRequest,
-    target: Target,
+    servable: Servable,
     *,
     rpc_remaining_s: float | None,
     default_slo_ns: int,
 ) -> Asked:
-    """Check a request against its target, and take out all that serving it needs.
+    """Check a request against its servable, and take out all that serving it needs.
 
     Args:
         request: from `parse_request`.
-        target: the model or application that the request names.
+        servable: the model or application that the request names.
         rpc_remaining_s: what is left of the RPC deadline; None: the call has none.
-        default_slo_ns: for requests that name no SLO, to targets that have none.
+        default_slo_ns: for requests that name no SLO, to servables that have none.
 
     Raises:
         BadRequestError: it does not fit, or a parameter is wrong.
     """
     message = request.message
-    rows, inputs = _read_inputs(request, target)
-    outputs = _requested_outputs(message, target.outputs)
+    rows, inputs = _read_inputs(request, servable)
+    outputs = _requested_outputs(message, servable.outputs)
     slo_ns, slo_source = request_slo_ns(
         message,
         rpc_remaining_s=rpc_remaining_s,
-        model_slo_ns=target.slo_ns,
+        model_slo_ns=servable.slo_ns,
         default_slo_ns=default_slo_ns,
     )
     return Asked(
@@ -167,7 +167,7 @@ def read_request(
         slo_ns=slo_ns,
         slo_source=slo_source,
         explain=_wants_explanation(message),
-        context=_context(message) if target.has_contexts else "",
+        context=_context(message) if servable.has_contexts else "",
         tenant=_tenant(message),
     )
 
@@ -213,7 +213,7 @@ def request_slo_ns(
 
 
 def encode_response(
-    target: Target,
+    servable: Servable,
     asked: Asked,
     outputs: Sequence[Buffer],
     *,
@@ -222,13 +222,13 @@ def encode_response(
     """Serialise a ModelInferResponse; each output is copied once.
 
     Args:
-        target: what was asked.
+        servable: what was asked.
         asked: the request.
-        outputs: bytes of all of the target's outputs, `asked.rows` rows each; those asked for are sent.
+        outputs: bytes of all of the servable's outputs, `asked.rows` rows each; those asked for are sent.
         parameters: the explanation, if asked for.
     """
-    specs = tuple(target.outputs[index] for index in asked.outputs)
-    header = _response_header(target.name, target.version, asked.rows, specs)
+    specs = tuple(servable.outputs[index] for index in asked.outputs)
+    header = _response_header(servable.name, servable.version, asked.rows, specs)
     if asked.request_id or parameters:
         header += pb.ModelInferResponse(
             id=asked.request_id,
@@ -271,8 +271,8 @@ def _response_header(
     ).SerializeToString()
 
 
-def _read_inputs(request: ParsedRequest, target: Target) -> tuple[int, list[Buffer]]:
-    """Check the inputs; returns the number of rows and the bytes of each, in the target's order."""
+def _read_inputs(request: ParsedRequest, servable: Servable) -> tuple[int, list[Buffer]]:
+    """Check the inputs; returns the number of rows and the bytes of each, in the servable's order."""
     tensors = request.message.inputs
     raw = request.raw
     if raw and len(raw) != len(tensors):
@@ -284,18 +284,18 @@ def _read_inputs(request: ParsedRequest, target: Target) -> tuple[int, list[Buff
         if tensor.name in positions:
             raise BadRequestError(f"input {quote(tensor.name)}: found twice, expected once")
         positions[tensor.name] = position
-    _check_names(positions, target.inputs)
+    _check_names(positions, servable.inputs)
 
     rows = 0
     buffers: list[Buffer] = []
-    for spec in target.inputs:
+    for spec in servable.inputs:
         position = positions[spec.name]
         tensor = tensors[position]
-        found_rows = _check_tensor(tensor, spec, target.max_rows)
+        found_rows = _check_tensor(tensor, spec, servable.max_rows)
         if rows and found_rows != rows:
             raise BadRequestError(
                 f"input {quote(spec.name)}: found {found_rows} rows (shape[0]), expected {rows} as in"
-                f" input {quote(target.inputs[0].name)}"
+                f" input {quote(servable.inputs[0].name)}"
             )
         rows = found_rows
         if raw:

@@ -23,7 +23,7 @@ from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.explanation import explain
 from controller.front.oip import (
     ParsedRequest,
-    Target,
+    Servable,
     encode_response,
     encode_stream_error,
     parse_request,
@@ -162,19 +162,19 @@ class InferenceService:
             BadRequestError: the request does not fit its model.
         """
         message = request.message
-        served, target = self._target(message.model_name, message.model_version)
+        answerer, servable = self._servable(message.model_name, message.model_version)
         asked = read_request(
             request,
-            target,
+            servable,
             rpc_remaining_s=rpc_remaining_s,
             default_slo_ns=self._default_slo_ns,
         )
         parameters: dict[str, bool | int | str] | None = None
         outputs: Sequence[Buffer]
-        if isinstance(served, Running):
+        if isinstance(answerer, Running):
             assert self._applications is not None
             answered = await self._applications.answer(
-                served,
+                answerer,
                 asked.inputs,
                 arrival_ns=arrival_ns,
                 slo_ns=asked.slo_ns,
@@ -186,7 +186,7 @@ class InferenceService:
             expected_latency_ns = asked.slo_ns
         else:
             answer = await self._runtime.submit(
-                served.model_id,
+                answerer.model_id,
                 asked.inputs,
                 rows=asked.rows,
                 arrival_ns=arrival_ns,
@@ -197,18 +197,18 @@ class InferenceService:
             if asked.explain:
                 parameters = explain(answer, slo_source=asked.slo_source)
             expected_latency_ns = answer.command.expected_departure_ns - arrival_ns
-        response = encode_response(target, asked, outputs, parameters=parameters)
+        response = encode_response(servable, asked, outputs, parameters=parameters)
         latency_ns = self._runtime.clock() - arrival_ns
         if latency_ns > asked.slo_ns:
             raise late_error(
-                ModelId(target.name),
+                ModelId(servable.name),
                 slo_ns=asked.slo_ns,
                 latency_ns=latency_ns,
                 expected_latency_ns=expected_latency_ns,
             )
         return response
 
-    def _target(self, name: str, version: str) -> tuple[Entry | Running, Target]:
+    def _servable(self, name: str, version: str) -> tuple[Entry | Running, Servable]:
         """Find what a client names, and say how it is asked.
 
         Raises:
@@ -221,7 +221,7 @@ class InferenceService:
             shape = self._applications.shape(running)
             if shape is None:
                 raise self._no_models(running)
-            return running, Target(
+            return running, Servable(
                 name=running.application.name,
                 version=running.version,
                 inputs=shape.inputs,
@@ -234,7 +234,7 @@ class InferenceService:
         if not model.outputs:
             raise self._not_ready(model)
         assert model.folder is not None
-        return model, Target(
+        return model, Servable(
             name=model.name,
             version=model.version,
             inputs=model.inputs,
@@ -330,19 +330,19 @@ class InferenceService:
         )
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
-        served, target = self._target(request.name, request.version)
+        answerer, servable = self._servable(request.name, request.version)
         tensor = pb.ModelMetadataResponse.TensorMetadata
         return pb.ModelMetadataResponse(
-            name=target.name,
-            versions=[target.version],
-            platform=APPLICATION_PLATFORM if isinstance(served, Running) else PLATFORM,
+            name=servable.name,
+            versions=[servable.version],
+            platform=APPLICATION_PLATFORM if isinstance(answerer, Running) else PLATFORM,
             inputs=[
                 tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
-                for spec in target.inputs
+                for spec in servable.inputs
             ],
             outputs=[
                 tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
-                for spec in target.outputs
+                for spec in servable.outputs
             ],
         )
 

@@ -19,7 +19,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front.oip import (
     Asked,
-    Target,
+    Servable,
     encode_response,
     encode_stream_error,
     parse_request,
@@ -51,12 +51,12 @@ def message(**fields: object) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(**{**good, **fields})
 
 
-def target(
+def servable(
     inputs: tuple[TensorSpec, ...] = INPUTS,
     outputs: tuple[TensorSpec, ...] = OUTPUTS,
     has_contexts: bool = False,
-) -> Target:
-    return Target(
+) -> Servable:
+    return Servable(
         name="m",
         version="3",
         inputs=inputs,
@@ -76,7 +76,7 @@ def decode(
 ) -> Asked:
     parsed = parse_request(request.SerializeToString())
     return read_request(
-        parsed, target(inputs, outputs, has_contexts), rpc_remaining_s=None, default_slo_ns=1
+        parsed, servable(inputs, outputs, has_contexts), rpc_remaining_s=None, default_slo_ns=1
     )
 
 
@@ -113,7 +113,7 @@ def test_a_big_tensor_stays_a_view_of_the_message() -> None:
         model_name="m", inputs=[tensor], raw_input_contents=[raw]
     ).SerializeToString()
     asked = read_request(
-        parse_request(data), target(inputs=(spec,)), rpc_remaining_s=None, default_slo_ns=1
+        parse_request(data), servable(inputs=(spec,)), rpc_remaining_s=None, default_slo_ns=1
     )
     (view,) = asked.inputs
     assert isinstance(view, memoryview)
@@ -302,7 +302,7 @@ def test_messages_stay_short_whatever_the_client_calls_things() -> None:
 
 def consume(data: bytes) -> None:
     """All that the front end does with a request."""
-    read_request(parse_request(data), target(), rpc_remaining_s=None, default_slo_ns=1)
+    read_request(parse_request(data), servable(), rpc_remaining_s=None, default_slo_ns=1)
 
 
 @given(st.binary(max_size=400), st.booleans())
@@ -454,7 +454,7 @@ def test_responses_are_what_protobuf_would_make(
         id=request_id, inputs=tensors, raw_input_contents=[bytes(8 * rows), bytes(8 * rows)]
     )
     data = encode_response(
-        target(), decode(request), outputs, parameters=parameters if explained else None
+        servable(), decode(request), outputs, parameters=parameters if explained else None
     )
     Tensor = pb.ModelInferResponse.InferOutputTensor
     expected = pb.ModelInferResponse(

@@ -46,7 +46,7 @@ class Key:
 
 
 @dataclass(slots=True)
-class _Entry(Generic[V]):
+class _CacheEntry(Generic[V]):
     value: V
     num_bytes: int
     expires_ns: int
@@ -79,7 +79,7 @@ class PredictionCache(Generic[V, F]):
         """
         self._capacity_bytes = capacity_bytes
         self._ttl_ns = ttl_ns
-        self._entries: OrderedDict[Key, _Entry[V]] = OrderedDict()
+        self._entries: OrderedDict[Key, _CacheEntry[V]] = OrderedDict()
         #: Computations on their way, each with the time by which it was promised.
         self._flights: dict[Key, tuple[F, int]] = {}
         self._num_bytes = 0
@@ -145,7 +145,7 @@ class PredictionCache(Generic[V, F]):
             self._drop(key)
         while self._num_bytes + size > self._capacity_bytes:
             self._evict(now_ns)
-        self._entries[key] = _Entry(value, size, now_ns + self._ttl_ns)
+        self._entries[key] = _CacheEntry(value, size, now_ns + self._ttl_ns)
         self._num_bytes += size
 
     def forget_model(self, model_id: str) -> None:
