@@ -31,10 +31,10 @@ from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.units import PAGE_BYTES, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.devices.device import CardHealth, Device, M, QueueingDevice, WatchedDevice
+from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
+from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.offers import Offers
-from worker.runtime import Outcome, Runtime
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _End(enum.Enum):
     DRAINED = enum.auto()
 
 
-class Link(Generic[M]):
+class ControllerLink(Generic[M]):
     """Keeps a device attached to a controller."""
 
     def __init__(self, config: WorkerConfig, device: Device[M], files: FileStore) -> None:
@@ -82,9 +82,9 @@ class Link(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
         self._outcomes: deque[Outcome] = deque()
-        self._runtime: Runtime[M] = Runtime(device, self._on_outcome, self._on_lost)
+        self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
-        self._health: CardHealth | None = None
+        self._health: GpuHealth | None = None
         #: A step does not end, and thus no thread that waits for it.
         self._hangs = False
 
@@ -99,7 +99,7 @@ class Link(Generic[M]):
             ConfigError: the controller rejected this worker.
             DeviceGoneError: the device hangs. Threads of this process will never end.
         """
-        self._runtime.start()
+        self._lanes.start()
         watching: asyncio.Task[None] | None = None
         if isinstance(self._device, WatchedDevice):
             watching = asyncio.create_task(self._device.watch(self._on_health))
@@ -107,7 +107,7 @@ class Link(Generic[M]):
         try:
             while not self._leaving.is_set():
                 session = self._session = _Session(
-                    self._config, self._device, self._files, self._runtime, self._leaving
+                    self._config, self._device, self._files, self._lanes, self._leaving
                 )
                 if self._health is not None:
                     session.tell_health(self._health)
@@ -115,7 +115,7 @@ class Link(Generic[M]):
                     end = await session.run()
                 finally:
                     self._session = None
-                    self._runtime.abandon()
+                    self._lanes.abandon()
                     self._outcomes.clear()
                 await self._let_steps_end()
                 if end is _End.DRAINED:
@@ -137,7 +137,7 @@ class Link(Generic[M]):
                 watching.cancel()
                 await asyncio.wait([watching])
             if not self._hangs:
-                await asyncio.to_thread(self._runtime.stop)
+                await asyncio.to_thread(self._lanes.stop)
 
     async def _let_steps_end(self) -> None:
         """Wait for what still runs when nobody waits for it any more.
@@ -150,13 +150,13 @@ class Link(Generic[M]):
         if not isinstance(self._device, QueueingDevice):
             return  # It computes here, however slowly, or has a limit of its own.
         for _ in range(round(_STEP_LIMIT_S / _STEP_LOOK_S)):
-            if not self._runtime.is_running:
+            if not self._lanes.is_running:
                 return
             await asyncio.sleep(_STEP_LOOK_S)
         self._hangs = True
         raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
 
-    def _on_health(self, health: CardHealth) -> None:
+    def _on_health(self, health: GpuHealth) -> None:
         self._health = health
         if self._session is not None:
             self._session.tell_health(health)
@@ -192,19 +192,19 @@ class _Session(Generic[M]):
         config: WorkerConfig,
         device: Device[M],
         files: FileStore,
-        runtime: Runtime[M],
+        lanes: LaneThreads[M],
         leaving: asyncio.Event,
     ) -> None:
         self._config = config
         self._device = device
-        self._runtime = runtime
+        self._lanes = lanes
         self._leaving = leaving
-        self._offers: Offers[M] = Offers(device, files, self._send, runtime.add_model)
+        self._offers: Offers[M] = Offers(device, files, self._send, lanes.add_model)
         self._outgoing: deque[bytes] = deque()
         # It is stamped when it is written: time in our queue is not the way's delay.
         self._heartbeat_due = False
         #: Not told yet.
-        self._health: CardHealth | None = None
+        self._health: GpuHealth | None = None
         self._something = asyncio.Event()
         self._deltas: deque[int] = deque(maxlen=_CLOCK_SAMPLES)
         self._heard_ns = 0
@@ -268,7 +268,7 @@ class _Session(Generic[M]):
 
     # --- out ------------------------------------------------------------------------------------
 
-    def tell_health(self, health: CardHealth) -> None:
+    def tell_health(self, health: GpuHealth) -> None:
         """Tell what a look at the card showed: at once, because until then nobody knows its clock."""
         self._health = health
         if self.welcomed:  # nothing goes before the registration
@@ -396,7 +396,7 @@ class _Session(Generic[M]):
     def _handle(self, message: pb.ToWorker, payload: Sequence[memoryview | bytes]) -> None:
         match message.WhichOneof("kind"):
             case "infer" | "load_weights" | "evict_weights":
-                self._runtime.submit(wire.decode_action(message), payload)
+                self._lanes.submit(wire.decode_action(message), payload)
             case "heartbeat":
                 self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
             case "model_offer":
@@ -406,7 +406,7 @@ class _Session(Generic[M]):
             case "model_drop":
                 model_id = ModelId(message.model_drop.model_id)
                 self._offers.withdraw(model_id)
-                self._runtime.remove_model(model_id)
+                self._lanes.remove_model(model_id)
             case "welcome" | "rejected" as kind:
                 raise ProtocolError(f"sent a second {kind!r}")
             case _:

@@ -20,11 +20,11 @@ from clockwright.units import PAGE_BYTES
 from modelzoo.profile import load_profile
 from worker.config import WorkerConfig
 from worker.devices.device import Device
-from worker.devices.gpu_health import CardMonitor, open_card, stay_near
+from worker.devices.gpu_health import GpuMonitor, open_gpu, stay_near
 from worker.devices.host_memory import available_bytes
 from worker.devices.modelled import ModelledDevice
 from worker.engines.choice import parse_engine
-from worker.link import Link
+from worker.link import ControllerLink
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
 from worker.models.precision import parse_precision
@@ -71,7 +71,7 @@ async def _run(config: WorkerConfig) -> None:
     except OSError as error:
         raise ConfigError(f"cache folder {config.cache_dir}: {error}") from None
     try:
-        link = Link(config, device, files)
+        link = ControllerLink(config, device, files)
         gone.add_done_callback(lambda _: link.leave())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, link.leave)
@@ -158,7 +158,7 @@ def _torch_device(
         from worker.engines.onnxruntime import plain_words
 
         accelerator: Accelerator
-        monitor: CardMonitor | None = None
+        monitor: GpuMonitor | None = None
         if kind == "cuda":
             from worker.devices.cuda import CudaAccelerator
 
@@ -166,9 +166,9 @@ def _torch_device(
             # CUDA_CACHE_DISABLE). Here each has run before it is captured, so that none is new while
             # serving, and an engine of cuDNN's may hand it some as PTX.
             accelerator = CudaAccelerator(int(argument))
-            card = open_card(accelerator.uuid)
-            if card is not None:
-                monitor = CardMonitor(card)
+            gpu = open_gpu(accelerator.uuid)
+            if gpu is not None:
+                monitor = GpuMonitor(gpu)
                 # Before the host's memory is taken, which then lies near too.
                 stay_near(monitor.facts)
         else:

@@ -28,13 +28,13 @@ from clockwright.units import NS_PER_S, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from modelzoo.profile import load_profile
 from tests.kit.processes import until
-from tests.worker.test_runtime import QueueDevice, Ticket, a_modelled
+from tests.worker.test_lane_threads import QueueDevice, Ticket, a_modelled
 from worker import process
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
 from worker.devices.device import Device, DeviceLostError
 from worker.devices.modelled import ModelledDevice
-from worker.link import Link, _Session
+from worker.link import ControllerLink, _Session
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
 from worker.models.served_model import ServedModel
@@ -238,7 +238,7 @@ def play(
             )
             files = FileStore(config.cache_dir)
             worker = make(config, files)
-            link: Link[Any] = Link(config, worker, files)
+            link: ControllerLink[Any] = ControllerLink(config, worker, files)
             serving = asyncio.create_task(link.run())
             try:
                 finished = asyncio.create_task(controller.done.wait())
@@ -637,7 +637,7 @@ import logging, sys, threading
 from pathlib import Path
 
 from modelzoo.profile import load_profile
-from tests.worker.test_runtime import IO_POOL_BYTES, LIMITS, QueueDevice
+from tests.worker.test_lane_threads import IO_POOL_BYTES, LIMITS, QueueDevice
 from worker import link, process
 from worker.config import WorkerConfig
 

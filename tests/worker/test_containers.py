@@ -32,9 +32,9 @@ from tests.kit.processes import PATIENCE_S, lives, until, write_models
 from tests.worker.test_attached import WELCOME, Stream, drain, infer, load, play
 from worker.containers.container_process import name_outputs
 from worker.containers.device import Backoff, ContainerDevice, ContainerModel
+from worker.lane_threads import LaneThreads, Outcome
 from worker.models.model_files import Limits
 from worker.models.served_model import Offer, OfferedFile
-from worker.runtime import Outcome, Runtime
 
 SLO_MS = 30_000
 LIMITS = Limits(arena_bytes=1 << 20, num_pages=4, io_bytes=1 << 20)
@@ -206,7 +206,7 @@ class Bench:
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.runtime: Runtime[ContainerModel] = Runtime(
+        self.runtime: LaneThreads[ContainerModel] = LaneThreads(
             self.device, self.outcomes.put, self.lost.put
         )
         self.progress: list[str] = []

@@ -19,15 +19,15 @@ from clockwright.cli import gpu_workers
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
 from worker.config import WorkerConfig
-from worker.devices.device import CardHealth, WatchedDevice
+from worker.devices.device import GpuHealth, WatchedDevice
 from worker.devices.gpu_health import (
-    Card,
-    CardFacts,
-    CardMonitor,
     ClockLevel,
+    GpuFacts,
+    GpuMonitor,
+    NvmlGpu,
     complaints,
     near_cores,
-    open_card,
+    open_gpu,
     stay_near,
 )
 from worker.process import check_host_memory
@@ -77,8 +77,8 @@ def driver(**answers: Any) -> Any:  # noqa: ANN401
     )
 
 
-def facts_of(**answers: Any) -> CardFacts:  # noqa: ANN401
-    return Card(driver(**answers), "GPU-1").look()
+def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401
+    return NvmlGpu(driver(**answers), "GPU-1").look()
 
 
 def test_a_card_in_good_health_has_all_facts_and_no_complaint() -> None:
@@ -125,18 +125,18 @@ def test_a_card_that_the_driver_cannot_reach_any_more_is_a_complaint(
     facts = facts_of(**dict.fromkeys(questions, Lost("GPU is lost")))
     words = "the driver cannot reach it any more: restart the host"
     assert complaints(facts) == [words]
-    monitor = CardMonitor(Scripted(facts_of(), facts, facts_of()))
+    monitor = GpuMonitor(Scripted(facts_of(), facts, facts_of()))
     assert [monitor.look().complaints for _ in range(2)] == [(words,), ()]
     assert caplog.records[0].getMessage() == f"GPU 0000:3b:00.0 (NVIDIA A GPU): {words}"
 
 
-class Scripted(Card):
+class Scripted(NvmlGpu):
     """A card that looks like this, then that; the last for ever."""
 
-    def __init__(self, *looks: CardFacts) -> None:
+    def __init__(self, *looks: GpuFacts) -> None:
         self.looks = list(looks)
 
-    def look(self) -> CardFacts:
+    def look(self) -> GpuFacts:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
 
@@ -145,7 +145,7 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
 ) -> None:
     sick, well = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x20), facts_of()
     # Once by chance is not yet a complaint, nor the end of one.
-    monitor = CardMonitor(Scripted(well, sick, well, sick, sick, well, sick, well, well))
+    monitor = GpuMonitor(Scripted(well, sick, well, sick, sick, well, sick, well, well))
     with caplog.at_level(logging.WARNING, logger="worker.devices.gpu_health"):
         told = [monitor.look().complaints for _ in range(8)]
     words = "its clock is held down: too hot (software)"
@@ -156,14 +156,14 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
     ]
 
 
-def told_by(watched: WatchedDevice, count: int) -> list[CardHealth]:
+def told_by(watched: WatchedDevice, count: int) -> list[GpuHealth]:
     """What a watch tells first."""
-    told: list[CardHealth] = []
+    told: list[GpuHealth] = []
 
     async def scenario() -> None:
         enough = asyncio.Event()
 
-        def tell(health: CardHealth) -> None:
+        def tell(health: GpuHealth) -> None:
             told.append(health)
             if len(told) == count:
                 enough.set()
@@ -182,7 +182,7 @@ def told_by(watched: WatchedDevice, count: int) -> list[CardHealth]:
 
 def test_memory_errors_are_complained_about_at_once_however_fast_they_grow() -> None:
     looks = [facts_of(nvmlDeviceGetTotalEccErrors=count) for count in range(4)]
-    monitor = CardMonitor(Scripted(*looks))
+    monitor = GpuMonitor(Scripted(*looks))
     words = "memory errors could not be corrected: replace the card"
     assert [monitor.look().complaints for _ in range(3)] == [(f"{n} {words}",) for n in (1, 2, 3)]
 
@@ -190,11 +190,11 @@ def test_memory_errors_are_complained_about_at_once_however_fast_they_grow() -> 
 def test_a_watch_tells_every_look() -> None:
     slow = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetClockInfo=960)
     well, held = (
-        CardHealth(1980, 1980, ()),
-        CardHealth(966, 1980, ("its clock is held down: power cap",)),
+        GpuHealth(1980, 1980, ()),
+        GpuHealth(966, 1980, ("its clock is held down: power cap",)),
     )
     looks = [facts_of(), facts_of(), facts_of(), slow, slow, slow]
-    assert told_by(CardMonitor(Scripted(*looks), interval_s=0.0), 4) == [well, well, held, held]
+    assert told_by(GpuMonitor(Scripted(*looks), interval_s=0.0), 4) == [well, well, held, held]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_clock_that_moves_is_told_at_the_second_look(seen: list[int], told: li
         facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0, nvmlDeviceGetClockInfo=mhz)
         for mhz in seen
     ]
-    monitor = CardMonitor(Scripted(looks[0], *looks), interval_s=0.0)
+    monitor = GpuMonitor(Scripted(looks[0], *looks), interval_s=0.0)
     assert [health.clock_mhz for health in told_by(monitor, 4)] == told
 
 
@@ -218,15 +218,15 @@ def test_looks_that_fail_do_not_end_a_watch_and_are_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(Scripted):
-        def look(self) -> CardFacts:
+        def look(self) -> GpuFacts:
             facts = super().look()
             if facts.bus_id is None:
                 raise OSError("the driver makes no sense")
             return facts
 
     well, lost = facts_of(), facts_of(nvmlDeviceGetPciInfo=NotSupportedError("hidden"))
-    monitor = CardMonitor(Failing(well, lost, well, lost, lost, well), interval_s=0.0)
-    assert told_by(monitor, 2) == [CardHealth(1980, 1980, ())] * 2
+    monitor = GpuMonitor(Failing(well, lost, well, lost, lost, well), interval_s=0.0)
+    assert told_by(monitor, 2) == [GpuHealth(1980, 1980, ())] * 2
     (record,) = caplog.records
     assert record.getMessage() == "GPU 0000:3b:00.0: cannot be looked at; trying again"
     assert record.exc_info is not None
@@ -251,25 +251,25 @@ def test_levels_are_the_same_on_every_card_of_a_kind_whatever_it_went_through() 
 def test_an_idle_cards_clock_is_not_taken_for_the_one_that_kernels_run_at() -> None:
     resting = facts_of(nvmlDeviceGetClockInfo=345)  # with nothing to do
     busy = facts_of(nvmlDeviceGetClockInfo=345, nvmlDeviceGetCurrentClocksThrottleReasons=0x80)
-    monitor = CardMonitor(Scripted(resting, resting, busy, resting))
+    monitor = GpuMonitor(Scripted(resting, resting, busy, resting))
     assert [monitor.look().clock_mhz for _ in range(3)] == [1980, 346, 346]
 
 
 def test_a_card_that_does_not_tell_its_clock_has_none() -> None:
     refused = NotSupportedError("not supported")
-    monitor = CardMonitor(Scripted(facts_of(nvmlDeviceGetMaxClockInfo=refused)))
-    assert monitor.look() == CardHealth(0, 0, ())
+    monitor = GpuMonitor(Scripted(facts_of(nvmlDeviceGetMaxClockInfo=refused)))
+    assert monitor.look() == GpuHealth(0, 0, ())
 
 
 def test_without_nvml_there_are_no_facts_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert open_card("GPU-1") is None
+    assert open_gpu("GPU-1") is None
     broken = driver()
     broken.nvmlInit = lambda: (_ for _ in ()).throw(NotSupportedError("no driver"))
     monkeypatch.setitem(sys.modules, "pynvml", broken)
-    assert open_card("GPU-1") is None
+    assert open_gpu("GPU-1") is None
     assert "install nvidia-ml-py" in caplog.records[0].getMessage()
     assert "no driver" in caplog.records[1].getMessage()
 

@@ -33,7 +33,7 @@ from experiments.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.kit.processes import PATIENCE_S, until, write_models
 from tests.worker.test_gpu_health import driver, told_by
-from tests.worker.test_runtime import (
+from tests.worker.test_lane_threads import (
     IO_POOL_BYTES,
     LIMITS,
     NARROW,
@@ -44,14 +44,14 @@ from tests.worker.test_runtime import (
     prepared,
     running,
 )
-from tests.worker.test_runtime import unpaged as onnxruntime_unpaged
+from tests.worker.test_lane_threads import unpaged as onnxruntime_unpaged
 from worker.config import WorkerConfig
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
 from worker.devices.cuda import Installation, check_installation, installation
-from worker.devices.device import CardHealth, DeviceLostError, Launched, WatchedDevice
+from worker.devices.device import DeviceLostError, GpuHealth, Launched, WatchedDevice
 from worker.devices.gpu import TorchDevice, TorchModel
-from worker.devices.gpu_health import Card, CardMonitor
+from worker.devices.gpu_health import GpuMonitor, NvmlGpu
 from worker.engines.choice import Engine, Way, describe
 from worker.engines.onnxruntime import PROCESSOR, Place
 from worker.engines.torch_program import Program
@@ -74,7 +74,7 @@ def torch_device(
     precision: Precision = Precision.FLOAT32,
     engine: Engine = Engine.AUTO,
     on_lost: Callable[[str], object] = lambda reason: None,
-    monitor: CardMonitor | None = None,
+    monitor: GpuMonitor | None = None,
 ) -> TorchDevice:
     return TorchDevice(
         accelerator or HostAccelerator(),
@@ -917,12 +917,12 @@ def test_the_worker_of_a_gpu_watches_its_card_and_goes_near_it_before_it_takes_m
             done.append("memory")
             return super().host_memory(num_bytes)
 
-    def open_card(uuid: str) -> Card:
+    def open_gpu(uuid: str) -> NvmlGpu:
         done.append(uuid)
-        return Card(driver(), uuid)
+        return NvmlGpu(driver(), uuid)
 
     monkeypatch.setattr("worker.devices.cuda.CudaAccelerator", Gpu)
-    monkeypatch.setattr("worker.process.open_card", open_card)
+    monkeypatch.setattr("worker.process.open_gpu", open_gpu)
     monkeypatch.setattr("worker.process.stay_near", lambda facts: done.append(facts.bus_id))
     config = WorkerConfig(
         controller="there:1",
@@ -938,14 +938,14 @@ def test_the_worker_of_a_gpu_watches_its_card_and_goes_near_it_before_it_takes_m
     assert done[:4] == [1, "GPU-1", "0000:3b:00.0", "memory"]
     assert device.gpu_kind == "cpu/tf32"
     assert isinstance(device, WatchedDevice)
-    assert told_by(device, 1) == [CardHealth(1980, 1980, ())]
+    assert told_by(device, 1) == [GpuHealth(1980, 1980, ())]
 
 
 def test_seeds_carry_the_clock_that_they_were_measured_at(instances: Instances) -> None:
     cache_dir, _ = instances
     forget_trials(cache_dir)
     slow = driver(nvmlDeviceGetClockInfo=960, nvmlDeviceGetCurrentClocksThrottleReasons=0x4)
-    device = torch_device(cache_dir, monitor=CardMonitor(Card(slow, "GPU-1")))
+    device = torch_device(cache_dir, monitor=GpuMonitor(NvmlGpu(slow, "GPU-1")))
     (model,) = served(device, instances, 1)
     # The level that 960 MHz belong to.
     assert model.clock_mhz == 966

@@ -45,7 +45,7 @@ from worker.models.model_files import (
     BoundTensor,
     CompiledModel,
     Limits,
-    Source,
+    ModelSource,
 )
 
 # Part of the compile cache's key: raise it when the files' meaning changes.
@@ -120,7 +120,7 @@ class OnnxruntimeTarget:
 
 
 def compile_model(
-    source: Source,
+    source: ModelSource,
     folder: Path,
     limits: Limits,
     progress: Callable[[str], None],
@@ -194,7 +194,7 @@ def compile_model(
     return compiled
 
 
-def describe_model(source: Source) -> CompiledModel:
+def describe_model(source: ModelSource) -> CompiledModel:
     """What a device that computes nothing needs to know of a model: its inputs and outputs.
 
     Raises:

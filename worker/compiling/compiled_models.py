@@ -12,7 +12,7 @@ from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
 from worker.devices.device import Fetch
 from worker.models.file_store import FileStore
-from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
 from worker.models.served_model import Offer
 
@@ -73,7 +73,7 @@ class CompiledModels:
             )
             folder = stack.enter_context(self._cache.new_folder())
             compiled = await self._compiler.compile(
-                Source(source, offer.fixed_dimensions),
+                ModelSource(source, offer.fixed_dimensions),
                 folder,
                 self._limits,
                 progress,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
-from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
 
 
@@ -28,7 +28,7 @@ class Compiler:
 
     async def compile(
         self,
-        source: Source,
+        source: ModelSource,
         folder: Path,
         limits: Limits,
         progress: Callable[[str], None],
@@ -45,7 +45,7 @@ class Compiler:
         reply = await self._ask(job, progress)
         return CompiledModel.from_json(reply["done"])
 
-    async def describe(self, source: Source) -> CompiledModel:
+    async def describe(self, source: ModelSource) -> CompiledModel:
         """As `worker.compiling.compile.describe_model`; a crash or a hang is a ModelError too."""
         reply = await self._ask(_describe(source, "describe"), _ignore)
         return CompiledModel.from_json(reply["done"])
@@ -129,7 +129,7 @@ def _reap(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def _describe(source: Source, kind: str) -> dict[str, Any]:
+def _describe(source: ModelSource, kind: str) -> dict[str, Any]:
     return {
         "kind": kind,
         "source": str(source.folder),

@@ -53,7 +53,7 @@ def main() -> int:
 def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     try:
         from worker.compiling.compile import Target, compile_model, describe_model, profile_model
-        from worker.models.model_files import Limits, Source
+        from worker.models.model_files import Limits, ModelSource
     except ImportError as error:
         raise ModelError(
             f"this worker cannot read models: {error}; install clockwright[cpu]"
@@ -62,7 +62,7 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     kind = job["kind"]
     if kind == "profile":
         return profile_model(Path(job["folder"]), job["batch_sizes"], progress)
-    source = Source(Path(job["source"]), job["fixed_dimensions"])
+    source = ModelSource(Path(job["source"]), job["fixed_dimensions"])
     if kind == "describe":
         return describe_model(source).to_json()
     assert kind == "compile", kind

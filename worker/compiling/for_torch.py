@@ -76,7 +76,7 @@ def _tf32(tensor: Tensor) -> Tensor:
     return (carrying >> _DROPPED_BITS << _DROPPED_BITS).view(torch.float32)
 
 
-def products_as_on_a_card(precision: Precision) -> AbstractContextManager[object]:
+def products_as_on_a_gpu(precision: Precision) -> AbstractContextManager[object]:
     """What a program is run in on the processor, so that its answers are as exact as on a card."""
     return Tf32Products() if precision is Precision.TF32 else nullcontext()
 
@@ -144,7 +144,7 @@ class TorchTarget:
             for array, tensor in zip(inputs, compiled.inputs, strict=True)
         ]
         try:
-            with torch.inference_mode(), products_as_on_a_card(self._precision):
+            with torch.inference_mode(), products_as_on_a_gpu(self._precision):
                 results = program.run(
                     tensors, weight_views(torch.from_numpy(lifted.blob), lifted.weights), {}
                 )

@@ -14,7 +14,7 @@ from onnx import TensorProto, ValueInfoProto
 
 from clockwright.errors import ModelError
 from clockwright.tensors import TensorSpec
-from worker.models.model_files import MODEL_FILE, Source
+from worker.models.model_files import MODEL_FILE, ModelSource
 
 #: Open Inference Protocol's name by ONNX's number.
 DATATYPES: dict[int, str] = {
@@ -37,7 +37,7 @@ DATATYPES: dict[int, str] = {
 _MOST_ROW_BYTES = 1 << 40
 
 
-def read_model(source: Source) -> onnx.ModelProto:
+def read_model(source: ModelSource) -> onnx.ModelProto:
     """Parse and check a model; its open dimensions are fixed and external data is read in.
 
     Raises:

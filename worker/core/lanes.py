@@ -64,7 +64,7 @@ _OUTPUT: Final = Lane.OUTPUT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Model:
+class LoadedModel:
     """What the core knows of a model. Shells may derive from it and find their own in a `Step`."""
 
     model_id: ModelId
@@ -74,7 +74,7 @@ class Model:
     io_bytes: Mapping[int, int]
 
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=LoadedModel)
 
 
 # Generic records are spelled out: mypyc cannot compile a generic dataclass (`make native`).

@@ -70,7 +70,7 @@ class Device(Protocol[M]):
 
 
 @dataclass(frozen=True, slots=True)
-class CardHealth:
+class GpuHealth:
     """What the controller is told of a look at a card."""
 
     #: The level of the clock that kernels run at; 0 where the card does not say.
@@ -84,7 +84,7 @@ class CardHealth:
 class WatchedDevice(Protocol):
     """A device whose hardware can say how it is."""
 
-    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+    async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
         """Tell every look at the hardware; returns where there is nothing to look at, else never."""
 
 

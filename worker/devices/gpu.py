@@ -43,8 +43,8 @@ from worker.compiling.compiler import Compiler
 from worker.core.io_pool import IoPool
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, Event, Stream
-from worker.devices.device import CardHealth, DeviceLostError, Fetch, Launched
-from worker.devices.gpu_health import CardMonitor
+from worker.devices.device import DeviceLostError, Fetch, GpuHealth, Launched
+from worker.devices.gpu_health import GpuMonitor
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.engines.choice import Engine, Way, describe, fastest, ways_to_try
 from worker.engines.onnxruntime import OrtKernel, Place, open_session, plain_words
@@ -135,7 +135,7 @@ class TorchDevice:
         compile_limit_s: float,
         engine: Engine = Engine.AUTO,
         on_lost: Callable[[str], object],
-        monitor: CardMonitor | None = None,
+        monitor: GpuMonitor | None = None,
     ) -> None:
         """Take all the memory that will ever be needed for serving.
 
@@ -238,7 +238,7 @@ class TorchDevice:
         """How often device memory has been taken so far: it stands still while serving."""
         return self._accelerator.num_allocations()
 
-    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+    async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
         """See `WatchedDevice`."""
         if self._monitor is not None:
             await self._monitor.watch(tell)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.devices.device import CardHealth
+from worker.devices.device import GpuHealth
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardFacts:
+class GpuFacts:
     """One look at a card; None where it does not say."""
 
     name: str | None
@@ -77,7 +77,7 @@ class CardFacts:
         return asdict(self)
 
 
-class Card:
+class NvmlGpu:
     """One card, by NVML."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:  # noqa: ANN401
@@ -96,39 +96,39 @@ class Card:
         #: As the driver answered since the last look began.
         self._lost = False
 
-    def look(self) -> CardFacts:
+    def look(self) -> GpuFacts:
         """Ask the driver now. Takes a few milliseconds, hundreds after a long pause."""
-        nvml, card = self._nvml, self._handle
+        nvml, gpu = self._nvml, self._handle
         self._lost = False
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
-        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)) or 0
-        return CardFacts(
-            name=self._ask(lambda: _text(nvml.nvmlDeviceGetName(card))),
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu))
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)) or 0
+        return GpuFacts(
+            name=self._ask(lambda: _text(nvml.nvmlDeviceGetName(gpu))),
             driver=self._ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-            bus_id=self._ask(lambda: _sysfs_name(_text(nvml.nvmlDeviceGetPciInfo(card).busId))),
+            bus_id=self._ask(lambda: _sysfs_name(_text(nvml.nvmlDeviceGetPciInfo(gpu).busId))),
             memory_bytes=memory and int(memory.total),
             free_bytes=memory and int(memory.free),
-            pcie_generation=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(card))),
+            pcie_generation=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))),
             pcie_generation_max=self._ask(
-                lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(card))
+                lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
             ),
-            pcie_width=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(card))),
-            pcie_width_max=self._ask(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(card))),
+            pcie_width=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu))),
+            pcie_width_max=self._ask(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu))),
             sm_clock_mhz=self._ask(
-                lambda: int(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))
+                lambda: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))
             ),
             sm_clock_mhz_max=self._ask(
-                lambda: int(nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM))
+                lambda: int(nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM))
             ),
             temperature_c=self._ask(
-                lambda: int(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
+                lambda: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
             ),
             idle=bool(reasons & _IDLE),
             throttled=tuple(word for bit, word in THROTTLE_REASONS.items() if reasons & bit),
             uncorrected_errors=self._ask(
                 lambda: int(
                     nvml.nvmlDeviceGetTotalEccErrors(
-                        card, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
                     )
                 )
             ),
@@ -146,7 +146,7 @@ class Card:
             return None
 
 
-def open_card(uuid: str) -> Card | None:
+def open_gpu(uuid: str) -> NvmlGpu | None:
     """Open a card; None, and one line in the log, when NVML is not to be had."""
     try:
         import pynvml
@@ -154,13 +154,13 @@ def open_card(uuid: str) -> Card | None:
         logger.warning("no facts about the GPU: install nvidia-ml-py (clockwright[gpu])")
         return None
     try:
-        return Card(pynvml, uuid)
+        return NvmlGpu(pynvml, uuid)
     except pynvml.NVMLError as error:
         logger.warning("no facts about GPU %s: %s", uuid, error)
         return None
 
 
-def complaints(facts: CardFacts) -> list[str]:
+def complaints(facts: GpuFacts) -> list[str]:
     """What makes a card slower than it could be, or wrong, in words."""
     found = [f"its clock is held down: {reason}" for reason in facts.throttled]
     if facts.lost:
@@ -197,12 +197,12 @@ class ClockLevel:
         return round(self._max_mhz * _LEVEL_STEP**self._index)
 
 
-class CardMonitor:
+class GpuMonitor:
     """Looks at a card now and then; any thread may."""
 
-    def __init__(self, card: Card, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
+    def __init__(self, gpu: NvmlGpu, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
         """Look once."""
-        self._card = card
+        self._gpu = gpu
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._level: ClockLevel | None = None
@@ -210,18 +210,18 @@ class CardMonitor:
         #: Why its clock is held down: at the last look, and as it is complained about.
         self._throttled: tuple[str, ...] = ()
         self._lastingly_throttled: tuple[str, ...] = ()
-        self.facts = card.look()
+        self.facts = gpu.look()
         #: For the log: a card that is lost does not say which it is.
         self._bus_id, self._name = self.facts.bus_id, self.facts.name
         self._judge(self.facts)
 
-    def look(self) -> CardHealth:
+    def look(self) -> GpuHealth:
         """Look now; the log hears of every new complaint that lasts, and when there is none any more."""
         with self._lock:
-            self.facts = self._card.look()
+            self.facts = self._gpu.look()
             return self._judge(self.facts)
 
-    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+    async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
         """Look from time to time, and tell every look; until cancelled.
 
         The first of a new level is held back until the next has shown whether it lasts: at every change
@@ -243,7 +243,7 @@ class CardMonitor:
                     tell(health)
             await asyncio.sleep(self._interval_s)
 
-    def _judge(self, facts: CardFacts) -> CardHealth:
+    def _judge(self, facts: GpuFacts) -> GpuHealth:
         # Throttling comes and goes: what two of these say lasts. Other complaints do not flicker.
         views = (self._lastingly_throttled, self._throttled, facts.throttled)
         self._throttled = facts.throttled
@@ -263,10 +263,10 @@ class CardMonitor:
         if self._level is None and facts.sm_clock_mhz_max:
             self._level = ClockLevel(facts.sm_clock_mhz_max)
         if self._level is None:
-            return CardHealth(0, 0, found)
+            return GpuHealth(0, 0, found)
         if facts.sm_clock_mhz and not facts.idle:
             self._level.see(facts.sm_clock_mhz)
-        return CardHealth(self._level.mhz, facts.sm_clock_mhz_max or 0, found)
+        return GpuHealth(self._level.mhz, facts.sm_clock_mhz_max or 0, found)
 
 
 def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:
@@ -282,7 +282,7 @@ def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:
     return cores
 
 
-def stay_near(facts: CardFacts, *, devices: Path = _PCI_DEVICES) -> None:
+def stay_near(facts: GpuFacts, *, devices: Path = _PCI_DEVICES) -> None:
     """Keep this thread, and those that it will start, on cores near the card, where there are any."""
     cores = near_cores(facts.bus_id, devices=devices) if facts.bus_id else set()
     allowed = cores & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()

@@ -22,7 +22,7 @@ from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Fetch
 from worker.models.file_store import FileStore
-from worker.models.model_files import Limits, Source
+from worker.models.model_files import Limits, ModelSource
 from worker.models.served_model import Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
 
@@ -70,7 +70,7 @@ class ModelledDevice:
             folder = await loop.run_in_executor(
                 None, stack.enter_context, self._files.model_folder(offer.contents)
             )
-            described = await self._compiler.describe(Source(folder, offer.fixed_dimensions))
+            described = await self._compiler.describe(ModelSource(folder, offer.fixed_dimensions))
         inputs = tuple(tensor.spec for tensor in described.inputs)
         outputs = tuple(tensor.spec for tensor in described.outputs)
         modelled = [size for size in offer.batch_sizes if size in row.exec_ns]

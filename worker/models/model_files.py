@@ -158,7 +158,7 @@ def _bound(table: Mapping[str, object]) -> BoundTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A model as its owner wrote it."""
 
     #: Holds `model.onnx` and whatever it refers to.

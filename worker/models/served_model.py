@@ -11,7 +11,7 @@ from clockwright.errors import ModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, ModelId
 from worker.core.io_pool import aligned
-from worker.core.lanes import Model
+from worker.core.lanes import LoadedModel
 from worker.models.model_files import MODEL_FILE, batch_bytes
 
 
@@ -39,7 +39,7 @@ class IoLayout:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ServedModel(Model):
+class ServedModel(LoadedModel):
     """What every device knows of a model."""
 
     architecture_id: ArchitectureId

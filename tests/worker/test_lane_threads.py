@@ -31,10 +31,10 @@ from worker.devices.cpu import CpuDevice
 from worker.devices.device import Device, Launched
 from worker.devices.modelled import ModelledDevice
 from worker.engines.onnxruntime import open_session, private_kernel
+from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
 from worker.models.served_model import Offer, OfferedFile, ServedModel
-from worker.runtime import Outcome, Runtime
 
 LIMITS = Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=1 << 20)
 IO_POOL_BYTES = 4 << 20
@@ -120,7 +120,7 @@ def a_modelled(
 class Harness:
     """A running runtime, and shorthands."""
 
-    runtime: Runtime[Any]
+    runtime: LaneThreads[Any]
     outcomes: queue.SimpleQueue[Outcome]
     last_id: int = 0
     answers: dict[int, Outcome] = field(default_factory=dict)
@@ -189,7 +189,7 @@ class Harness:
 @contextlib.contextmanager
 def running(device: Device[Any]) -> Iterator[Harness]:
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: Runtime[Any] = Runtime(device, outcomes.put)
+    runtime: LaneThreads[Any] = LaneThreads(device, outcomes.put)
     runtime.start()
     try:
         yield Harness(runtime, outcomes)

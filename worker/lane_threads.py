@@ -64,7 +64,7 @@ class _UnderWay(Generic[M]):
         return time.monotonic_ns()
 
 
-class Runtime(Generic[M]):
+class LaneThreads(Generic[M]):
     """Runs a device. All methods may be called from any thread."""
 
     def __init__(
