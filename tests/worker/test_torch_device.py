@@ -50,6 +50,7 @@ from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
 from worker.devices.cuda import Installation, check_installation, installation
 from worker.devices.device import DeviceLostError, GpuHealth, Launched, WatchedDevice
+from worker.devices.exec_queue import ExecQueue
 from worker.devices.gpu import TorchDevice, TorchModel
 from worker.devices.gpu_health import GpuMonitor, NvmlGpu
 from worker.engines.choice import Engine, Way, describe
@@ -208,13 +209,13 @@ def test_kernels_and_weights_go_with_the_last_model_that_needs_them(instances: I
     models = prepared(device, *offers, offer(files, "c", contents["m1"]))
     assert models[0].weights is models[1].weights
     assert models[0].kernels == models[2].kernels
-    assert (len(device._kernels), len(device._blobs)) == (2, 2)
+    assert (len(device._kernels), len(device._weights)) == (2, 2)
     del models[:2]
     gc.collect()
-    assert (len(device._kernels), len(device._blobs)) == (2, 1)
+    assert (len(device._kernels), len(device._weights)) == (2, 1)
     models.clear()
     gc.collect()
-    assert (len(device._kernels), len(device._blobs)) == (0, 0)
+    assert (len(device._kernels), len(device._weights)) == (0, 0)
 
 
 def test_the_hosts_memory_for_weights_is_fixed_and_used_again(instances: Instances) -> None:
@@ -296,7 +297,7 @@ def test_convolutions_run_joined_with_their_relus_or_apart_whichever_works_and_i
 
     forget_trials(cache_dir)
     monkeypatch.setattr(Program, "run", slow_or_broken)
-    monkeypatch.setattr("worker.devices.gpu._PROFILE_RUNS", 3)
+    monkeypatch.setattr("worker.devices.kernels._PROFILE_RUNS", 3)
     device = torch_device(cache_dir, ApartAccelerator())
     (model,) = prepared(device, offer(FileStore(cache_dir), "m", content, (1,)))
     ways.clear()
@@ -321,13 +322,13 @@ def convolutional(instances: Instances) -> tuple[Path, bytes]:
 
 def time_says(monkeypatch: pytest.MonkeyPatch, exec_ns: dict[Way, int]) -> None:
     """Have EXECs run when they are measured, and take what the test wants."""
-    measure = TorchDevice._measure
+    measure = ExecQueue.measure
 
-    def measured(device: TorchDevice, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
-        measure(device, kernel, num_pages)
+    def measured(execs: ExecQueue, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
+        measure(execs, kernel, num_pages)
         return exec_ns[kernel.way]
 
-    monkeypatch.setattr(TorchDevice, "_measure", measured)
+    monkeypatch.setattr(ExecQueue, "measure", measured)
 
 
 def forget_trials(cache_dir: Path) -> None:
@@ -391,7 +392,7 @@ def test_the_engine_that_is_measured_to_be_faster_is_taken_and_both_are_recorded
     time_says(monkeypatch, exec_ns)
     device = torch_device(cache_dir, OnnxruntimeAccelerator())
     assert device.gpu_kind == "cpu/float32/auto"
-    with caplog.at_level(logging.INFO, logger="worker.devices.gpu"):
+    with caplog.at_level(logging.INFO, logger="worker.devices.kernels"):
         (model,) = served(device, instances, 1)
     chosen = min(exec_ns, key=lambda way: exec_ns[way])
     assert [model.kernels[size].way for size in (1, 2)] == [chosen] * 2
@@ -420,7 +421,7 @@ def test_a_restarted_worker_takes_the_recorded_engine_without_another_contest(
     def refuse(*arguments: object, **settings: object) -> None:
         raise ModelError("another version does not accept it")
 
-    monkeypatch.setattr("worker.devices.gpu.open_session", refuse)
+    monkeypatch.setattr("worker.devices.kernels.open_session", refuse)
     (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
     assert model.kernels[2].way is Way.TORCH_JOINED
     (record,) = trials(cache_dir)
@@ -430,16 +431,16 @@ def test_a_restarted_worker_takes_the_recorded_engine_without_another_contest(
 def test_an_engine_that_fails_when_it_is_measured_leaves_the_model_to_the_other(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = TorchDevice._measure
+    measure = ExecQueue.measure
 
-    def fail(device: TorchDevice, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
+    def fail(execs: ExecQueue, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
         if kernel.way is Way.ONNXRUNTIME:
             raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
-        return measure(device, kernel, num_pages)
+        return measure(execs, kernel, num_pages)
 
     cache_dir = instances[0]
     forget_trials(cache_dir)
-    monkeypatch.setattr(TorchDevice, "_measure", fail)
+    monkeypatch.setattr(ExecQueue, "measure", fail)
     (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
     assert model.kernels[1].way is Way.TORCH_JOINED
     alone = torch_device(cache_dir, OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
@@ -575,7 +576,7 @@ def test_a_load_onto_pages_that_a_queued_exec_reads_waits_for_its_gather(
 def test_without_that_wait_some_order_gives_a_wrong_answer(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchDevice, "_wait_for_readers", lambda self, pages: None)
+    monkeypatch.setattr(ExecQueue, "make_wait_for_readers", lambda *arguments: None)
     assert not all(rounds_that_went_right(instances))
 
 
@@ -705,7 +706,7 @@ def test_streams_beside_each_other_give_every_answer_bit_for_bit(
 
 
 def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behind_it(
-    instances: Instances, threaded: ThreadedAccelerator
+    instances: Instances, threaded: ThreadedAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = torch_device(instances[0], threaded)
     models = served(device, instances, 2)
@@ -717,26 +718,29 @@ def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behi
         assert next(turns).wait(PATIENCE_S)
         run()
 
-    def is_done(launched: int) -> bool:
-        """Whether the EXEC that was launched as this one has ended."""
-        return device._launches[launched % len(device._launches)].is_done()
+    launched: list[Launched] = []
+    launch_exec = device.launch_exec
 
+    def noted(step: Step[TorchModel]) -> Launched:
+        launched.append(launch_exec(step))
+        return launched[-1]
+
+    monkeypatch.setattr(device, "launch_exec", noted)
     kernel.run = held
-    before = device._num_launched
     with running(device) as harness:
         try:
             for model in models:
                 harness.runtime.add_model(model)
             harness.ok(harness.load("m0"))
             first, second = (harness.infer("m0", bytes(4 * NARROW)) for _ in range(2))
-            until(lambda: device._num_launched == before + 2, what="the second is with the device")
-            assert not is_done(before + 1)
+            until(lambda: len(launched) == 2, what="the second is with the device")
+            assert not launched[0].is_done()
             harness.ok(harness.load("m1"))
             gates[0].set()
             harness.ok(first)  # its OUTPUT beside the second's EXEC
             third = harness.infer("m0", bytes(4 * NARROW))
-            until(lambda: device._num_launched == before + 3, what="the third's INPUT has ended")
-            assert not is_done(before + 2)
+            until(lambda: len(launched) == 3, what="the third's INPUT has ended")
+            assert not launched[1].is_done()
         finally:
             for gate in gates:
                 gate.set()
@@ -772,7 +776,7 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
         on_their_way.append(sum(isinstance(work, partial) for work, _ in stream.queue))
 
     monkeypatch.setattr(stream, "run", counted)
-    weights = SimpleNamespace(memory=device._host[: 4 * PAGE_BYTES - 5])
+    weights = SimpleNamespace(memory=device._memory.host[: 4 * PAGE_BYTES - 5])
     model: Any = SimpleNamespace(model_id="m", weights=weights)
     device.run_load(load_step(model, (3, 0, 2, 1)))
     assert copied == [PAGE_BYTES] * 3 + [PAGE_BYTES - 5]
@@ -1073,7 +1077,7 @@ def test_a_lost_device_takes_no_model_and_is_closed_with_its_accelerator(
 ) -> None:
     accelerator = FailingAccelerator()
     device = torch_device(instances[0], accelerator)
-    device._lost = "gone"
+    device._loss.reason = "gone"
     with pytest.raises(ModelError, match="the device is lost: gone"):
         served(device, instances, 1)
     assert accelerator.closed

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 import onnxruntime as ort
+from typing_extensions import override
 
 from clockwright.errors import ModelError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
@@ -89,19 +90,20 @@ class Target(Protocol):
         """How far an output may be from the original's: relative to each number, and absolute."""
 
 
-class OnnxruntimeTarget:
+class OnnxruntimeTarget(Target):
     """This machine's processor."""
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
+    @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
-        """See `Target`. Optimisation has done everything."""
+        # Optimisation has done everything.
         return lifted
 
+    @override
     def run(
         self, lifted: LiftedGraph, compiled: CompiledModel, batch_size: int, inputs: list[Bytes]
     ) -> list[Bytes]:
-        """See `Target`."""
         session = open_session(lifted.graph)
         weights = aligned_bytes(lifted.blob.nbytes)
         weights[:] = lifted.blob
@@ -114,8 +116,9 @@ class OnnxruntimeTarget:
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         return outputs
 
+    @override
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
-        """See `Target`. Kernels may sum in another order, no more."""
+        # Kernels may sum in another order, no more.
         return _TOLERANCE, _TOLERANCE
 
 

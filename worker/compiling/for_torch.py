@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from onnx import TensorProto
 from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from clockwright.errors import ModelError
-from worker.compiling.compile import FloatArray
+from worker.compiling.compile import FloatArray, Target
 from worker.compiling.lift_weights import LiftedGraph
 from worker.core.io_pool import aligned
 from worker.engines.onnxruntime import Bytes, plain_words, tensor_bytes
@@ -53,14 +54,15 @@ class Tf32Products(TorchFunctionMode):  # type: ignore[misc]  # torch is not typ
     moves, not which answer a card gives.
     """
 
+    @override
     def __torch_function__(
         self,
         func: Callable[..., Any],
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        """See `TorchFunctionMode`: called in place of each of torch's functions."""
+    ) -> Any:
+        # Called in place of each of torch's functions.
         factors = _FACTORS.get(func, ())
         rounded = [_tf32(each) if i in factors else each for i, each in enumerate(args)]
         return func(*rounded, **(kwargs or {}))
@@ -81,16 +83,17 @@ def products_as_on_a_gpu(precision: Precision) -> AbstractContextManager[object]
     return Tf32Products() if precision is Precision.TF32 else nullcontext()
 
 
-class TorchTarget:
-    """Torch, on whatever device. Satisfies `worker.compiling.compile.Target`."""
+class TorchTarget(Target):
+    """Torch, on whatever device."""
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
 
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
 
+    @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
-        """See `Target`: convolutions' weights channels last for tensor cores, float16 if wanted."""
+        # Convolutions' weights channels last for tensor cores, float16 if wanted.
         model = onnx.ModelProto.FromString(lifted.graph)
         check_operators(model)
         del model.metadata_props[:]
@@ -131,10 +134,11 @@ class TorchTarget:
             kind = TensorProto.FLOAT16
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8), kind, channels_last
 
+    @override
     def run(
         self, lifted: LiftedGraph, compiled: CompiledModel, batch_size: int, inputs: list[Bytes]
     ) -> list[Bytes]:
-        """See `Target`. On the processor, whatever it is for."""
+        # On the processor, whatever it is for.
         torch.set_num_threads(1)  # as in onnxruntime's sessions; and it is the compiler's process
         program = Program(lifted.graph, torch.device("cpu"))
         outputs = tensor_bytes([tensor.spec for tensor in compiled.outputs], batch_size)
@@ -154,8 +158,8 @@ class TorchTarget:
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         return outputs
 
+    @override
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
-        """See `Target`."""
         if self._precision is Precision.FLOAT32:
             return _PLAIN_TOLERANCE, _PLAIN_TOLERANCE
         finite = np.abs(wanted[np.isfinite(wanted)])

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.containers import ContainerSpec, read_container
@@ -32,9 +34,9 @@ from worker.containers.container import (
     SharedMemory,
 )
 from worker.core.lanes import Lane, Step
-from worker.devices.device import DeviceLostError, Fetch
+from worker.devices.device import Device, DeviceLostError
 from worker.devices.host_io import read_outputs, write_inputs
-from worker.models.file_store import sha256_of
+from worker.models.file_store import Fetch, sha256_of
 from worker.models.model_files import Limits
 from worker.models.served_model import IoLayout, Offer, ServedModel, io_bytes_of
 
@@ -78,8 +80,8 @@ class Backoff:
         return self._pause_s
 
 
-class ContainerDevice:
-    """See the module. Satisfies `worker.devices.device.Device`."""
+class ContainerDevice(Device[ContainerModel]):
+    """One container as a device. See the module."""
 
     # It only copies and waits: the code computes elsewhere.
     computing_lanes: frozenset[Lane] = frozenset()
@@ -122,10 +124,11 @@ class ContainerDevice:
 
     # --- models ---------------------------------------------------------------------------------
 
+    @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> ContainerModel:
-        """See `Device`. Fetches nothing."""
+        # Fetches nothing.
         name = self._folder.name
         if offer.profile != name:
             raise ModelError(f"this worker runs the container of model {name!r} only")
@@ -206,15 +209,18 @@ class ContainerDevice:
 
     # --- steps ----------------------------------------------------------------------------------
 
+    @override
     def run_load(self, step: Step[ContainerModel]) -> None:
-        """See `Device`. There are no weights."""
+        # There are no weights.
+        pass
 
+    @override
     def run_input(self, step: Step[ContainerModel], payload: Sequence[Buffer]) -> None:
-        """See `Device`."""
         write_inputs(self._memory.bytes, step, payload)
 
+    @override
     def run_exec(self, step: Step[ContainerModel]) -> None:
-        """See `Device`. The code sees the rows that were sent, never padding."""
+        # The code sees the rows that were sent, never padding.
         action, model = step.action, step.model
         assert isinstance(action, Infer)
         layout = model.layouts[action.batch_size]
@@ -226,12 +232,12 @@ class ContainerDevice:
             self._died(str(error))
             raise DeviceLostError(str(error)) from None
 
+    @override
     def run_output(self, step: Step[ContainerModel]) -> list[bytes]:
-        """See `Device`."""
         return read_outputs(self._memory.bytes, step)
 
+    @override
     async def close(self) -> None:
-        """See `Device`."""
         for container in list(self._containers.values()):
             container.stop()
         self._setup.shutdown(wait=True, cancel_futures=True)

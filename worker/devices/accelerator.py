@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from worker.devices.host_memory import present_memory
 from worker.engines.onnxruntime import Place
@@ -117,44 +118,47 @@ class Accelerator(Protocol):
         """Give everything back."""
 
 
-class HostEvent:
+class HostEvent(Event):
     """A reading of the clock."""
 
     def __init__(self) -> None:
         self.time_ns = 0
 
+    @override
     def synchronize(self) -> None:
-        """See `Event`."""
+        pass
 
+    @override
     def is_done(self) -> bool:
-        """See `Event`."""
         return True
 
+    @override
     def ns_since(self, earlier: Event) -> int:
-        """See `Event`."""
         assert isinstance(earlier, HostEvent)
         return max(self.time_ns - earlier.time_ns, 1)
 
 
-class HostStream:
+class HostStream(Stream):
     """Does everything at once."""
 
+    @override
     def run(self, work: Callable[[], object]) -> None:
-        """See `Stream`."""
         with torch.inference_mode():
             work()
 
+    @override
     def record(self, event: Event) -> None:
-        """See `Stream`."""
         assert isinstance(event, HostEvent)
         event.time_ns = time.monotonic_ns()
 
+    @override
     def wait(self, event: Event) -> None:
-        """See `Stream`. All work that was handed over is done."""
+        # All work that was handed over is done.
+        pass
 
 
-class HostAccelerator:
-    """The processor, one core of it. Satisfies `Accelerator`: the same code as for a GPU, for tests."""
+class HostAccelerator(Accelerator):
+    """The processor, one core of it: tests run the GPU's code on it."""
 
     device = torch.device("cpu")
     on_host = True
@@ -166,52 +170,59 @@ class HostAccelerator:
         # The lanes are threads already, and durations must not depend on who else computes.
         torch.set_num_threads(1)
 
+    @override
     def stream(self, *, urgent: bool = False) -> Stream:
-        """See `Accelerator`."""
         return HostStream()
 
+    @override
     def event(self, *, patient: bool = False) -> Event:
-        """See `Accelerator`."""
         return HostEvent()
 
+    @override
     def device_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`."""
         self._num_allocations += 1
         self._reserved_bytes += num_bytes
         # Written to, so that no later use faults.
         return torch.empty(num_bytes, dtype=torch.uint8).zero_()
 
+    @override
     def host_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`. Nothing to lock: the processor reads whatever is there."""
+        # Nothing to lock: the processor reads whatever is there.
         return torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)[:num_bytes]
 
+    @override
     def capture(
         self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
     ) -> Callable[[], None]:
-        """See `Accelerator`. Launches kernels anew every time."""
+        # Launches kernels anew every time.
         with torch.inference_mode():
             rehearsal()
         return work
 
+    @override
     def onnxruntime_place(self) -> Place | None:
-        """See `Accelerator`. It could, but there `worker.devices.cpu` is the faster way to do so."""
+        # It could, but there `worker.devices.cpu` is the faster way to do so.
         return None
 
+    @override
     def num_allocations(self) -> int:
-        """See `Accelerator`. Intermediates are not counted: of captured kernels they have their place."""
+        # Intermediates are not counted: of captured kernels they have their place.
         return self._num_allocations
 
+    @override
     def reserved_bytes(self) -> int:
-        """See `Accelerator`. Without intermediates, as above."""
+        # Without intermediates, as above.
         return self._reserved_bytes
 
+    @override
     def free_bytes(self) -> int | None:
-        """See `Accelerator`. Everybody on this machine takes from the host's memory."""
+        # Everybody on this machine takes from the host's memory.
         return None
 
+    @override
     def fault(self) -> str | None:
-        """See `Accelerator`."""
         return None
 
+    @override
     def close(self) -> None:
-        """See `Accelerator`."""
+        pass

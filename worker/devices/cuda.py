@@ -23,9 +23,10 @@ from functools import partial
 
 import onnxruntime as ort
 import torch
+from typing_extensions import override
 
 from clockwright.errors import ConfigError
-from worker.devices.accelerator import Event, Stream
+from worker.devices.accelerator import Accelerator, Event, Stream
 from worker.devices.host_memory import present_memory
 from worker.engines.onnxruntime import Place, plain_words
 from worker.engines.torch_operators import Tensor
@@ -85,47 +86,47 @@ def check_installation(found: Installation, index: int) -> None:
         )
 
 
-class CudaEvent:
+class CudaEvent(Event):
     """A CUDA event with a time."""
 
     def __init__(self, *, patient: bool = False) -> None:
         self.event = torch.cuda.Event(enable_timing=True, blocking=patient)
 
+    @override
     def synchronize(self) -> None:
-        """See `Event`."""
         self.event.synchronize()
 
+    @override
     def is_done(self) -> bool:
-        """See `Event`."""
         return bool(self.event.query())
 
+    @override
     def ns_since(self, earlier: Event) -> int:
-        """See `Event`."""
         assert isinstance(earlier, CudaEvent)
         return max(int(1e6 * earlier.event.elapsed_time(self.event)), 1)
 
 
-class CudaStream:
+class CudaStream(Stream):
     """A CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
+    @override
     def run(self, work: Callable[[], object]) -> None:
-        """See `Stream`."""
         # Each thread begins on the first GPU, and would take memory there for nothing.
         if torch.cuda.current_device() != self._stream.device_index:
             torch.cuda.set_device(self._stream.device)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             work()
 
+    @override
     def record(self, event: Event) -> None:
-        """See `Stream`."""
         assert isinstance(event, CudaEvent)
         event.event.record(self._stream)
 
+    @override
     def wait(self, event: Event) -> None:
-        """See `Stream`."""
         assert isinstance(event, CudaEvent)
         self._stream.wait_event(event.event)
 
@@ -137,7 +138,7 @@ class LockedMemory:
         self._taken: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """See `Accelerator.host_memory`."""
+        """Take memory as `Accelerator.host_memory` promises it."""
         # Its tensor keeps the mapping.
         memory = torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)
         status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
@@ -155,8 +156,8 @@ class LockedMemory:
             torch.cuda.cudart().cudaHostUnregister(self._taken.pop().data_ptr())
 
 
-class CudaAccelerator:
-    """One GPU. Satisfies `worker.devices.accelerator.Accelerator`."""
+class CudaAccelerator(Accelerator):
+    """One GPU."""
 
     on_host = False
 
@@ -194,16 +195,16 @@ class CudaAccelerator:
         work = partial(memory.add_, 1)
         return self.capture(work, rehearsal=work, tensor_cores=False)
 
+    @override
     def stream(self, *, urgent: bool = False) -> Stream:
-        """See `Accelerator`."""
         return CudaStream(torch.cuda.Stream(self.device, priority=-1 if urgent else 0))
 
+    @override
     def event(self, *, patient: bool = False) -> Event:
-        """See `Accelerator`."""
         return CudaEvent(patient=patient)
 
+    @override
     def device_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`."""
         try:
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
@@ -216,14 +217,14 @@ class CudaAccelerator:
         torch.cuda.current_stream(self.device).synchronize()
         return memory
 
+    @override
     def host_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`."""
         return self._locked.take(num_bytes)
 
+    @override
     def capture(
         self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
     ) -> Callable[[], None]:
-        """See `Accelerator`."""
         with self._capturing, torch.inference_mode():
             torch.backends.cuda.matmul.allow_tf32 = tensor_cores
             torch.backends.cudnn.allow_tf32 = tensor_cores
@@ -251,13 +252,11 @@ class CudaAccelerator:
         replay: Callable[[], None] = graph.replay
         return replay
 
+    @override
     def onnxruntime_place(self) -> Place | None:
-        """See `Accelerator`.
-
-        Its own capture of graphs is left alone: a graph of its would have to be captured by the thread
-        that replays it. It is given the stream that is being captured instead, like torch's kernels, and
-        told not to wait for it.
-        """
+        # onnxruntime's own capture of graphs stays off: the thread that replays such a graph would have to
+        # be the one that captured it. onnxruntime gets the stream that is being captured instead, as torch's
+        # kernels do, and is told not to wait for that stream.
         provider = "CUDAExecutionProvider"
         if provider not in ort.get_available_providers():
             return None
@@ -275,21 +274,23 @@ class CudaAccelerator:
         run_options = {"disable_synchronize_execution_providers": "1"}
         return Place(provider, "cuda", self.device.index, options, run_options)
 
+    @override
     def num_allocations(self) -> int:
-        """See `Accelerator`."""
         return int(torch.cuda.memory_stats(self.device)["num_device_alloc"])
 
+    @override
     def reserved_bytes(self) -> int:
-        """See `Accelerator`. Without what onnxruntime takes, of which torch knows nothing."""
+        # Without what onnxruntime takes, of which torch knows nothing.
         return int(torch.cuda.memory_reserved(self.device))
 
+    @override
     def free_bytes(self) -> int | None:
-        """See `Accelerator`."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return int(free)
 
+    @override
     def fault(self) -> str | None:
-        """See `Accelerator`. After a fault in a kernel every call of the process fails."""
+        # After a fault in a kernel every call of the process fails.
         # Nobody may wait for the whole device while a stream of it is being captured.
         with self._capturing:
             try:
@@ -301,8 +302,8 @@ class CudaAccelerator:
                 return f"{self.name}: {plain_words(error)}"
         return None
 
+    @override
     def close(self) -> None:
-        """See `Accelerator`."""
         self._locked.close()
 
 

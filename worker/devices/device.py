@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clockwright.bulk import Buffer
 from worker.core.lanes import Lane, Step
+from worker.models.file_store import Fetch
 from worker.models.model_files import Limits
-from worker.models.served_model import Offer, OfferedFile, ServedModel
+from worker.models.served_model import Offer, ServedModel
 
 M = TypeVar("M", bound=ServedModel)
-
-Fetch = Callable[[Sequence[OfferedFile]], Awaitable[None]]
 
 
 class DeviceLostError(Exception):

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from typing_extensions import override
+
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
@@ -20,15 +22,15 @@ from clockwright.units import PAGE_BYTES, ArchitectureId
 from modelzoo.profile import Profile
 from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
-from worker.devices.device import Fetch
-from worker.models.file_store import FileStore
+from worker.devices.device import Device
+from worker.models.file_store import Fetch, FileStore
 from worker.models.model_files import Limits, ModelSource
 from worker.models.served_model import Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
 
 
-class ModelledDevice:
-    """See the module. Satisfies `worker.devices.device.Device`."""
+class ModelledDevice(Device[ServedModel]):
+    """A device that only spends time. See the module."""
 
     computing_lanes: frozenset[Lane] = frozenset()
 
@@ -51,10 +53,11 @@ class ModelledDevice:
         self._load_noise = random.Random(f"load {profile.seed}")
         self._exec_noise = random.Random(f"exec {profile.seed}")
 
+    @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> ServedModel:
-        """See `Device`. The file is read, not run: only the inputs and outputs matter."""
+        # The file is read, not run: only the inputs and outputs matter.
         offer.check_onnx()
         row = self._profile.row_for(offer.profile or offer.model_id)
         self.limits.check_weights(row.weights_bytes)
@@ -106,29 +109,31 @@ class ModelledDevice:
         """Draw how long the next EXEC takes."""
         return _draw(model.exec_ns[batch_size], self._exec_noise, self._profile.noise.exec_sigma)
 
+    @override
     def run_load(self, step: Step[ServedModel]) -> None:
-        """See `Device`."""
         begin_ns = time.monotonic_ns()
         sleep_until(begin_ns + self.load_duration_ns(step.model))
 
+    @override
     def run_input(self, step: Step[ServedModel], payload: Sequence[Buffer]) -> None:
-        """See `Device`. Takes no time: nothing looks at the bytes."""
+        # Takes no time: nothing looks at the bytes.
+        pass
 
+    @override
     def run_exec(self, step: Step[ServedModel]) -> None:
-        """See `Device`."""
         assert isinstance(step.action, Infer)
         begin_ns = time.monotonic_ns()
         sleep_until(begin_ns + self.exec_duration_ns(step.model, step.action.batch_size))
 
+    @override
     def run_output(self, step: Step[ServedModel]) -> list[bytes]:
-        """See `Device`."""
         assert isinstance(step.action, Infer)
         return [
             bytes(rows * spec.row_bytes) for rows in step.action.rows for spec in step.model.outputs
         ]
 
+    @override
     async def close(self) -> None:
-        """See `Device`."""
         await self._compiler.close()
 
 
