@@ -531,7 +531,7 @@ def test_make_gpu_runs_every_test_that_needs_a_gpu() -> None:
     (words,) = (module for name, module, _, _ in everything.PARTS if name == "tests")
     marked = [
         path.relative_to(ROOT).as_posix()
-        for path in sorted((ROOT / "tests").glob("test_*.py"))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
         if re.search(r"^ *@?pytest\.mark\.gpu\b", path.read_text(), re.MULTILINE)
     ]
     assert marked == [word for word in words if word.endswith(".py")]

@@ -1,9 +1,9 @@
 """The processor as a device: real models on onnxruntime, with the memory of a GPU.
 
 Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC gathers the
-model's pages into the arena and runs a kernel that was bound once to the arena and the static batch,
-always, even if the arena still holds that very model: a duration that depends on what ran before
-could not be predicted.
+model's pages into the arena and runs a kernel that was bound once to the arena and the static batch. It does
+so even if the arena still holds that very model: a duration that depends on what ran before could not be
+predicted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A device that only spends time, as a profile says: to measure everything around a GPU without one.
 
-Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD and the
-n-th EXEC of a worker take equally long in every run.
+Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD of a worker takes
+equally long in every run, and so does the n-th EXEC.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class ModelledDevice(Device[ServedModel]):
         self._profile = profile
         self._files = files
         self._compiler = Compiler(time_limit_s=compile_limit_s)
-        # One generator per lane: lanes are threads, and their turns differ from run to run.
+        # One generator per lane, because lanes are threads and take turns differently in every run.
         self._load_noise = random.Random(f"load {profile.seed}")
         self._exec_noise = random.Random(f"exec {profile.seed}")
 
@@ -57,7 +57,7 @@ class ModelledDevice(Device[ServedModel]):
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> ServedModel:
-        # The file is read, not run: only the inputs and outputs matter.
+        # The model's file is read, not run: only its inputs and outputs matter.
         offer.check_onnx()
         row = self._profile.row_for(offer.profile or offer.model_id)
         self.limits.check_weights(row.weights_bytes)
@@ -85,7 +85,7 @@ class ModelledDevice(Device[ServedModel]):
         batch_sizes = self.limits.usable_batch_sizes(
             (*inputs, *outputs), modelled, fixed_batch=described.fixed_batch
         )
-        # Models that share a row and their tensors' shapes cannot be told apart by time.
+        # Durations cannot tell models apart that share a row and the shapes of their tensors.
         architecture = repr((row, inputs, outputs)).encode()
         return ServedModel(
             model_id=offer.model_id,
@@ -95,7 +95,7 @@ class ModelledDevice(Device[ServedModel]):
             inputs=inputs,
             outputs=outputs,
             weights_bytes=row.weights_bytes,
-            # The controller takes no model whose actions take no time: such a seed is a mistake elsewhere.
+            # The controller refuses a model whose actions take no time, as a mistake.
             load_ns=max(row.load_ns, 1),
             exec_ns={size: max(row.exec_ns[size], 1) for size in batch_sizes},
             from_cache=not missing,
@@ -116,8 +116,7 @@ class ModelledDevice(Device[ServedModel]):
 
     @override
     def run_input(self, step: Step[ServedModel], payload: Sequence[Buffer]) -> None:
-        # Takes no time: nothing looks at the bytes.
-        pass
+        pass  # takes no time: nothing looks at the bytes
 
     @override
     def run_exec(self, step: Step[ServedModel]) -> None:
