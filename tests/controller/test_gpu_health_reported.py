@@ -13,9 +13,9 @@ from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
+from tests.kit.nvml import driver
 from tests.kit.processes import write_models
-from tests.worker.test_gpu_health import driver
-from tests.worker.test_lane_threads import IO_POOL_BYTES, LIMITS
+from tests.kit.worker_models import IO_POOL_BYTES, LIMITS
 from worker.config import WorkerConfig
 from worker.devices.accelerator import HostAccelerator
 from worker.devices.gpu import TorchDevice

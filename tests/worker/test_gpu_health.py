@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +16,9 @@ import worker.process
 from clockwright.cli import gpu_workers
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
+from tests.kit.nvml import NotSupportedError, driver, told_by
 from worker.config import WorkerConfig
-from worker.devices.device import GpuHealth, WatchedDevice
+from worker.devices.device import GpuHealth
 from worker.devices.gpu_health import (
     ClockLevel,
     GpuFacts,
@@ -31,50 +30,6 @@ from worker.devices.gpu_health import (
     stay_near,
 )
 from worker.process import check_host_memory
-
-
-class NotSupportedError(Exception):
-    pass
-
-
-def driver(**answers: Any) -> Any:  # noqa: ANN401
-    """NVML of a card in good health, but for what is said otherwise."""
-    facts: dict[str, Any] = {
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30, free=79 << 30),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,  # idle, which is no complaint
-        "nvmlDeviceGetName": b"NVIDIA A GPU",
-        "nvmlSystemGetDriverVersion": "580.1",
-        "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:3B:00.0"),
-        "nvmlDeviceGetCurrPcieLinkGeneration": 5,
-        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
-        "nvmlDeviceGetCurrPcieLinkWidth": 16,
-        "nvmlDeviceGetMaxPcieLinkWidth": 16,
-        "nvmlDeviceGetClockInfo": 1980,
-        "nvmlDeviceGetMaxClockInfo": 1980,
-        "nvmlDeviceGetTemperature": 40,
-        "nvmlDeviceGetTotalEccErrors": 0,
-        **answers,
-    }
-
-    def answer(value: object) -> Any:  # noqa: ANN401
-        def function(*arguments: object) -> object:
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        return function
-
-    functions = {name: answer(value) for name, value in facts.items() if value is not None}
-    return SimpleNamespace(
-        NVMLError=NotSupportedError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
-        NVML_VOLATILE_ECC=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        **functions,
-    )
 
 
 def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401
@@ -154,30 +109,6 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
         f"GPU 0000:3b:00.0 (NVIDIA A GPU): {words}",
         f"GPU 0000:3b:00.0 (NVIDIA A GPU): no more: {words}",
     ]
-
-
-def told_by(watched: WatchedDevice, count: int) -> list[GpuHealth]:
-    """What a watch tells first."""
-    told: list[GpuHealth] = []
-
-    async def scenario() -> None:
-        enough = asyncio.Event()
-
-        def tell(health: GpuHealth) -> None:
-            told.append(health)
-            if len(told) == count:
-                enough.set()
-
-        task = asyncio.create_task(watched.watch(tell))
-        await asyncio.wait(
-            [task, waiting := asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED"
-        )
-        waiting.cancel()
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(scenario())
-    return told[:count]
 
 
 def test_memory_errors_are_complained_about_at_once_however_fast_they_grow() -> None:

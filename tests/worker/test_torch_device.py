@@ -31,20 +31,20 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
+from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
+from tests.kit.nvml import driver, told_by
 from tests.kit.processes import PATIENCE_S, until, write_models
-from tests.worker.test_gpu_health import driver, told_by
-from tests.worker.test_lane_threads import (
+from tests.kit.running_lanes import load_run_and_evict_at_random, running
+from tests.kit.worker_models import (
     IO_POOL_BYTES,
     LIMITS,
     NARROW,
     compiled_models,
-    load_run_and_evict_at_random,
     network,
     offer,
     prepared,
-    running,
 )
-from tests.worker.test_lane_threads import unpaged as onnxruntime_unpaged
+from tests.kit.worker_models import unpaged as onnxruntime_unpaged
 from worker.config import WorkerConfig
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
@@ -54,7 +54,6 @@ from worker.devices.exec_queue import ExecQueue
 from worker.devices.gpu import TorchDevice, TorchModel
 from worker.devices.gpu_health import GpuMonitor, NvmlGpu
 from worker.engines.choice import Engine, Way, describe
-from worker.engines.onnxruntime import PROCESSOR, Place
 from worker.engines.torch_program import Program
 from worker.engines.torch_tensors import weight_views
 from worker.models.file_store import FileStore
@@ -151,7 +150,7 @@ def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unl
     assert len(set(two.values())) == 4
     with running(device) as harness:
         for model in models:
-            harness.runtime.add_model(model)
+            harness.lanes.add_model(model)
         resident: list[str] = []
         for _ in range(40):
             name = rng.choice(models).model_id
@@ -174,7 +173,7 @@ def test_a_batch_that_is_not_full_is_filled_with_zeros(instances: Instances) -> 
     x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
     padded = by_model(instances, models, np.concatenate([x, np.zeros_like(x)]))
     with running(device) as harness:
-        harness.runtime.add_model(models[0])
+        harness.lanes.add_model(models[0])
         harness.ok(harness.load("m0"))
         noise = np.full((2, NARROW), 7, np.float32).tobytes()
         harness.ok(harness.infer("m0", noise, rows=(2,), batch_size=2))
@@ -191,7 +190,7 @@ def test_the_seeds_of_the_estimator_are_measured_and_durations_are_the_devices(
     assert set(models[0].exec_ns) == {1, 2}
     assert min(models[0].exec_ns.values()) > 1
     with running(device) as harness:
-        harness.runtime.add_model(models[0])
+        harness.lanes.add_model(models[0])
         load = harness.result(harness.load("m0")).load
         exec_time = harness.result(harness.infer("m0", bytes(4 * NARROW))).exec
     for step in (load, exec_time):
@@ -302,7 +301,7 @@ def test_convolutions_run_joined_with_their_relus_or_apart_whichever_works_and_i
     (model,) = prepared(device, offer(FileStore(cache_dir), "m", content, (1,)))
     ways.clear()
     with running(device) as harness:
-        harness.runtime.add_model(model)
+        harness.lanes.add_model(model)
         harness.ok(harness.load("m"))
         harness.ok(harness.infer("m", bytes(4 * 64)))
     assert ways == [way == "joined is faster"]
@@ -320,27 +319,9 @@ def convolutional(instances: Instances) -> tuple[Path, bytes]:
 # --- engines ----------------------------------------------------------------------------------------
 
 
-def time_says(monkeypatch: pytest.MonkeyPatch, exec_ns: dict[Way, int]) -> None:
-    """Have EXECs run when they are measured, and take what the test wants."""
-    measure = ExecQueue.measure
-
-    def measured(execs: ExecQueue, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
-        measure(execs, kernel, num_pages)
-        return exec_ns[kernel.way]
-
-    monkeypatch.setattr(ExecQueue, "measure", measured)
-
-
 def forget_trials(cache_dir: Path) -> None:
     for record in (cache_dir / "profiles").iterdir():
         record.unlink()
-
-
-class OnnxruntimeAccelerator(HostAccelerator):
-    """As on a GPU with onnxruntime-gpu: it computes where torch does."""
-
-    def onnxruntime_place(self) -> Place:
-        return PROCESSOR
 
 
 TORCH_FASTER = {Way.TORCH_JOINED: 1000, Way.ONNXRUNTIME: 2000}
@@ -366,7 +347,7 @@ def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances) 
     rng = random.Random(0)
     with running(device) as harness:
         for model in models:
-            harness.runtime.add_model(model)
+            harness.lanes.add_model(model)
         resident: list[str] = []
         for _ in range(20):
             name = rng.choice(models).model_id
@@ -730,7 +711,7 @@ def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behi
     with running(device) as harness:
         try:
             for model in models:
-                harness.runtime.add_model(model)
+                harness.lanes.add_model(model)
             harness.ok(harness.load("m0"))
             first, second = (harness.infer("m0", bytes(4 * NARROW)) for _ in range(2))
             until(lambda: len(launched) == 2, what="the second is with the device")
@@ -989,8 +970,8 @@ def test_an_error_in_one_action_fails_that_action_only(instances: Instances) -> 
     models = served(device, instances, 1)
     lost: list[str] = []
     with running(device) as harness:
-        harness.runtime._on_lost = lost.append
-        harness.runtime.add_model(models[0])
+        harness.lanes._on_lost = lost.append
+        harness.lanes.add_model(models[0])
         harness.ok(harness.load("m0"))
         accelerator.failing = True
         failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
@@ -1010,15 +991,15 @@ def test_an_error_after_which_nothing_runs_loses_the_device_with_the_reason(
     models = served(device, instances, 1)
     lost: list[str] = []
     with running(device) as harness:
-        harness.runtime._on_lost = lost.append
-        harness.runtime.add_model(models[0])
+        harness.lanes._on_lost = lost.append
+        harness.lanes.add_model(models[0])
         harness.ok(harness.load("m0"))
         accelerator.failing, accelerator.broken = True, "cuda:0: it fell off the bus"
         failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
         # Even if it seems to work again: what its memory holds is not known.
         accelerator.failing, accelerator.broken = False, None
-        harness.runtime.abandon()  # as the link does when it starts afresh
-        harness.runtime.add_model(models[0])
+        harness.lanes.abandon()  # as the link does when it starts afresh
+        harness.lanes.add_model(models[0])
         after = harness.result(harness.load("m0"))
     reason = "CUDA error: unspecified launch failure (cuda:0: it fell off the bus)"
     assert (failed.error, failed.message) == (ActionError.DEVICE, reason)
