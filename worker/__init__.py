@@ -38,16 +38,17 @@ unpredictable time, and prediction is the whole point.
 
 Who measures. The lane thread stamps when a step began and ended; a device that can tell adds how long it was
 busy. Preparing an architecture measures its EXECs once, and the figures seed the controller's estimates
-until results replace them. A GPU's clock is looked at every second and reported, because durations go with the clock.
+until results replace them. A GPU's clock is looked at every second and reported, because durations go
+with the clock.
 
 Who translates time. Nobody here: every time on the stream is this machine's monotonic clock. The
 controller translates, from the offsets that heartbeats measure in both directions.
 
 What happens when the GPU is lost. The step that meets the fault fails its action and raises
-`DeviceLostError`; no other step starts. The link sends the results that wait, closes the stream and thereby returns
-all other actions to the controller, which sends them elsewhere. A GPU's fault is for good in its
-process, so the process exits; a container is started anew, and the worker attaches again. A GPU's step
-that never ends is given ten seconds after the stream's end; then the process exits without its threads.
+`DeviceLostError`; no other step starts. The link sends the results that wait and closes the stream; all other
+actions thereby return to the controller, which sends them elsewhere. A process never recovers from its
+GPU's fault, so it exits; a container is started anew, and the worker attaches again. A GPU's step that
+never ends is given ten seconds after the stream's end; then the process exits without its threads.
 When only the stream is lost, the worker forgets all models and actions and dials again: its compiled models
 are on disk, and the controller offers them anew.
 """

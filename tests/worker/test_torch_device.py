@@ -745,7 +745,7 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = torch_device(tmp_path, DeferredAccelerator(0))
-    stream: Any = device._load_stream
+    stream: Any = device._load.stream
     run = stream.run
     copied: list[int] = []
     on_their_way: list[int] = []

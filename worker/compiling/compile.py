@@ -1,7 +1,8 @@
 """Compiles an ONNX file to what a worker serves: a graph without weights, the weights, metadata.
 
-This runs in a process of its own (`worker.compiling.compiler_process`), because a hostile or broken model may crash or
-hang the runtime. Order matters: optimise first, lift the weights afterwards (`worker.compiling.lift_weights`).
+This runs in a process of its own (`worker.compiling.compiler_process`), because a hostile or broken model
+may crash or hang the runtime. Order matters: optimise first, lift the weights afterwards
+(`worker.compiling.lift_weights`).
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from typing import TypeVar, TypeVarTuple
 from clockwright.tensors import TensorSpec
 from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
-from worker.models.file_store import Fetch, FileStore
+from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
-from worker.models.served_model import Offer, io_bytes_of
+from worker.models.served_model import Fetch, Offer, io_bytes_of
 from worker.timing import tune_background_thread
 
 T = TypeVar("T")

@@ -1,4 +1,6 @@
-"""The process that compiles: `python -m worker.compiling.compiler_process PARENT`, a JSON object per line both ways.
+"""The process that compiles: `python -m worker.compiling.compiler_process PARENT`.
+
+Each way carries a JSON object per line: jobs come in, progress and results go out.
 
 The process runs at low priority and is the first to be killed when memory runs out, so that neither a large
 model nor a hostile one costs the worker more than a refusal. It dies with its worker, even in the middle of

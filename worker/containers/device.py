@@ -36,9 +36,9 @@ from worker.containers.container import (
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device, DeviceLostError
 from worker.devices.host_io import read_outputs, write_inputs
-from worker.models.file_store import Fetch, sha256_of
+from worker.models.file_store import sha256_of
 from worker.models.model_files import Limits
-from worker.models.served_model import IoLayout, Offer, ServedModel, io_bytes_of
+from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
 
 # Profiles seed the controller's estimates, which measurements replace soon.
 _PROFILE_RUNS = 7
@@ -151,7 +151,7 @@ class ContainerDevice(Device[ContainerModel]):
             except ModelError as error:
                 if not served_before:
                     raise
-                # It has been served, so it is fit: what is wrong now may pass.
+                # The container has been served before, so the trouble may pass: try again.
                 self._died(str(error))
         model = ContainerModel(
             model_id=offer.model_id,

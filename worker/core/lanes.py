@@ -98,7 +98,7 @@ class Step(Generic[M]):
         self.pages = pages
         #: The offset of the IO slot (INPUT, EXEC, OUTPUT).
         self.io_offset = io_offset
-        #: How long the device itself was busy with the step; None until the device says so, which not all can.
+        #: How long the device itself was busy with the step; None until the device says so. Not all can.
         self.duration_ns: int | None = None
 
 
@@ -380,7 +380,7 @@ class Core(Generic[M]):
         return self._step(_EXEC, job)
 
     def _take_exec(self, now_ns: int, *, begin_ns: int) -> _Job[M] | WaitUntil | None:
-        """Take the first EXEC that may begin at `begin_ns` out of the queue, and refuse those that never may."""
+        """Take the first EXEC that may begin at `begin_ns` from the queue; refuse those that never may."""
         wait_ns: int | None = None
         index = 0
         while index < len(self._exec):

@@ -1,8 +1,8 @@
 """The contract between `worker.devices.gpu` and the hardware: memory, streams, events, captured kernels.
 
 Work is handed to a stream, which runs it in order and, on a GPU, later. Two streams know of each
-other only through events. `worker.devices.cuda` is a GPU; `HostAccelerator` is the processor and does work when it
-is handed over. A test has a third accelerator, which puts work off as long as events allow it.
+other only through events. `worker.devices.cuda` is a GPU; `HostAccelerator` is the processor, which works
+at once. A test has a third accelerator, which puts work off as long as events allow it.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ from worker.engines.onnxruntime import (
     plain_words,
     private_kernel,
 )
-from worker.models.file_store import Fetch, FileStore
+from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
-from worker.models.served_model import IoLayout, Offer, ServedModel
+from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel
 
 _PAGE_COPIES = 5
 

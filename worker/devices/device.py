@@ -1,4 +1,7 @@
-"""The contract between a worker and its device: `cpu`, `gpu` and `modelled` here, and `worker.containers.device`."""
+"""The contract between a worker and its device.
+
+`cpu`, `gpu` and `modelled` beside this module satisfy it, and so does `worker.containers.device`.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from clockwright.bulk import Buffer
 from worker.core.lanes import Lane, Step
-from worker.models.file_store import Fetch
 from worker.models.model_files import Limits
-from worker.models.served_model import Offer, ServedModel
+from worker.models.served_model import Fetch, Offer, ServedModel
 
 M = TypeVar("M", bound=ServedModel)
 
@@ -69,7 +71,7 @@ class Device(Protocol[M]):
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """What the controller is told of a look at a GPU."""
+    """The findings of one look at a GPU, as the controller is told."""
 
     #: The level of the clock that kernels run at; 0 where the GPU does not say.
     clock_mhz: int

@@ -4,9 +4,9 @@ All memory is taken at the start (`GpuMemory`): pages, arena, IO slots, one stat
 of all weights. Models are set up beside serving, on one thread (`Kernels`, `HostWeightsStore`).
 
 Who waits for whom. A lane's step ends when the device says so, and the core starts nothing that needs the
-step's result before. One thing could still go wrong: pages are free when the EXEC that reads them ends, but two EXEC
-may be under way, and an eviction with a load behind it must not depend on that. So a LOAD also waits, on the
-device, for the last gather from the pages that it writes to: the gather, not the whole EXEC.
+step's result before. The core also frees pages only when every EXEC that reads them has ended; but with two
+EXEC under way the device does not rely on that. A LOAD waits, on the device, for the last gather from the
+pages that it writes to: the gather, not the whole EXEC.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clockwright.units import PAGE_BYTES, ArchitectureId
 from worker.compiling.compile import COMPILE_FORMAT
 from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
-from worker.devices.accelerator import Accelerator, Event, Stream
+from worker.devices.accelerator import Accelerator
 from worker.devices.device import Device, GpuHealth, Launched, QueueingDevice, WatchedDevice
 from worker.devices.device_loss import DeviceLoss
 from worker.devices.exec_queue import NUM_LAUNCHES, CapturedKernel, ExecLaunch, ExecQueue
@@ -38,10 +38,10 @@ from worker.devices.host_weights import HostWeights, HostWeightsStore
 from worker.devices.kernels import Kernels
 from worker.engines.choice import Engine, Way, ways_to_try
 from worker.engines.torch_operators import Tensor
-from worker.models.file_store import Fetch, FileStore
+from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits
 from worker.models.precision import Precision
-from worker.models.served_model import Offer, ServedModel
+from worker.models.served_model import Fetch, Offer, ServedModel
 
 # The page being copied and the one behind it: no gap between them, and an INPUT that shares the copy
 # engine waits for two pages at most.
@@ -57,6 +57,23 @@ class TorchModel(ServedModel):
     weights: HostWeights
     #: The kernels by batch size; all models of the architecture share them.
     kernels: dict[int, CapturedKernel]
+
+
+class _CopyStream:
+    """A stream for copies, and the events that time them."""
+
+    def __init__(self, accelerator: Accelerator, *, patient: bool = False) -> None:
+        self.stream = accelerator.stream()
+        self.begin = accelerator.event(patient=patient)
+        self.end = accelerator.event(patient=patient)
+
+    def copy(self, target: Tensor, source: Tensor) -> int:
+        """Copy and wait for the end; returns how long the device was busy, in ns."""
+        self.stream.record(self.begin)
+        self.stream.run(partial(target.copy_, source, non_blocking=True))
+        self.stream.record(self.end)
+        self.end.synchronize()
+        return self.end.ns_since(self.begin)
 
 
 class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
@@ -126,16 +143,13 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             host_bytes=host_bytes,
             num_launches=NUM_LAUNCHES,
         )
-        self._load_stream = accelerator.stream()
-        self._input_stream = accelerator.stream()
-        self._execs = ExecQueue(accelerator, self._memory)
-        self._output_stream = accelerator.stream()
         # Patient: a busy LOAD lane does nothing but wait, and the kernel stops a real-time thread that
         # spins. A page lasts longer than it takes to wake up, and there is one in flight meanwhile.
+        self._load = _CopyStream(accelerator, patient=True)
         self._copied = [accelerator.event(patient=True) for _ in range(_PAGES_IN_FLIGHT)]
-        self._load_times = accelerator.event(patient=True), accelerator.event(patient=True)
-        self._input_times = accelerator.event(), accelerator.event()
-        self._output_times = accelerator.event(), accelerator.event()
+        self._input = _CopyStream(accelerator)
+        self._execs = ExecQueue(accelerator, self._memory)
+        self._output = _CopyStream(accelerator)
         self._weights = HostWeightsStore(self._memory.host)
         self._kernels = Kernels(
             accelerator,
@@ -201,7 +215,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
 
     @override
     def run_load(self, step: Step[TorchModel]) -> None:
-        stream, (begin, end) = self._load_stream, self._load_times
+        stream, begin, end = self._load.stream, self._load.begin, self._load.end
         source = step.model.weights.memory
         with self._loss.guard():
             self._execs.make_wait_for_readers(stream, step.pages)
@@ -223,7 +237,8 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         memory, layout = self._memory, step.model.layouts[step.action.batch_size]
         write_inputs(memory.io_in.numpy(), step, payload)
         slot = slice(step.io_offset, step.io_offset + layout.outputs_begin)
-        self._copy(step, self._input_stream, self._input_times, memory.io[slot], memory.io_in[slot])
+        with self._loss.guard():
+            step.duration_ns = self._input.copy(memory.io[slot], memory.io_in[slot])
 
     @override
     def run_exec(self, step: Step[TorchModel]) -> None:
@@ -248,21 +263,9 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         assert isinstance(step.action, Infer)
         memory, layout = self._memory, step.model.layouts[step.action.batch_size]
         slot = slice(step.io_offset + layout.outputs_begin, step.io_offset + layout.num_bytes)
-        self._copy(
-            step, self._output_stream, self._output_times, memory.io_out[slot], memory.io[slot]
-        )
-        return read_outputs(memory.io_out.numpy(), step)
-
-    def _copy(
-        self,
-        step: Step[TorchModel],
-        stream: Stream,
-        times: tuple[Event, Event],
-        target: Tensor,
-        source: Tensor,
-    ) -> None:
         with self._loss.guard():
-            step.duration_ns = _timed_copy(stream, times, target, source)
+            step.duration_ns = self._output.copy(memory.io_out[slot], memory.io[slot])
+        return read_outputs(memory.io_out.numpy(), step)
 
     @override
     async def close(self) -> None:
@@ -273,21 +276,8 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         """How long one page takes from host to device, in ns: the seed of every LOAD's duration."""
         source = self._memory.host[:PAGE_BYTES]
         target = self._memory.pages[0].view(torch.uint8)[: len(source)]
-        samples = sorted(
-            _timed_copy(self._load_stream, self._load_times, target, source)
-            for _ in range(_PAGE_COPIES)
-        )
+        samples = sorted(self._load.copy(target, source) for _ in range(_PAGE_COPIES))
         return samples[len(samples) // 2]
-
-
-def _timed_copy(stream: Stream, times: tuple[Event, Event], target: Tensor, source: Tensor) -> int:
-    """Copy on a stream and wait for the end; returns how long the device was busy, in ns."""
-    begin, end = times
-    stream.record(begin)
-    stream.run(partial(target.copy_, source, non_blocking=True))
-    stream.record(end)
-    end.synchronize()
-    return end.ns_since(begin)
 
 
 def _gpu_kind(name: str, precision: Precision, engine: Engine, ways: Sequence[Way]) -> str:

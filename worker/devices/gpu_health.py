@@ -245,7 +245,8 @@ class GpuMonitor:
             await asyncio.sleep(self._interval_s)
 
     def _judge(self, facts: GpuFacts) -> GpuHealth:
-        # Throttling comes and goes: a reason that two of three views name lasts. Other complaints do not flicker.
+        # Throttling comes and goes: a reason lasts if two of three views name it. Other complaints do not
+        # flicker.
         views = (self._lastingly_throttled, self._throttled, facts.throttled)
         self._throttled = facts.throttled
         self._lastingly_throttled = tuple(

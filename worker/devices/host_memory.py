@@ -20,7 +20,7 @@ _PIECE_BYTES = 1 << 30
 def present_memory(num_bytes: int, *, root: Path = Path("/")) -> mmap.mmap:
     """Take zeroed memory in one mapping, every page of it present, near the core that asks.
 
-    The memory is shared (a memfd), not the process's own: a fork copies none of it on the next write, so
+    The memory is shared (a memfd), not the process's own. So a fork makes no copies on later writes, and
     pages that a device knows by their physical address stay where they are.
 
     Args:

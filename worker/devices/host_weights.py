@@ -26,7 +26,8 @@ class HostWeightsStore:
     def __init__(self, memory: Tensor) -> None:
         self._memory = memory
         self._room = IoPool(memory.nbytes)
-        #: Offsets of weights that no model holds any more. A queue, because the last model may go on any thread.
+        #: Offsets of weights that no model holds any more. The last model may go on any thread, so its
+        #: finalizer only notes the offset, and the setup thread releases the room.
         self._unused: deque[int] = deque()
         #: The weights that some model holds, by the hash of their bytes.
         self._blobs: weakref.WeakValueDictionary[str, HostWeights] = weakref.WeakValueDictionary()

@@ -1,7 +1,7 @@
-"""A device that only spends time, as a profile says: to measure everything around a GPU without one.
+"""A device that only spends time, as a profile says, to measure everything around a GPU without one.
 
-Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD of a worker takes
-equally long in every run, and so does the n-th EXEC.
+Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD of a worker
+takes equally long in every run, and so does the n-th EXEC.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from modelzoo.profile import Profile
 from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
-from worker.models.file_store import Fetch, FileStore
+from worker.models.file_store import FileStore
 from worker.models.model_files import Limits, ModelSource
-from worker.models.served_model import Offer, ServedModel, io_bytes_of
+from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
 
 

@@ -1,4 +1,7 @@
-"""The ways to run a compiled graph on a GPU, and the choice between them. Plain data: nothing here needs torch."""
+"""The ways to run a compiled graph on a GPU, and the choice between them.
+
+Plain data: nothing here needs torch.
+"""
 
 from __future__ import annotations
 

@@ -8,14 +8,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-
-from worker.models.served_model import OfferedFile
-
-# Gets the named files into the store, from whoever offered them.
-Fetch = Callable[[Sequence[OfferedFile]], Awaitable[None]]
 
 # No transfer or compilation pauses for so long: the process that made such a file was killed.
 _LEFT_BEHIND_S = 24 * 3600.0

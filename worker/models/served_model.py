@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clockwright.actions import Infer
@@ -89,11 +89,15 @@ def io_bytes_of(tensors: Sequence[TensorSpec], batch_sizes: Sequence[int]) -> di
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """One file of a model, named by its content."""
+    """One file of a model: its path in the model's folder, and its content's size and hash."""
 
     name: str
     num_bytes: int
     sha256: str
+
+
+#: Returns once the worker has these files.
+Fetch = Callable[[Sequence[OfferedFile]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
