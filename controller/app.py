@@ -24,18 +24,19 @@ from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.telemetry import Telemetry, TelemetryFiles
-from controller.worker_link import Heartbeats, WorkerLinks
+from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
 
-# What still runs when everybody has been told to leave, streams that nobody reads for example.
+# Calls that still run when everybody has been told to leave get this long; a stream that nobody reads, for
+# example, would never end.
 _STOP_GRACE_S = 1.0
 
 _FLUSH_INTERVAL_S = 1.0
 
 
 class Controller:
-    """The parts of a running controller. Made by `running`."""
+    """The parts of a running controller; `running` makes it."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         links = WorkerLinks(
             runtime,
             catalogue,
-            Heartbeats(config.heartbeat_interval_ms, config.silence_limit_ms),
+            HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
         )
         if config.models_dir is not None:
             try:
@@ -151,7 +152,7 @@ async def serve(
         loop.add_signal_handler(number, signals.put_nowait, number)
     try:
         async with running(config) as controller:
-            # What was made so far lives as long as the process: the collector need not look at it.
+            # All objects made so far live as long as the process: the collector need not look at them.
             freeze_garbage()
             if started is not None:
                 started(controller.port)
@@ -178,7 +179,7 @@ def run(
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
 ) -> int:
-    """Run a controller process; see `serve`."""
+    """Run a controller process until it is told to leave; the arguments are those of `serve`."""
     keep_big_blocks()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, started=started, draining=draining))
@@ -194,14 +195,14 @@ def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:
         # the default answer to "too many" is to drop the connection.
         ("grpc.http2.min_ping_interval_without_data_ms", 1000),
         ("grpc.http2.max_ping_strikes", 0),
-        # A client that vanished without a word is noticed, and its requests withdrawn.
+        # A client that vanished without a word is noticed this way, and its requests are withdrawn.
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
     ]
 
 
 def _bind(server: grpc.aio.Server, config: ControllerConfig) -> int:
-    # gRPC says only that it failed; a socket says why.
+    # gRPC says only that binding failed. A socket of our own says why.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
         with socket.socket(family) as probe:
@@ -223,7 +224,7 @@ async def _write_telemetry(files: TelemetryFiles) -> None:
             rows_left = True
             while rows_left:
                 rows_left = files.write_slice()
-                await asyncio.sleep(0)  # Requests first.
+                await asyncio.sleep(0)  # Let requests go first.
             await asyncio.to_thread(files.flush)
         except OSError as error:
             log.error("telemetry is no longer written: %s", error)

@@ -1,12 +1,12 @@
 """Which models there are, and what the workers make of them.
 
 A model has a public name, which clients use, and an id, which the scheduler and the workers use. They
-are the same for the first model of a name. One that takes its place gets a new id (`NAME@2`), so that
-the old one serves until the new one is ready, and nothing that is still under way for the old can
-be mistaken for the new.
+are the same for the first model of a name. A model that takes the name over gets a new id (`NAME@2`). So
+the old one serves until the new one is ready, and nothing that is still under way for the old one can be
+mistaken for the new one's.
 
-Whether a model is fit to be served is judged by the workers: LOADING until one has answered, READY
-while one has it, UNAVAILABLE when all present have refused it.
+The workers judge whether a model is fit to be served: it is LOADING until one of them has answered, READY
+while one has it, and UNAVAILABLE when all that are present have refused it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -23,18 +23,20 @@ from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
-from controller.generations import generation_id
 from controller.model_folder import ModelFolder, check_name, read_model_folder
 from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-# A request with an SLO of hours does not keep a replaced model for hours.
+# A replaced model serves its last requests for this long at most. A request may have an SLO of hours.
 RETIRE_LIMIT_S = 10
+
+# Between a name and a generation. No name has it, so an id is never another model's name.
+_SEPARATOR = "@"
 
 
 class ModelState(enum.Enum):
-    """The values are the wire's, and the protocol's for `RepositoryIndex`."""
+    """Whether a model can be asked now. The values are the wire's, as `RepositoryIndex` has them."""
 
     LOADING = "LOADING"
     READY = "READY"
@@ -42,31 +44,32 @@ class ModelState(enum.Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Model:
-    """One generation of one instance."""
+class Entry:
+    """One generation of one instance of a model, and what the workers say of it."""
 
     model_id: ModelId
-    #: Public.
+    #: Public name; instances of one folder have a name each.
     name: str
-    #: None: the folder is malformed, `fault` says how, and no worker will see it.
+    #: None: the folder is malformed, and no worker will see it.
     folder: ModelFolder | None
+    #: How the folder is malformed; empty when it is not.
     fault: str = ""
-    #: Of one row, in the model's order; known once a worker was ready.
+    #: Tensors of one row, in the model's order; empty until a worker was ready. So are `outputs`.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     architecture_id: ArchitectureId | None = None
     num_pages: int = 0
     weights_bytes: int = 0
-    #: Workers that have it, and the batch sizes each runs, ascending.
+    #: Batch sizes, ascending, of each worker that has the model ready.
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
-    #: Why a worker refused it.
+    #: Reason of each worker that refused the model.
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
-    #: What a worker is doing with it: "compiling".
+    #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
 
     @property
     def version(self) -> str:
-        """The served version; empty when the folder is malformed."""
+        """Version that is served; empty when the folder is malformed."""
         return self.folder.version if self.folder else ""
 
     @property
@@ -80,14 +83,14 @@ class Model:
         return max((sizes[-1] for sizes in self.ready_on.values()), default=0)
 
 
-class Offers(Protocol):
-    """The workers' links, as the catalogue needs them."""
+class OfferTo(Protocol):
+    """A worker that is asked for its opinion; in the live controller, its link."""
 
-    def offer(self, model: Model) -> None:
-        """Offer a model to every worker that takes new ones."""
+    def offer(self, model: Entry) -> None:
+        """Offer it a model; it answers with `model_ready` or `model_refused`."""
 
-    def withdraw(self, model: Model) -> None:
-        """Tell the workers that have not answered an offer yet to forget it."""
+    def withdraw(self, model: Entry) -> None:
+        """Have it forget a model that is gone, unless it has answered the offer."""
 
 
 class Catalogue:
@@ -102,34 +105,27 @@ class Catalogue:
         """
         self._runtime = runtime
         self._directory = directory
-        self._offers: Offers | None = None
-        #: Served ones.
-        self._by_name: dict[str, Model] = {}
-        #: All that workers may know: served ones, and new ones on trial.
-        self._by_id: dict[ModelId, Model] = {}
-        self._workers: dict[WorkerId, None] = {}
+        #: Models that are served, by public name.
+        self._by_name: dict[str, Entry] = {}
+        #: Models that workers may know: all that are served, and new ones on trial.
+        self._by_id: dict[ModelId, Entry] = {}
+        #: Workers that have joined and take new models.
+        self._workers: dict[WorkerId, OfferTo] = {}
         self._generations: dict[str, int] = {}
-        #: Names that are being added or replaced.
+        #: Names of models that are being added or replaced.
         self._busy: set[str] = set()
+        #: Names of applications, which share the models' name space.
+        self._reserved: set[str] = set()
         self._changed: asyncio.Future[None] | None = None
-        self._reserved: Callable[[str], bool] = lambda _: False
-
-    def reserve(self, reserved: Callable[[str], bool]) -> None:
-        """Let no model take a name of which `reserved` says that it is something else's."""
-        self._reserved = reserved
-
-    def connect(self, offers: Offers) -> None:
-        """Send offers this way from now on."""
-        self._offers = offers
 
     # --- look-ups -----------------------------------------------------------------------------
 
-    def find(self, name: str) -> Model | None:
-        """The model that serves a public name."""
+    def find(self, name: str) -> Entry | None:
+        """Find the model that serves a public name."""
         return self._by_name.get(name)
 
-    def find_id(self, model_id: ModelId) -> Model | None:
-        """The model of an id: served, or new and on trial."""
+    def find_id(self, model_id: ModelId) -> Entry | None:
+        """Find the model of an id: one that is served, or a new one on trial."""
         return self._by_id.get(model_id)
 
     def holds(self, name: str) -> bool:
@@ -137,16 +133,11 @@ class Catalogue:
         return name in self._by_name or name in self._busy
 
     @property
-    def models(self) -> list[Model]:
-        """Served models, whatever their state, by name."""
+    def models(self) -> list[Entry]:
+        """Models that are served, whatever their state, sorted by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
-    @property
-    def offered(self) -> Iterable[Model]:
-        """What a worker that joins is to be offered."""
-        return [model for model in self._by_id.values() if model.folder is not None]
-
-    def state(self, model: Model) -> ModelState:
+    def state(self, model: Entry) -> ModelState:
         """Whether it can be served now."""
         if model.folder is None:
             return ModelState.UNAVAILABLE
@@ -156,7 +147,7 @@ class Catalogue:
             return ModelState.UNAVAILABLE
         return ModelState.LOADING
 
-    def reason(self, model: Model) -> str:
+    def reason(self, model: Entry) -> str:
         """Why it is unavailable, or what is being done with it; empty when it is ready."""
         match self.state(model):
             case ModelState.READY:
@@ -168,17 +159,27 @@ class Catalogue:
 
     @property
     def ready(self) -> bool:
-        """Every model is either ready or known to be unfit, so waiting longer changes nothing."""
+        """Whether every model is ready or known to be unfit, so that waiting longer changes nothing."""
         if not self._by_name:
             return True
         return bool(self._workers) and all(
             self.state(model) is not ModelState.LOADING for model in self._by_name.values()
         )
 
+    # --- names of applications ----------------------------------------------------------------
+
+    def reserve(self, name: str) -> None:
+        """Let no model take a name from now on: an application has it, or is about to."""
+        self._reserved.add(name)
+
+    def release(self, name: str) -> None:
+        """Let models have a name again."""
+        self._reserved.discard(name)
+
     # --- adding and removing ------------------------------------------------------------------
 
     async def scan(self) -> None:
-        """Take in every folder of the directory, malformed ones as UNAVAILABLE; at start.
+        """Take in every folder of the directory, at start; malformed ones become UNAVAILABLE.
 
         Raises:
             ModelError: the directory cannot be read.
@@ -196,20 +197,20 @@ class Catalogue:
                 self._check_free(folder.instance_names)
             except ModelError as error:
                 log.warning("model %s is unavailable: %s", path.name, error)
-                # A clash: the name is another model's, which stays.
+                # If another model has the name already, that model stays.
                 if path.name not in self._by_name:
-                    fault = Model(ModelId(path.name), path.name, None, fault=str(error))
+                    fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
                     self._by_name[path.name] = fault
                 continue
             for model in self._start_trial(folder):
                 self._by_name[model.name] = model
 
-    async def add(self, path: Path, *, replace: bool = False) -> list[Model]:
+    async def add(self, path: Path, *, replace: bool = False) -> list[Entry]:
         """Add the models of a folder once a worker is ready for each of them, or change nothing.
 
         Args:
-            path: the folder; has to stay where it is, because workers that join later get the files.
-            replace: take the place of models of the same folder name; they serve until then.
+            path: the folder. It has to stay where it is: workers that join later get its files.
+            replace: take the place of the models of the same folder name, which serve until then.
 
         Returns:
             The new models, which are ready.
@@ -231,7 +232,7 @@ class Catalogue:
         finally:
             self._busy -= claimed
 
-    async def reload(self, name: str) -> list[Model]:
+    async def reload(self, name: str) -> list[Entry]:
         """Add, or replace, a model from the models directory.
 
         Raises:
@@ -260,7 +261,7 @@ class Catalogue:
             del self._by_name[model.name]
             self._forget(model)
 
-    def _instances(self, folder_name: str) -> list[Model]:
+    def _instances(self, folder_name: str) -> list[Entry]:
         return [
             model
             for model in self._by_name.values()
@@ -272,10 +273,10 @@ class Catalogue:
             check_name(name)
             if name in self._by_name:
                 raise ModelError(f"there is a model {name} already")
-            if self._reserved(name):
+            if name in self._reserved:
                 raise ModelError(f"there is an application {name} already")
 
-    async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Model]) -> list[Model]:
+    async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Entry]) -> list[Entry]:
         if not self._workers:
             raise ModelError("there is no worker that could say whether the model is fit")
         models = self._start_trial(folder)
@@ -291,7 +292,7 @@ class Catalogue:
             for model in models:
                 self._forget(model)
             raise
-        # Removed while the new ones were on trial: those are gone already.
+        # A replaced model may have been removed while the new ones were on trial.
         for old in replaced:
             if self._by_name.get(old.name) is old:
                 del self._by_name[old.name]
@@ -300,43 +301,45 @@ class Catalogue:
             self._by_name[model.name] = model
         return models
 
-    def _retire(self, old: Model) -> None:
-        """Forget a replaced model once its last waiting request is due, so that none is refused."""
+    def _retire(self, old: Entry) -> None:
+        """Forget a replaced model once its last waiting request is due, so that no request is refused."""
         delay_s = self._runtime.time_to_last_deadline_ns(old.model_id) / NS_PER_S
         delay_s = min(delay_s, RETIRE_LIMIT_S)
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
 
-    def _start_trial(self, folder: ModelFolder) -> list[Model]:
+    def _start_trial(self, folder: ModelFolder) -> list[Entry]:
         models = []
         for name in folder.instance_names:
             generation = self._generations.get(name, 0) + 1
             self._generations[name] = generation
             model_id = generation_id(name, generation)
-            model = Model(model_id, name, folder)
+            model = Entry(model_id, name, folder)
             self._by_id[model_id] = model
-            self._runtime.apply(ModelAdded(model_id=model_id))
+            self._runtime.tell(ModelAdded(model_id=model_id))
             models.append(model)
-            if self._offers is not None:
-                self._offers.offer(model)
+            for worker in self._workers.values():
+                worker.offer(model)
         return models
 
-    def _forget(self, model: Model) -> None:
+    def _forget(self, model: Entry) -> None:
         if self._by_id.get(model.model_id) is not model:
-            return  # Malformed: nobody has heard of it, and the id may be its successor's.
+            return  # A malformed model was never announced, and its id may be its successor's.
         del self._by_id[model.model_id]
-        self._runtime.apply(ModelRemoved(model_id=model.model_id))
-        if self._offers is not None:
-            self._offers.withdraw(model)
+        self._runtime.tell(ModelRemoved(model_id=model.model_id))
+        for worker in self._workers.values():
+            worker.withdraw(model)
 
     # --- what workers say ---------------------------------------------------------------------
 
-    def worker_joined(self, worker_id: WorkerId) -> None:
-        """A worker's opinion counts from now on."""
-        self._workers[worker_id] = None
+    def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
+        """Offer a worker all models, and let its opinion count from now on."""
+        self._workers[worker_id] = worker
         self._announce_change()
+        for model in self._by_id.values():
+            worker.offer(model)
 
     def worker_left(self, worker_id: WorkerId) -> None:
-        """A worker is gone, or drains: its opinion counts no more."""
+        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains."""
         self._workers.pop(worker_id, None)
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
@@ -344,7 +347,7 @@ class Catalogue:
         self._announce_change()
 
     def model_progress(self, model_id: ModelId, stage: str) -> None:
-        """A worker says what it is doing with a model."""
+        """Note what a worker is doing with a model."""
         if model := self._by_id.get(model_id):
             model.progress = stage
 
@@ -356,11 +359,11 @@ class Catalogue:
         outputs: tuple[TensorSpec, ...],
         weights_bytes: int,
     ) -> bool:
-        """A worker has a model ready.
+        """Note that a worker has a model ready, and tell the scheduler.
 
         Returns:
-            False when the worker is to forget the model: it was removed, or another worker
-            describes its tensors differently.
+            False when the worker is to forget the model, because it was removed, or because another
+            worker describes its tensors differently.
         """
         model = self._by_id.get(event.model_id)
         if model is None:
@@ -379,13 +382,13 @@ class Catalogue:
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
         model.progress = ""
-        self._runtime.apply(event)
+        self._runtime.tell(event)
         log.info("model %s is ready on worker %s", event.model_id, event.worker_id)
         self._announce_change()
         return True
 
     def model_refused(self, worker_id: WorkerId, model_id: ModelId, reason: str) -> None:
-        """A worker cannot serve a model."""
+        """Note that a worker cannot serve a model, and why."""
         model = self._by_id.get(model_id)
         if model is None:
             return
@@ -400,12 +403,22 @@ class Catalogue:
     async def _wait_for_change(self) -> None:
         if self._changed is None or self._changed.done():
             self._changed = asyncio.get_running_loop().create_future()
-        # Several may wait on the one future: a cancelled one must not cancel it for the others.
+        # Several tasks may wait on the one future. One that is cancelled must not cancel it for the rest.
         await asyncio.shield(self._changed)
 
 
-def _refusals(model: Model) -> str:
-    """Refusals of all workers, each reason once."""
+def generation_id(name: str, generation: int) -> ModelId:
+    """Make the id of the nth model of a name, from 1."""
+    return ModelId(name if generation == 1 else f"{name}{_SEPARATOR}{generation}")
+
+
+def name_of(model_id: str) -> str:
+    """Find the public name in an id. Users know nothing of generations."""
+    return model_id.partition(_SEPARATOR)[0]
+
+
+def _refusals(model: Entry) -> str:
+    """Join the reasons of all workers that refused a model, each reason once."""
     reasons = dict.fromkeys(model.refused_by.values())
     return "; ".join(reasons)
 

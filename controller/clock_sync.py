@@ -1,19 +1,19 @@
-"""What a worker's clock shows, estimated from heartbeats alone.
+"""Estimates what a worker's clock shows, from heartbeats alone.
 
-Both ends stamp each heartbeat when they send it and note the difference to their own clock when one
-arrives: the way's delay, plus or minus the clocks' offset. Delay is never less than the way itself and
-queueing only adds to it, so the smallest difference of the recent past is the truest. With the
-smallest of either direction, half their difference is the offset and their sum the round trip; the
-error is half the difference of the two ways' shortest delays, far below a millisecond in one machine
-room. Source: Clockwork (network.h), Mills, "Network Time Protocol", RFC 5905 section 10.
+Both ends stamp each heartbeat when they send it. When one arrives, its receiver notes the difference to its
+own clock: the delay on the way, plus or minus the clocks' offset. Queueing only adds to the delay, so the
+smallest difference of the recent past is the truest. From the smallest ones of both directions follow the
+offset (half their difference) and the round trip (their sum). The error is half the difference of the two
+ways' shortest delays, far below a millisecond in one machine room. Source: Clockwork (network.h), Mills,
+"Network Time Protocol", RFC 5905 section 10.
 
-Clocks drift, so old samples must go: at 50 parts per million, the most a crystal does, the minimum
-over a window is wrong by half of what builds up in it, 25 us per second of window.
+Clocks drift, so old samples must go. At 50 parts per million, the most that a crystal drifts, the minimum
+over a window is wrong by half of what builds up in it: 25 us per second of window.
 
-Under load one direction may queue for longer than the window, while the other does not: with big inputs
-on their way to a busy worker, half of 30 ms. So an estimate says how wrong it may be, half its round
-trip, and is kept, while it ages, until a new one cannot be worse (as NTP's root distance, RFC 5905
-section 11).
+Under load one direction may queue for longer than the window while the other does not: with big inputs on
+their way to a busy worker, an estimate was wrong by half of 30 ms. So an estimate comes with a bound of its
+error, half its round trip. It is kept, and the bound grows while it ages, until a new estimate cannot be
+worse (as NTP's root distance, RFC 5905 section 11).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DRIFT_PPM_MAX = 100
 
 
 class MinimumFilter:
-    """Smallest of the last samples."""
+    """The smallest of the last samples."""
 
     __slots__ = ("_samples",)
 
@@ -37,12 +37,12 @@ class MinimumFilter:
         self._samples: deque[int] = deque(maxlen=window_size)
 
     def add(self, sample: int) -> None:
-        """Take a sample in; the oldest leaves."""
+        """Take in a sample; the oldest one leaves when the window is full."""
         self._samples.append(sample)
 
     @property
     def value(self) -> int | None:
-        """None before the first sample."""
+        """The smallest sample of the window; None before the first."""
         return min(self._samples, default=None)
 
 
@@ -61,21 +61,22 @@ class ClockSync:
     def __init__(self, window_size: int = WINDOW_SIZE) -> None:
         self._backward = MinimumFilter(window_size)
         self._forward: int | None = None
-        #: Of `offset_ns`: how wrong it may have been, and when that was.
+        #: Bound of the error of `offset_ns` when it was estimated.
         self._error_ns = 0
+        #: Time of that estimate, on our clock.
         self._estimated_ns = 0
-        #: Peer's clock minus ours; None until a heartbeat went each way.
+        #: The peer's clock minus ours; None until a heartbeat went each way.
         self.offset_ns: int | None = None
         #: Sum of the shortest delays when the offset was taken; never negative unless a clock jumped.
         self.round_trip_ns = 0
 
     @property
     def min_delta_ns(self) -> int | None:
-        """What the next heartbeat tells the peer: our clock at receipt minus its stamp, smallest."""
+        """Smallest difference of our clock at receipt and the peer's stamp; the next heartbeat says it."""
         return self._backward.value
 
     def heard(self, *, sent_ns: int, received_ns: int, peer_min_delta_ns: int | None) -> None:
-        """Take a heartbeat in.
+        """Take in a heartbeat.
 
         Args:
             sent_ns: when it was sent, on the peer's clock.

@@ -14,33 +14,33 @@ from controller.telemetry import CAPACITY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """What may be tuned, and what goes wrong at the extremes."""
+    """Everything about a controller that can be tuned, and what goes wrong at the extremes."""
 
-    #: Whom to listen to: 127.0.0.1 is this machine only, 0.0.0.0 everybody. There is no
-    #: authentication: whoever reaches the port may use and remove every model.
+    #: Address to listen on: 127.0.0.1 takes calls from this machine only, 0.0.0.0 from everywhere. There
+    #: is no authentication: anybody who reaches the port may use and remove every model.
     host: str = "127.0.0.1"
     #: One port for clients, workers and operators; 0 takes any free one.
     port: int = 8001
     #: One folder per model; None starts without models.
     models_dir: Path | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    #: Of requests that name no SLO, of models that have none.
+    #: SLO of requests that name none, to models that have none.
     default_slo_ns: int = 100 * NS_PER_MS
-    #: Each side of a worker's link sends one this often. Too rare: clocks are known badly.
+    #: Each side of a worker's link sends a heartbeat this often. Too rare: clocks are known badly.
     heartbeat_interval_ms: int = 200
-    #: Worker and controller give each other up after this much silence; a process that ends is noticed
-    #: at once, and a worker that hangs at the first action that takes `action_timeout_ns` too long. Too
-    #: short: a busy machine loses its workers; too long: requests wait for a machine that is gone.
+    #: Worker and controller give each other up after this much silence. Too short: a busy machine loses
+    #: its workers; too long: requests wait for a machine that is gone. A process that ends is noticed at
+    #: once without it, and a worker that hangs at its first action that takes `action_timeout_ns` too long.
     silence_limit_ms: int = 10_000
-    #: Largest message taken from anybody. Each costs its size in memory before it is looked at.
+    #: Largest message that is accepted. A message occupies its size in memory before it is looked at.
     max_message_bytes: int = 512 * 1024 * 1024
-    #: Applications: what they learn, the prediction cache, feedback.
+    #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
-    #: Where `requests.csv` and `actions.csv` go; None keeps telemetry in memory only.
+    #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
     telemetry_dir: Path | None = None
     #: Rows of telemetry kept in memory, per table.
     telemetry_capacity: int = CAPACITY
-    #: At shutdown, how long to wait for what is admitted to be finished.
+    #: How long a shutdown waits for admitted requests to be answered.
     drain_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
@@ -68,6 +68,6 @@ class ControllerConfig:
 
     @property
     def address(self) -> str:
-        """As gRPC wants it."""
+        """Host and port in gRPC's form, with an IPv6 host in brackets."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"

@@ -1,8 +1,8 @@
 """Read a model's folder: Triton's layout, `NAME/VERSION/model.onnx`, and an optional `config.toml`.
 
 A folder whose `config.toml` has a table `[container]` holds code instead (`clockwright.containers`).
-Only what can be seen without ONNX, and without running anything, is judged here; the worker judges the
-rest.
+The controller judges here only what it can see without ONNX and without running anything. The worker
+judges the rest.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, p
 from clockwright.errors import ModelError
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS
 
-#: What a model may be called.
+#: Names that a model may have.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 MODEL_FILE = "model.onnx"
 
-# Beyond these a value is a slip of the pen, not a wish.
+# A value beyond these is a slip of the pen, not a wish.
 BATCH_SIZE_MAX = 1024
 COPIES_MAX = 100_000
 
@@ -33,25 +33,25 @@ COPIES_MAX = 100_000
 class ModelFile:
     """A file that workers need."""
 
-    #: Relative to the version folder, with "/".
+    #: Path relative to the version folder, with "/".
     name: str
     path: Path
     num_bytes: int
-    #: Hex.
+    #: Digest in hexadecimal.
     sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """What `config.toml` may say; the defaults are those of a model without one."""
+    """Settings in `config.toml`; the defaults are those of a model without one."""
 
-    #: None: the controller's default.
+    #: Default latency objective; None: the controller's.
     slo_ns: int | None = None
     #: Compiled sizes, ascending.
     batch_sizes: tuple[int, ...] = DEFAULT_BATCH_SIZES
     #: Sizes of symbolic dimensions other than the batch.
     dimensions: Mapping[str, int] = field(default_factory=dict)
-    #: More than one: instances NAME-0, NAME-1, ... that share the files.
+    #: Number of instances. If there are several, they are NAME-0, NAME-1, ... and share the files.
     copies: int = 1
     #: Row of the profile that a modelled device uses; None: the folder's name.
     profile: str | None = None
@@ -61,10 +61,10 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFolder:
-    """Everything the controller knows of a model before a worker has seen it."""
+    """Everything that the controller knows of a model before a worker has seen it."""
 
     name: str
-    #: The highest numeric version folder; the one that is served.
+    #: Name of the highest numeric version folder, the one that is served.
     version: str
     files: tuple[ModelFile, ...]
     settings: ModelSettings
@@ -115,7 +115,7 @@ def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
         name = path.relative_to(version_folder).as_posix()
         if not path.resolve().is_relative_to(root):
             raise ModelError(f"{name} leads outside the model's folder")
-        # What Python leaves beside code is not part of the model, and comes and goes.
+        # `__pycache__`, which Python leaves beside code, comes and goes and is no part of the model.
         if path.is_dir() or path.parent.name == "__pycache__":
             continue
         if not path.is_file():
@@ -135,7 +135,7 @@ def _check_files(files: Sequence[ModelFile], version: str, container: ContainerS
         )
     needed = MODEL_FILE if container is None else container.file
     if needed is None:
-        return  # an import path needs no file
+        return  # An import path needs no file.
     if needed not in by_name:
         found = ", ".join(file.name for file in files[:5]) or "nothing"
         raise ModelError(f"expected {version}/{needed}, found {found}")

@@ -1,10 +1,10 @@
 """The controller's end of `WorkerService`: one stream per GPU worker.
 
-Only here are times translated between the controller's clock and a worker's. Tensor bytes are cut out
-of messages and put in without passing through protobuf (`clockwright.bulk`).
+Times are translated between the controller's clock and a worker's here and nowhere else. Tensor bytes are
+cut out of messages and put into them without passing through protobuf (`clockwright.bulk`).
 
-What a worker sends is not trusted: anything the protocol does not allow ends its stream, which is the
-same to the scheduler as a crash, and touches nobody else.
+A worker is not trusted: a message that the protocol does not allow ends its stream. To the scheduler this
+is a crash of the worker, and no other worker notices.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from clockwright.errors import ProtocolError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from clockwright.v1 import worker_pb2 as pb
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelFile
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
-# Not in the type stubs of grpcio.
+# The type stubs of grpcio leave this out.
 EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
 
 SERVICE, METHOD = wire.ATTACH_METHOD.removeprefix("/").split("/")
 
 # A chunk occupies the link for about a millisecond, which is what an action may have to wait for it.
 CHUNK_BYTES = 1 << 20
-# Sent and not acknowledged: enough to keep a fast network busy.
+# Chunks that are sent and not acknowledged: enough to keep a fast network busy.
 CHUNKS_IN_FLIGHT = 4
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 
-# 73 years. A clock beyond it is nonsense, and translated times would no longer fit the wire.
+# 73 years. A worker's clock beyond it is nonsense, and translated times would no longer fit the wire.
 _TIME_MAX_NS = 1 << 61
 
-# How long a worker may take to leave when told to; then its stream is cut.
+# A worker that was told to leave and has not left after this long has its stream cut.
 LEAVE_LIMIT_S = 5.0
 
-# There are a handful of things that can be wrong with a card.
+# Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
 _COMPLAINT_LENGTH_MAX = 200
 
-# After this many heartbeats without a sign of life a worker that registers under the same name is
-# believed to be its successor. A busy machine skips a few; one that starts again takes longer.
+# When a worker has been silent for this many heartbeats, another that registers under its name is taken for
+# its successor. A busy machine skips a few heartbeats; a worker that starts again takes longer than that.
 _SUSPICIOUS_TICKS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeats:
-    """How often each side sends one, and after how much silence it gives the other up."""
+class HeartbeatConfig:
+    """How often each side sends a heartbeat, and after how much silence it gives the other up."""
 
     interval_ms: int = 200
     silence_limit_ms: int = 10_000
@@ -81,7 +81,7 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _SentInfer:
-    """What the outputs of an Infer have to look like."""
+    """Sizes that the outputs of an Infer must have."""
 
     rows: tuple[int, ...]
     output_row_bytes: tuple[int, ...]
@@ -89,30 +89,31 @@ class _SentInfer:
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker's stream. The `Link` of the runtime."""
+    """One worker's stream: what the runtime sends actions by, and the catalogue offers models by."""
 
     runtime: Runtime
     catalogue: Catalogue
-    heartbeats: Heartbeats
+    heartbeats: HeartbeatConfig
     register: pb.Register
-    #: The RPC: `read`, `write`, both of whole messages as bytes.
+    #: The RPC. Its `read` and `write` take whole messages as bytes.
     context: Context
     clock: ClockSync = field(default_factory=ClockSync)
     draining: bool = False
-    #: Let go by the scheduler, which does not trust it any more.
+    #: The scheduler does not trust the worker any more and has let it go.
     dropped: bool = False
     #: The clock offset is known and the scheduler uses it.
     joined: bool = False
     #: Heartbeat intervals since the last sign of life.
     silent_ticks: int = 0
-    #: As the worker saw its GPU last; empty where there is none.
+    #: The worker's last report on its GPU; empty where there is none.
     card: pb.Card = field(default_factory=pb.Card)
-    #: Why it cannot serve a model.
+    #: Models that the worker cannot serve, and why.
     refused: dict[ModelId, str] = field(default_factory=dict)
-    #: Offered to it, and not answered yet.
+    #: Models that were offered to the worker, which has not answered yet.
     _unanswered: set[ModelId] = field(default_factory=set)
-    #: Messages in order: control and actions before chunks of files.
+    #: Control messages and actions, in order. They leave before any chunk.
     _outgoing: deque[bytes] = field(default_factory=deque)
+    #: Chunks of files, in order.
     _chunks: deque[bytes] = field(default_factory=deque)
     _wake_writer: asyncio.Event = field(default_factory=asyncio.Event)
     _transfers: asyncio.Queue[_Transfer] = field(default_factory=asyncio.Queue)
@@ -122,7 +123,7 @@ class WorkerLink:
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
-    #: Set once nobody knows the worker any more.
+    #: Set once `WorkerLinks` does not list the worker any more.
     left: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set when the stream is to end; its result says why.
     _ended: asyncio.Future[str] = field(
@@ -148,11 +149,10 @@ class WorkerLink:
         header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
 
-    def offer(self, model: Model) -> None:
-        """Offer a model, unless the worker is about to leave."""
-        if self.draining or not self.joined or model.folder is None:
-            return
+    def offer(self, model: Entry) -> None:
+        """Offer the worker a model."""
         folder = model.folder
+        assert folder is not None, f"model {model.model_id} is malformed and was offered"
         offer = pb.ModelOffer(
             model_id=model.model_id,
             files=[
@@ -170,8 +170,8 @@ class WorkerLink:
         self._unanswered.add(model.model_id)
         self._post(pb.ToWorker(model_offer=offer).SerializeToString())
 
-    def withdraw(self, model: Model) -> None:
-        """Take an offer back if it was not answered yet; the scheduler sees to the others."""
+    def withdraw(self, model: Entry) -> None:
+        """Take an offer back if it was not answered yet. The scheduler forgets models that were ready."""
         self.refused.pop(model.model_id, None)
         if model.model_id in self._unanswered:
             self.forget_model(model.model_id)
@@ -183,11 +183,11 @@ class WorkerLink:
         self._post(drop.SerializeToString())
 
     def close(self, reason: str) -> None:
-        """Let the worker go: for good when it is drained, or, with a reason, to start afresh."""
+        """Let the worker go: with an empty reason for good, when it has drained; else to start afresh."""
         self.draining = True
         self.catalogue.worker_left(self.worker_id)
         if reason:
-            # Not told to leave: a worker whose stream is cut registers again, with an empty cache.
+            # No Drain is sent: a worker whose stream is cut registers again, with an empty cache.
             self.dropped = True
             self.cut(reason)
             return
@@ -232,13 +232,13 @@ class WorkerLink:
         elif isinstance(error, grpc.RpcError | grpc.aio.BaseError | asyncio.InvalidStateError):
             self.cut("the connection broke")
         else:
-            # Our bug; the worker reconnects and starts afresh.
+            # This is a bug of ours. The worker reconnects and starts afresh.
             log.error("worker %s: its link failed", self.worker_id, exc_info=error)
             self.cut(f"its link failed: {error!r}")
 
     async def _read(self) -> None:
         while (message := await self.context.read()) is not EOF:
-            received_ns = now_ns()
+            received_ns = self.runtime.clock()
             self.silent_ticks = 0
             envelope, payload = parse(message)
             self._take(envelope, payload, received_ns)
@@ -253,8 +253,11 @@ class WorkerLink:
         while True:
             if self._heartbeat_due:
                 self._heartbeat_due = False
-                # Stamped here and not when it fell due: time in our queue is not the way's delay.
-                beat = pb.Heartbeat(sent_ns=now_ns(), min_delta_ns=self.clock.min_delta_ns)
+                # The heartbeat is stamped when it leaves and not when it fell due: time in this queue
+                # must not count as delay on the way.
+                beat = pb.Heartbeat(
+                    sent_ns=self.runtime.clock(), min_delta_ns=self.clock.min_delta_ns
+                )
                 return pb.ToWorker(heartbeat=beat).SerializeToString()
             if self._outgoing:
                 return wire.take_together(self._outgoing)
@@ -266,8 +269,8 @@ class WorkerLink:
     async def _beat(self) -> None:
         """Keep heartbeats going, and give the worker up after too much silence.
 
-        Silence is counted in ticks of this loop, not in time: when the whole process was stopped
-        for a while, the worker's messages are in our buffers and it is not to blame.
+        Silence is counted in ticks of this loop, not in time. When this process was stopped for a while,
+        the worker's messages lie in our buffers, and the worker is not to blame.
         """
         interval_ms = self.heartbeats.interval_ms
         while True:
@@ -283,7 +286,7 @@ class WorkerLink:
         while True:
             transfer = await self._transfers.get()
             if self.catalogue.find_id(transfer.model_id) is None:
-                continue  # Removed while others were sent.
+                continue  # The model was removed while other files were sent.
             try:
                 async for offset, content, last in _read_chunks(transfer.file):
                     await self._chunk_permits.acquire()
@@ -385,7 +388,6 @@ class WorkerLink:
         )
         if self.card.clock_mhz:
             self.runtime.clock_seen(self.worker_id, self.card.clock_mhz)
-        self.catalogue.worker_joined(self.worker_id)
         log.info(
             "worker %s joined: device %s, %d pages, round trip %d us",
             self.worker_id,
@@ -393,8 +395,7 @@ class WorkerLink:
             register.num_pages,
             self.clock.round_trip_ns // 1000,
         )
-        for model in self.catalogue.offered:
-            self.offer(model)
+        self.catalogue.worker_joined(self.worker_id, self)
 
     def _take_result(self, message: pb.Result, payload: Sequence[Buffer]) -> None:
         if self.clock.offset_ns is None:
@@ -408,7 +409,7 @@ class WorkerLink:
     def _take_needed(self, needed: pb.ModelNeeded) -> None:
         model = self.catalogue.find_id(ModelId(needed.model_id))
         if model is None or model.folder is None:
-            return  # Removed a moment ago.
+            return  # The model was removed a moment ago.
         files = {file.sha256: file for file in model.folder.files}
         for sha256 in dict.fromkeys(needed.sha256):
             file = files.get(sha256)
@@ -448,50 +449,39 @@ class WorkerLink:
     def _refused(self, model_id: ModelId, reason: str) -> None:
         self._unanswered.discard(model_id)
         if self.catalogue.find_id(model_id) is None:
-            return  # Removed a moment ago.
+            return  # The model was removed a moment ago.
         self.refused[model_id] = reason
         if not self.draining:
             self.catalogue.model_refused(self.worker_id, model_id, reason)
 
 
 class WorkerLinks:
-    """All workers' streams. The `Offers` of the catalogue."""
+    """All workers' streams, by worker id."""
 
     def __init__(
-        self, runtime: Runtime, catalogue: Catalogue, heartbeats: Heartbeats | None = None
+        self, runtime: Runtime, catalogue: Catalogue, heartbeats: HeartbeatConfig | None = None
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue
-        self._heartbeats = heartbeats or Heartbeats()
+        self._heartbeats = heartbeats or HeartbeatConfig()
         self._links: dict[WorkerId, WorkerLink] = {}
         self._closing = False
         self._all_left = asyncio.Event()
         self._all_left.set()
-        catalogue.connect(self)
 
     @property
     def links(self) -> list[WorkerLink]:
-        """Workers that are connected, by id."""
+        """Links of the workers that are connected, sorted by id."""
         return [self._links[worker_id] for worker_id in sorted(self._links)]
 
     def find(self, worker_id: WorkerId) -> WorkerLink | None:
-        """The link of a worker."""
+        """Find the link of a worker."""
         return self._links.get(worker_id)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The service, on bytes: gRPC neither parses nor copies."""
+        """Make the service, on bytes: gRPC neither parses nor copies messages."""
         attach = grpc.stream_stream_rpc_method_handler(self._attach)
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
-
-    def offer(self, model: Model) -> None:
-        """Offer a model to every worker that takes new ones."""
-        for link in self.links:
-            link.offer(model)
-
-    def withdraw(self, model: Model) -> None:
-        """Take offers of a model back that were not answered yet."""
-        for link in self.links:
-            link.withdraw(model)
 
     async def close(self, reason: str) -> None:
         """Tell all workers to leave, and wait until they have or `LEAVE_LIMIT_S` is over."""
@@ -513,16 +503,16 @@ class WorkerLinks:
             reason = await link.run()
         finally:
             self._remove(link, reason)
-        # For the worker's log; by itself the end of the stream tells it everything.
+        # The reason is for the worker's log. The end of the stream alone tells it to register again.
         context.set_code(grpc.StatusCode.ABORTED)
         context.set_details(reason)
 
     def _remove(self, link: WorkerLink, reason: str) -> None:
         link.left.set()
         if self._links.get(link.worker_id) is not link:
-            return  # Replaced by its successor.
-        # A worker that drained was expected to go; of any other the operator should know. Which end of
-        # the stream is closed first is chance, and no news.
+            return  # Its successor has taken its place.
+        # A worker that drained was expected to leave; the operator should hear of any other. Which end of
+        # a drained worker's stream closes first is chance, so the reason is no news.
         if link.draining and not link.dropped:
             log.info("worker %s left: it was drained", link.worker_id)
         else:
@@ -560,13 +550,13 @@ class WorkerLinks:
             silence_limit_ms=self._heartbeats.silence_limit_ms,
         )
         await context.write(pb.ToWorker(welcome=welcome).SerializeToString())
-        # Again, because the write let others run: two of one name may have come at the same time.
+        # Look again, because the write let others run: two workers of one name may have come together.
         if fault := self._clash(envelope.register):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
         return envelope.register
 
     def _find_fault(self, envelope: pb.FromWorker) -> str:
-        """What is wrong with a first message; empty when nothing is."""
+        """Say what is wrong with a first message; empty when nothing is."""
         if not envelope.HasField("register"):
             return f"expected Register as the first message, found {envelope.WhichOneof('kind')}"
         register = envelope.register
@@ -598,7 +588,7 @@ class WorkerLinks:
                 f"there is a worker {register.worker_id} already, "
                 f"process {old.register.pid} on host {old.register.host}"
             )
-        # Its connection broke without our noticing, and here it is again.
+        # The worker's connection broke without our noticing, and here it is again.
         self._remove(old, "replaced by its successor")
         old.cut("replaced by its successor")
         return ""
@@ -628,7 +618,7 @@ def _check_outputs(action_id: ActionId, sent: _SentInfer, payload: Sequence[Buff
 
 
 def _find_fault(ready: pb.ModelReady, *, num_pages: int) -> str:
-    """What cannot be true in a worker's description of a model; empty when all can."""
+    """Say what cannot be true in a worker's description of a model; empty when all of it can."""
     sizes = [batch.batch_size for batch in ready.batches]
     if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
         return f"the worker reports batch sizes {sizes}, expected at least one, ascending"
@@ -658,8 +648,8 @@ def _specs(specs: Sequence[pb.TensorSpec]) -> tuple[TensorSpec, ...]:
 async def _read_chunks(file: ModelFile) -> AsyncIterator[tuple[int, bytes, bool]]:
     """Yield (offset, content, last) of a file; the disk is waited for in a thread.
 
-    The file may have changed since it was listed. What was promised is sent, or a shorter rest
-    marked as the last: the worker finds that the sha256 differs, and says so.
+    The file may have changed since it was listed. Then the promised number of bytes is sent all the same,
+    or fewer, of which the last chunk is marked: the worker finds that the sha256 differs, and says so.
     """
     opened = await asyncio.to_thread(file.path.open, "rb")
     try:

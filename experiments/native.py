@@ -34,6 +34,7 @@ _CORE = sorted(
 COMPILED = (
     "clockwright/actions.py",
     *_CORE,
+    "controller/ledger.py",
     "worker/core/lanes.py",
     "worker/core/io_pool.py",
     "worker/core/pages.py",

@@ -23,7 +23,7 @@ _EPSILON = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class BertVariant:
     """What sets one encoder apart from another."""
 
     layers: int
@@ -33,15 +33,15 @@ class Variant:
 
 #: The published ones (Turc et al., 2019), by name.
 VARIANTS = {
-    "bert_tiny": Variant(2, 128),
-    "bert_mini": Variant(4, 256),
-    "bert_small": Variant(4, 512),
-    "bert_medium": Variant(8, 512),
-    "bert_base": Variant(12, 768),
+    "bert_tiny": BertVariant(2, 128),
+    "bert_mini": BertVariant(4, 256),
+    "bert_small": BertVariant(4, 512),
+    "bert_medium": BertVariant(8, 512),
+    "bert_base": BertVariant(12, 768),
 }
 
 
-def encoder(name: str, variant: Variant) -> Graph:
+def encoder(name: str, variant: BertVariant) -> Graph:
     """Tokens and their segments, INT64 (128,) each, to the first token's pooled vector, (width,)."""
     graph = Graph(name)
     width = variant.width

@@ -33,7 +33,7 @@ from modelzoo.layers import (
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
+class ResnetVariant:
     """What sets one residual network apart from another."""
 
     #: Residual blocks of each stage.
@@ -65,11 +65,11 @@ _BLOCKS = {
 }
 
 
-def _variants() -> dict[str, Variant]:
+def _variants() -> dict[str, ResnetVariant]:
     """All of ImageNet's, by name."""
     variants = {}
     for depth, blocks in _BLOCKS.items():
-        v1b = Variant(blocks, bottleneck=depth >= 50)
+        v1b = ResnetVariant(blocks, bottleneck=depth >= 50)
         variants[f"resnet{depth}_v1"] = replace(v1b, stride_in_first=True)
         variants[f"resnet{depth}_v1b"] = v1b
         variants[f"resnet{depth}_v1c"] = replace(v1b, stem=(32, 32, 64))
@@ -93,7 +93,7 @@ def _variants() -> dict[str, Variant]:
         variants[f"se_resnext{depth}_{groups}x4d"] = replace(resnext, squeeze_excite=True)
     for depth, blocks in {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), **_BLOCKS}.items():
         if depth in (14, 26, 50, 101):
-            variants[f"resnest{depth}"] = Variant(
+            variants[f"resnest{depth}"] = ResnetVariant(
                 blocks,
                 bottleneck=True,
                 stem=(64, 64, 128) if depth == 101 else (32, 32, 64),
@@ -106,7 +106,7 @@ def _variants() -> dict[str, Variant]:
 VARIANTS = _variants()
 
 
-def classifier(name: str, variant: Variant, *, classes: int = 1000) -> Graph:
+def classifier(name: str, variant: ResnetVariant, *, classes: int = 1000) -> Graph:
     """An ImageNet classifier: (3, 224, 224) to `classes` logits."""
     graph = Graph(name)
     x = trunk(graph, graph.input("input", (3, 224, 224)), variant)
@@ -114,7 +114,7 @@ def classifier(name: str, variant: Variant, *, classes: int = 1000) -> Graph:
     return graph
 
 
-def winograd_classifier(name: str, variant: Variant) -> Graph:
+def winograd_classifier(name: str, variant: ResnetVariant) -> Graph:
     """A v2 classifier as large as one whose 3x3 kernels are stored transformed for Winograd's algorithm.
 
     All four of Table 1's sizes follow when each stride-1 3x3 kernel is stored as 6x6 in the first
@@ -141,7 +141,7 @@ def winograd_classifier(name: str, variant: Variant) -> Graph:
 def cifar_classifier(name: str, *, blocks_per_stage: int, width: int, preactivation: bool) -> Graph:
     """A CIFAR-10 classifier of three stages: (3, 32, 32) to 10 logits; the stem has 16 channels."""
     graph = Graph(name)
-    variant = Variant(
+    variant = ResnetVariant(
         (blocks_per_stage,) * 3, bottleneck=False, preactivation=preactivation, width=width
     )
     x = graph.input("input", (3, 32, 32))
@@ -151,7 +151,7 @@ def cifar_classifier(name: str, *, blocks_per_stage: int, width: int, preactivat
     return graph
 
 
-def trunk(graph: Graph, x: Value, variant: Variant) -> Value:
+def trunk(graph: Graph, x: Value, variant: ResnetVariant) -> Value:
     """From (3, height, width) to the last stage's features, 32 times smaller."""
     if variant.stem:
         first, second, third = variant.stem
@@ -163,7 +163,7 @@ def trunk(graph: Graph, x: Value, variant: Variant) -> Value:
     return _stages(graph, max_pool(graph, x, 3, stride=2, padding=1), variant)
 
 
-def _stages(graph: Graph, x: Value, variant: Variant) -> Value:
+def _stages(graph: Graph, x: Value, variant: ResnetVariant) -> Value:
     # Each block adds to the sum; scaled so, all of them together about double it. Without, the
     # outputs of a random ResNet-101 have a standard deviation near 500.
     gain = 1.0 / sqrt(sum(variant.blocks))
@@ -176,7 +176,9 @@ def _stages(graph: Graph, x: Value, variant: Variant) -> Value:
     return relu(graph, norm(graph, x)) if variant.preactivation else x
 
 
-def _block(graph: Graph, x: Value, variant: Variant, width: int, stride: int, gain: float) -> Value:
+def _block(
+    graph: Graph, x: Value, variant: ResnetVariant, width: int, stride: int, gain: float
+) -> Value:
     """Normalisation after each convolution, ReLU after the sum."""
     if variant.bottleneck:
         channels, inner = 4 * width, round(width * variant.inner_width)
@@ -198,7 +200,7 @@ def _block(graph: Graph, x: Value, variant: Variant, width: int, stride: int, ga
     return relu(graph, add(graph, _shortcut(graph, x, variant, channels, stride), y))
 
 
-def _shortcut(graph: Graph, x: Value, variant: Variant, channels: int, stride: int) -> Value:
+def _shortcut(graph: Graph, x: Value, variant: ResnetVariant, channels: int, stride: int) -> Value:
     if stride == 1 and x.shape[0] == channels:
         return x
     if variant.pooled_shortcut and stride > 1:
@@ -207,7 +209,7 @@ def _shortcut(graph: Graph, x: Value, variant: Variant, channels: int, stride: i
 
 
 def _preactivated_block(
-    graph: Graph, x: Value, variant: Variant, width: int, stride: int, gain: float
+    graph: Graph, x: Value, variant: ResnetVariant, width: int, stride: int, gain: float
 ) -> Value:
     """Normalisation and ReLU before each convolution, nothing after the sum."""
     channels = 4 * width if variant.bottleneck else width

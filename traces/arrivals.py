@@ -32,7 +32,7 @@ WINDOW_NS = 10 * NS_PER_S
 NS_PER_MINUTE = 60 * NS_PER_S
 
 
-class Request(NamedTuple):
+class WorkloadRequest(NamedTuple):
     """One open-loop request. Plain ints: a NamedTuple costs the least to make of all records."""
 
     #: Since the start of the workload.
@@ -473,9 +473,9 @@ class Workload:
         open_ns = max((source.end_ns for source in self.sources), default=0)
         return max([open_ns, *(loop.end_ns for loop in self.closed_loops)])
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[WorkloadRequest]:
         """Give the open-loop requests in order of time; each call begins anew."""
-        make = Request._make
+        make = WorkloadRequest._make
         for arrivals in self.arrivals():
             yield from map(make, zip(*(column.tolist() for column in arrivals), strict=True))
 

@@ -40,12 +40,13 @@ import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.bulk import join_bulk
+from clockwright.channel import OPTIONS
 from clockwright.client import AsyncClient
 from clockwright.errors import ConfigError, Refusal
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
-from traces.arrivals import ClosedLoop, Request, Workload
+from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
 
 REQUEST_COLUMNS = (
     "request_id", "model_id", "loop", "slo_ns", "due_ns", "sent_ns", "departure_ns", "outcome",
@@ -54,11 +55,6 @@ REQUEST_COLUMNS = (
 OK = "OK"
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-)
 
 # A response comes about when the SLO ends; this much later the server is taken for dead.
 _GRACE_S = 10.0
@@ -172,7 +168,7 @@ async def replay_async(
 ) -> ReplayReport:
     """Do what `replay` does, in a running event loop; whatever else runs in it makes requests late."""
     messages = await _messages(address, workload)
-    channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
     async with channel:
         with contextlib.ExitStack() as stack:
             file = None if requests_csv is None else stack.enter_context(_open(requests_csv))
@@ -262,7 +258,7 @@ class _Driver:
             num_late=int(np.count_nonzero(lateness > LATENESS_NS_MAX)),
         )
 
-    async def _open(self, request: Request) -> None:
+    async def _open(self, request: WorkloadRequest) -> None:
         sent_ns = self._now_ns()
         late_ns = sent_ns - request.time_ns
         self.lateness_ns.append(late_ns)
@@ -352,11 +348,11 @@ async def _messages(address: str, workload: Workload) -> list[_Message]:
     return messages
 
 
-def _in_lists(workload: Workload) -> Iterator[list[Request]]:
+def _in_lists(workload: Workload) -> Iterator[list[WorkloadRequest]]:
     """Give open-loop requests some thousands at a time."""
     for arrivals in workload.arrivals():
         rows = zip(*(column.tolist() for column in arrivals), strict=True)
-        yield list(map(Request._make, rows))
+        yield list(map(WorkloadRequest._make, rows))
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""`ControlService`: what operators see and do."""
+"""`ControlService`: lets operators look at workers, models and applications, and change them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, U
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
-from controller.catalogue import Catalogue, Model, ModelState
+from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import ModelStatistics, Statistics, WorkerStatistics
 from controller.front.statuses import abort
-from controller.generations import name_of
 from controller.model_folder import check_name
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
 from controller.telemetry import Counts
@@ -29,7 +28,7 @@ from controller.worker_link import WorkerLink, WorkerLinks
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-# Files of a model's folder; generous for external data, small enough to list.
+# Most files in a model's folder: generous for external data, small enough to list.
 FILES_MAX = 10_000
 
 
@@ -50,12 +49,12 @@ class ControlService(pb_grpc.ControlServiceServicer):
         """Serve one controller.
 
         Args:
-            runtime: of the controller, like `catalogue` and `links`.
-            catalogue: see `runtime`.
-            links: see `runtime`.
-            applications: see `runtime`.
+            runtime: the controller's, like the next three.
+            catalogue: knows the models.
+            links: know the workers.
+            applications: know the applications.
             policy: name of the scheduler's policy, for people.
-            default_slo_ns: of models that have none.
+            default_slo_ns: SLO of models that have none of their own.
             spool: a folder for the files of models that are added; they stay there.
         """
         self._runtime = runtime
@@ -66,7 +65,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
         self._default_slo_ns = default_slo_ns
         self._spool = spool
         self._uploads = itertools.count(1)
-        self._started_ns = now_ns()
+        self._started_ns = runtime.clock()
 
     def mount(self, server: grpc.aio.Server) -> None:
         """Have a server serve this."""
@@ -75,14 +74,14 @@ class ControlService(pb_grpc.ControlServiceServicer):
     # --- looking ------------------------------------------------------------------------------
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
-        """Totals."""
+        """Totals of the controller since it started."""
         models = self._catalogue.models
         total = self._runtime.telemetry.total
         states = [self._catalogue.state(model) for model in models]
         return pb.StatusResponse(
             version=__version__,
             policy=self._policy,
-            uptime_ns=now_ns() - self._started_ns,
+            uptime_ns=self._runtime.clock() - self._started_ns,
             ready=self._catalogue.ready and not self._runtime.draining,
             draining=self._runtime.draining,
             num_workers=sum(link.joined for link in self._links.links),
@@ -98,7 +97,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def ListWorkers(
         self, request: pb.ListWorkersRequest, context: Context
     ) -> pb.ListWorkersResponse:
-        """All workers, or one."""
+        """All workers, or the one that is named."""
         links = self._links.links
         if request.worker_id:
             links = [await self._link(request.worker_id, context, "ListWorkers")]
@@ -110,7 +109,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
-        """All models, or one."""
+        """All models, or the one that is named."""
         models = self._catalogue.models
         if request.model_id:
             model = self._catalogue.find(request.model_id)
@@ -125,7 +124,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def DrainWorker(
         self, request: pb.DrainWorkerRequest, context: Context
     ) -> pb.DrainWorkerResponse:
-        """Returns once the worker has left."""
+        """Drain a worker; return once it has left."""
         link = await self._link(request.worker_id, context, "DrainWorker")
         link.drain()
         await link.left.wait()
@@ -134,7 +133,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def AddModel(
         self, requests: AsyncIterator[pb.AddModelRequest], context: Context
     ) -> pb.AddModelResponse:
-        """Returns once a worker is ready for the model; on any error nothing has changed."""
+        """Add a model; return once a worker is ready for it. After an error nothing has changed."""
         directory = self._spool / str(next(self._uploads))
         try:
             name, replace = await _receive(requests, directory)
@@ -160,7 +159,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def RemoveModel(
         self, request: pb.RemoveModelRequest, context: Context
     ) -> pb.RemoveModelResponse:
-        """Requests that wait for it are refused; what runs is finished."""
+        """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
         try:
             self._catalogue.remove(request.model_id)
         except ClockwrightError as error:
@@ -172,7 +171,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def PutApplication(
         self, request: pb.PutApplicationRequest, context: Context
     ) -> pb.PutApplicationResponse:
-        """Add or change an application."""
+        """Add an application, or change one."""
         try:
             application = read_application(request.application)
             if self._applications.find(application.name) is not None and not request.replace:
@@ -183,7 +182,9 @@ class ControlService(pb_grpc.ControlServiceServicer):
             running = await asyncio.shield(
                 self._applications.put(application, replace=request.replace)
             )
-        except ConfigError as error:  # a policy's options: the caller's fault, not the process's
+        except (
+            ConfigError
+        ) as error:  # Options of a policy are the caller's fault, not the process's.
             await abort(context, BadRequestError(str(error)), method="PutApplication")
         except ClockwrightError as error:
             await abort(context, error, method="PutApplication")
@@ -193,7 +194,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def RemoveApplication(
         self, request: pb.RemoveApplicationRequest, context: Context
     ) -> pb.RemoveApplicationResponse:
-        """With all it has learned."""
+        """Remove an application with all it has learned."""
         try:
             await asyncio.shield(self._applications.remove(request.name))
         except ClockwrightError as error:
@@ -203,7 +204,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def ListApplications(
         self, request: pb.ListApplicationsRequest, context: Context
     ) -> pb.ListApplicationsResponse:
-        """All applications, or one."""
+        """All applications, or the one that is named."""
         found = self._applications.all
         if request.name:
             running = self._applications.find(request.name)
@@ -228,7 +229,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
         )
 
     async def Feedback(self, request: pb.FeedbackRequest, context: Context) -> pb.FeedbackResponse:
-        """Learn; the reply says what has changed."""
+        """Learn from feedback; the reply says what has changed."""
         try:
             results = await self._applications.feedback([read_feedback(i) for i in request.items])
         except ClockwrightError as error:
@@ -249,7 +250,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
     async def EraseContext(
         self, request: pb.EraseContextRequest, context: Context
     ) -> pb.EraseContextResponse:
-        """Forget somebody."""
+        """Have an application forget a user, session or tenant."""
         try:
             erased = await asyncio.shield(
                 self._applications.erase(request.application, request.context)
@@ -270,12 +271,12 @@ class ControlService(pb_grpc.ControlServiceServicer):
             )
         return link
 
-    def _model_infos(self, models: list[Model]) -> list[pb.ModelInfo]:
+    def _model_infos(self, models: list[Entry]) -> list[pb.ModelInfo]:
         statistics: Statistics = self._runtime.statistics()
         rows = {row.model_id: row for row in statistics.models}
         return [self._model_info(model, rows.get(model.model_id)) for model in models]
 
-    def _model_info(self, model: Model, row: ModelStatistics | None) -> pb.ModelInfo:
+    def _model_info(self, model: Entry, row: ModelStatistics | None) -> pb.ModelInfo:
         counts = self._runtime.telemetry.by_model.get(model.model_id, Counts())
         info = pb.ModelInfo(
             model_id=model.name,
@@ -340,12 +341,15 @@ def _refusals(counts: Counts) -> list[pb.RefusalCount]:
 async def _receive(
     requests: AsyncIterator[pb.AddModelRequest], directory: Path
 ) -> tuple[str, bool]:
-    """Write the files of a model's folder below `directory`; returns its name, and `replace`.
+    """Write the files of a model's folder below `directory`.
+
+    Returns:
+        The model's name, and whether it is to replace another.
 
     Raises:
-        ModelError: the name is none that a model may have.
-        BadRequestError: a path leads elsewhere, or there are no files.
-        OSError: the disk does not take it.
+        ModelError: no model may have that name.
+        BadRequestError: a path leads out of the folder, or there are no files.
+        OSError: the disk cannot take the files.
     """
     name, replace, path, num_files = "", False, "", 0
     file: BinaryIO | None = None

@@ -1,8 +1,8 @@
-"""Where the time of an answered request went: the response parameters that `explain` asks for."""
+"""Says where the time of an answered request went: the response parameters that `explain` asks for."""
 
 from __future__ import annotations
 
-from clockwright.actions import StepTime
+from clockwright.actions import Infer, StepTime
 from clockwright.units import NS_PER_US
 from controller.runtime import Answer
 
@@ -21,9 +21,12 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
         predicted when the batch was sent) and `predicted_exec_us`; `slo_us`, `deadline_source`,
         `batch_size`, `worker`, `cold`.
     """
-    measured_ns = answer.departure_ns - answer.arrival_ns
-    input_ns, exec_ns, output_ns = map(_duration_ns, (answer.input, answer.exec, answer.output))
-    # A clock offset that is a little off must not make the parts more than the whole.
+    request, command, result = answer.request, answer.command, answer.finished.result
+    infer = answer.finished.sent.command.action
+    assert isinstance(infer, Infer)
+    measured_ns = answer.departure_ns - request.arrival_ns
+    input_ns, exec_ns, output_ns = map(_duration_ns, (result.input, result.exec, result.output))
+    # The clock offset may be a little wrong. It must not make the parts add up to more than the whole.
     left_ns = max(measured_ns - input_ns - exec_ns - output_ns, 0)
     load_ns = min(_load_wait_ns(answer), left_ns)
     left_ns -= load_ns
@@ -37,35 +40,43 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
         "output_us": output_ns // NS_PER_US,
         "network_us": network_ns // NS_PER_US,
         "measured_us": measured_ns // NS_PER_US,
-        "predicted_us": (answer.expected_departure_ns - answer.arrival_ns) // NS_PER_US,
-        "predicted_exec_us": answer.expected_duration_ns // NS_PER_US,
-        "slo_us": answer.slo_ns // NS_PER_US,
+        "predicted_us": (command.expected_departure_ns - request.arrival_ns) // NS_PER_US,
+        "predicted_exec_us": infer.expected_duration_ns // NS_PER_US,
+        "slo_us": request.slo_ns // NS_PER_US,
         "deadline_source": slo_source,
-        "batch_size": answer.batch_size,
-        "worker": answer.worker_id,
-        "cold": answer.cold,
+        "batch_size": command.batch_size,
+        "worker": command.worker_id,
+        "cold": command.cold,
     }
 
 
+def _load_of(answer: Answer) -> StepTime | None:
+    """The load that a cold request waited for."""
+    return answer.finished.load if answer.command.cold else None
+
+
 def _load_wait_ns(answer: Answer) -> int:
-    """Time of the load that lies inside the request's wait; it may have begun before it came."""
-    if answer.load is None:
+    """Time of the load that lies inside the request's wait. The load may be older than the request."""
+    load = _load_of(answer)
+    if load is None:
         return 0
-    until_ns = answer.input.begin_ns if answer.input else answer.result_ns
-    begin_ns = max(answer.load.begin_ns, answer.arrival_ns)
-    return max(min(answer.load.end_ns, until_ns) - begin_ns, 0)
+    begun = answer.finished.result.input
+    until_ns = begun.begin_ns if begun else answer.finished.result_ns
+    begin_ns = max(load.begin_ns, answer.request.arrival_ns)
+    return max(min(load.end_ns, until_ns) - begin_ns, 0)
 
 
 def _network_ns(answer: Answer) -> int:
-    """Both ways, but for what the way there shares with the load that the request waited for."""
-    sent_ns = answer.sent_ns
-    if answer.load is not None:
-        sent_ns = max(sent_ns, min(answer.load.end_ns, answer.received_ns))
+    """Time on the way there and back, without the part of the way there that passed during the load."""
+    finished, result, load = answer.finished, answer.finished.result, _load_of(answer)
+    sent_ns = finished.sent.sent_ns
+    if load is not None:
+        sent_ns = max(sent_ns, min(load.end_ns, result.received_ns))
     last_end_ns = max(
-        (step.end_ns for step in (answer.input, answer.exec, answer.output) if step),
-        default=answer.result_ns,
+        (step.end_ns for step in (result.input, result.exec, result.output) if step),
+        default=finished.result_ns,
     )
-    return max(answer.received_ns - sent_ns, 0) + max(answer.result_ns - last_end_ns, 0)
+    return max(result.received_ns - sent_ns, 0) + max(finished.result_ns - last_end_ns, 0)
 
 
 def _duration_ns(step: StepTime | None) -> int:

@@ -1,5 +1,8 @@
 """Open Inference Protocol messages in, validated requests out, and answers back to bytes. No gRPC here.
 
+A request comes by twice: `parse_request` finds out which model it names, `read_request` checks it against
+that model, which only the caller can look up. Its answer leaves through `encode_response`.
+
 Tensor bytes are opaque: a big message is cut at its top level and its tensors stay views into it; only
 typed contents, which no client uses for anything large, are converted. Whatever does not fit the model
 is a `BadRequestError` that names the field, what was found and what is expected.
@@ -25,18 +28,20 @@ RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
 STREAM_RESPONSE_FIELD = 2
 
-# Keeps every time well inside the wire's int64; whoever means "no limit" is told so.
+# A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
 SLO_NS_MAX = 24 * 3600 * NS_PER_S
 
-# As long as any name that people give; the scheduler keeps some of them.
+# Names that people give are shorter. The scheduler keeps some tenants, and applications keep contexts.
 TENANT_CHARS_MAX = 256
+CONTEXT_CHARS_MAX = 256
 
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
-# (measured: 20 s arrive as 20.0999 s). The client still leaves when its own clock says so.
+# (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
 RPC_DEADLINE_ROUNDING_S = 0.001
 RPC_DEADLINE_ROUNDING = 0.01
 
-# Where typed contents of a datatype lie, and how `array` spells its elements. FP16 and BF16 are raw only.
+# Field of a datatype's typed contents, and the letter that `array` has for an element. FP16 and BF16 have
+# no typed contents.
 _TYPED = {
     "BOOL": ("bool_contents", "B"),
     "INT8": ("int_contents", "b"),
@@ -51,7 +56,7 @@ _TYPED = {
     "FP64": ("fp64_contents", "d"),
 }
 
-# Triton's extensions that change what a request means; ignoring one would answer another question.
+# Triton's extensions that change what a request means. Ignoring one would answer another question.
 _UNSUPPORTED = {
     "sequence_id": "stateful sequences",
     "sequence_start": "stateful sequences",
@@ -63,7 +68,7 @@ _UNSUPPORTED = {
 
 @dataclass(slots=True)
 class ParsedRequest:
-    """A request whose model is not yet known to exist."""
+    """A request that is well-formed; its model may not exist."""
 
     message: pb.ModelInferRequest
     #: `raw_input_contents`, one per input; views into the received bytes when those are big.
@@ -71,14 +76,42 @@ class ParsedRequest:
 
 
 @dataclass(slots=True)
-class DecodedRequest:
-    """A request that fits its model."""
+class Target:
+    """A model as `read_request` needs it, or an application, which clients ask like a model."""
 
+    name: str
+    #: The version that is served.
+    version: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    #: Largest number of rows that a request may have.
+    max_rows: int
+    #: Default latency objective of the target; None: the server's holds.
+    slo_ns: int | None
+    #: Parameter `context` means something to the target. A model ignores it.
+    has_contexts: bool = False
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request that fits its target."""
+
+    #: Id that the client gave the request, to be echoed; may be empty.
+    request_id: str
     rows: int
-    #: Bytes of each input in the model's order, `rows` rows each, little-endian, row-major.
+    #: Bytes of each input in the target's order, `rows` rows each, little-endian, row-major.
     inputs: list[Buffer]
-    #: Indices into the model's outputs, in the order asked for.
+    #: Indices into the target's outputs, in the order asked for.
     outputs: Sequence[int]
+    slo_ns: int
+    #: Where the SLO came from, as `request_slo_ns` names it.
+    slo_source: str
+    #: The client wants to know where the time went.
+    explain: bool
+    #: User or session that the request is for; empty when none is named.
+    context: str
+    #: Tenant whose share of the GPUs the request uses; empty when none is named.
+    tenant: str
 
 
 def parse_request(data: bytes) -> ParsedRequest:
@@ -99,54 +132,44 @@ def parse_request(data: bytes) -> ParsedRequest:
         ) from None
 
 
-def decode_request(
+def read_request(
     request: ParsedRequest,
+    target: Target,
     *,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    max_rows: int,
-) -> DecodedRequest:
-    """Check a request against its model.
+    rpc_remaining_s: float | None,
+    default_slo_ns: int,
+) -> Asked:
+    """Check a request against its target, and take out all that serving it needs.
 
     Args:
         request: from `parse_request`.
-        inputs: of the model.
-        outputs: of the model.
-        max_rows: largest batch the model was compiled for.
+        target: the model or application that the request names.
+        rpc_remaining_s: what is left of the RPC deadline; None: the call has none.
+        default_slo_ns: for requests that name no SLO, to targets that have none.
 
     Raises:
-        BadRequestError: it does not fit.
+        BadRequestError: it does not fit, or a parameter is wrong.
     """
-    tensors = request.message.inputs
-    raw = request.raw
-    if raw and len(raw) != len(tensors):
-        raise BadRequestError(
-            f"raw_input_contents: found {len(raw)} entries, expected one for each of the {len(tensors)} inputs"
-        )
-    positions: dict[str, int] = {}
-    for position, tensor in enumerate(tensors):
-        if tensor.name in positions:
-            raise BadRequestError(f"input {quote(tensor.name)}: found twice, expected once")
-        positions[tensor.name] = position
-    _check_names(positions, inputs)
-
-    rows = 0
-    buffers: list[Buffer] = []
-    for spec in inputs:
-        position = positions[spec.name]
-        tensor = tensors[position]
-        found_rows = _check_tensor(tensor, spec, max_rows)
-        if rows and found_rows != rows:
-            raise BadRequestError(
-                f"input {quote(spec.name)}: found {found_rows} rows (shape[0]), expected {rows} as in"
-                f" input {quote(inputs[0].name)}"
-            )
-        rows = found_rows
-        if raw:
-            buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
-        else:
-            buffers.append(_typed_bytes(tensor, spec, rows))
-    return DecodedRequest(rows, buffers, _requested_outputs(request.message, outputs))
+    message = request.message
+    rows, inputs = _read_inputs(request, target)
+    outputs = _requested_outputs(message, target.outputs)
+    slo_ns, slo_source = request_slo_ns(
+        message,
+        rpc_remaining_s=rpc_remaining_s,
+        model_slo_ns=target.slo_ns,
+        default_slo_ns=default_slo_ns,
+    )
+    return Asked(
+        request_id=message.id,
+        rows=rows,
+        inputs=inputs,
+        outputs=outputs,
+        slo_ns=slo_ns,
+        slo_source=slo_source,
+        explain=_wants_explanation(message),
+        context=_context(message) if target.has_contexts else "",
+        tenant=_tenant(message),
+    )
 
 
 def request_slo_ns(
@@ -189,78 +212,29 @@ def request_slo_ns(
     return default_slo_ns, "default"
 
 
-def wants_explanation(message: pb.ModelInferRequest) -> bool:
-    """Whether parameter `explain` asks for where the time went.
-
-    Raises:
-        BadRequestError: `explain` is not a bool, or a parameter asks for an extension we do not have.
-    """
-    parameters = message.parameters
-    for name in parameters:
-        if name in _UNSUPPORTED:
-            raise BadRequestError(
-                f"parameter {name}: found, but {_UNSUPPORTED[name]} are not supported"
-            )
-    if "explain" not in parameters:
-        return False
-    parameter = parameters["explain"]
-    kind = parameter.WhichOneof("parameter_choice")
-    if kind != "bool_param":
-        raise BadRequestError(f"parameter explain: found {kind or 'no value'}, expected bool_param")
-    return parameter.bool_param
-
-
-def request_context(message: pb.ModelInferRequest) -> str:
-    """Whom the request is for: parameter `context`, empty when there is none.
-
-    Raises:
-        BadRequestError: it is no string.
-    """
-    return _string(message, "context")
-
-
-def request_tenant(message: pb.ModelInferRequest) -> str:
-    """Whose share of the GPUs the request is to come from: parameter `tenant`, empty when there is none.
-
-    Raises:
-        BadRequestError: it is no string, or too long.
-    """
-    tenant = _string(message, "tenant")
-    if len(tenant) > TENANT_CHARS_MAX:
-        raise BadRequestError(
-            f"parameter tenant: found {len(tenant)} characters, expected at most {TENANT_CHARS_MAX}"
-        )
-    return tenant
-
-
 def encode_response(
-    *,
-    model_name: str,
-    model_version: str,
-    request_id: str,
-    rows: int,
-    specs: tuple[TensorSpec, ...],
+    target: Target,
+    asked: Asked,
     outputs: Sequence[Buffer],
+    *,
     parameters: Mapping[str, bool | int | str] | None = None,
 ) -> bytes:
     """Serialise a ModelInferResponse; each output is copied once.
 
     Args:
-        model_name: echoed.
-        model_version: that was served.
-        request_id: echoed.
-        rows: of the request.
-        specs: of the outputs to send, in order.
-        outputs: their bytes, `rows` rows each.
+        target: what was asked.
+        asked: the request.
+        outputs: bytes of all of the target's outputs, `asked.rows` rows each; those asked for are sent.
         parameters: the explanation, if asked for.
     """
-    header = _response_header(model_name, model_version, rows, specs)
-    if request_id or parameters:
+    specs = tuple(target.outputs[index] for index in asked.outputs)
+    header = _response_header(target.name, target.version, asked.rows, specs)
+    if asked.request_id or parameters:
         header += pb.ModelInferResponse(
-            id=request_id,
+            id=asked.request_id,
             parameters={key: _parameter(value) for key, value in (parameters or {}).items()},
         ).SerializeToString()
-    return join_bulk(header, RAW_OUTPUT_FIELD, outputs)
+    return join_bulk(header, RAW_OUTPUT_FIELD, [outputs[index] for index in asked.outputs])
 
 
 def wrap_for_stream(response: bytes) -> bytes:
@@ -281,7 +255,7 @@ def quote(name: str) -> str:
     return repr(name if len(name) <= 80 else name[:77] + "...")
 
 
-# The part that is alike for all answers of a model with as many rows: 1 us instead of 8.
+# All answers of a model with as many rows have this part in common. Kept, it costs 1 us instead of 8.
 @lru_cache(maxsize=8192)
 def _response_header(
     model_name: str, model_version: str, rows: int, specs: tuple[TensorSpec, ...]
@@ -295,6 +269,40 @@ def _response_header(
     return pb.ModelInferResponse(
         model_name=model_name, model_version=model_version, outputs=tensors
     ).SerializeToString()
+
+
+def _read_inputs(request: ParsedRequest, target: Target) -> tuple[int, list[Buffer]]:
+    """Check the inputs; returns the number of rows and the bytes of each, in the target's order."""
+    tensors = request.message.inputs
+    raw = request.raw
+    if raw and len(raw) != len(tensors):
+        raise BadRequestError(
+            f"raw_input_contents: found {len(raw)} entries, expected one for each of the {len(tensors)} inputs"
+        )
+    positions: dict[str, int] = {}
+    for position, tensor in enumerate(tensors):
+        if tensor.name in positions:
+            raise BadRequestError(f"input {quote(tensor.name)}: found twice, expected once")
+        positions[tensor.name] = position
+    _check_names(positions, target.inputs)
+
+    rows = 0
+    buffers: list[Buffer] = []
+    for spec in target.inputs:
+        position = positions[spec.name]
+        tensor = tensors[position]
+        found_rows = _check_tensor(tensor, spec, target.max_rows)
+        if rows and found_rows != rows:
+            raise BadRequestError(
+                f"input {quote(spec.name)}: found {found_rows} rows (shape[0]), expected {rows} as in"
+                f" input {quote(target.inputs[0].name)}"
+            )
+        rows = found_rows
+        if raw:
+            buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
+        else:
+            buffers.append(_typed_bytes(tensor, spec, rows))
+    return rows, buffers
 
 
 def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:
@@ -420,6 +428,41 @@ def _requested_outputs(
     return indices
 
 
+def _wants_explanation(message: pb.ModelInferRequest) -> bool:
+    """Read parameter `explain`, and refuse extensions that are not supported."""
+    parameters = message.parameters
+    for name in parameters:
+        if name in _UNSUPPORTED:
+            raise BadRequestError(
+                f"parameter {name}: found, but {_UNSUPPORTED[name]} are not supported"
+            )
+    if "explain" not in parameters:
+        return False
+    parameter = parameters["explain"]
+    kind = parameter.WhichOneof("parameter_choice")
+    if kind != "bool_param":
+        raise BadRequestError(f"parameter explain: found {kind or 'no value'}, expected bool_param")
+    return parameter.bool_param
+
+
+def _context(message: pb.ModelInferRequest) -> str:
+    context = _string(message, "context")
+    if len(context) > CONTEXT_CHARS_MAX:
+        raise BadRequestError(
+            f"parameter context: found {len(context)} characters, expected {CONTEXT_CHARS_MAX} at most"
+        )
+    return context
+
+
+def _tenant(message: pb.ModelInferRequest) -> str:
+    tenant = _string(message, "tenant")
+    if len(tenant) > TENANT_CHARS_MAX:
+        raise BadRequestError(
+            f"parameter tenant: found {len(tenant)} characters, expected at most {TENANT_CHARS_MAX}"
+        )
+    return tenant
+
+
 def _string(message: pb.ModelInferRequest, name: str) -> str:
     if name not in message.parameters:
         return ""
@@ -461,7 +504,8 @@ def _positive_ns(name: str, value: float, unit_ns: int, unit: str) -> int:
 
 
 def _parameter(value: bool | int | str) -> pb.InferParameter:
-    # No double_param: KServe's own message has only bool, int64 and string, and drops the rest silently.
+    # A double_param would get lost: KServe's own message has only bool, int64 and string, and drops
+    # everything else silently.
     if isinstance(value, bool):
         return pb.InferParameter(bool_param=value)
     if isinstance(value, int):

@@ -2,58 +2,53 @@
 
 Inference runs on raw bytes: tensors are cut out of the message and handed on as views, never parsed
 or copied (measured, with the choice of grpc.aio over threads, by experiments/bench_frontend.py).
-Every method turns what goes wrong into a status; nothing that a client sends gets further than that.
+Every method turns its errors into a status, so no message of a client can raise anything past it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from clockwright import __version__
-from clockwright.bulk import split_bulk
+from clockwright.bulk import Buffer, split_bulk
 from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import inference_pb2 as pb
-from controller.catalogue import Catalogue, Model, ModelState
+from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.explanation import explain
 from controller.front.oip import (
     ParsedRequest,
-    decode_request,
+    Target,
     encode_response,
     encode_stream_error,
     parse_request,
     quote,
-    request_context,
-    request_slo_ns,
-    request_tenant,
-    wants_explanation,
+    read_request,
     wrap_for_stream,
 )
-from controller.front.refusals import late_text
 from controller.front.statuses import fail, status_of
-from controller.runtime import Runtime, Submission, now_ns
+from controller.runtime import Runtime, late_error
 from controller.selection.applications import Applications
 from controller.selection.live_application import Running
-from controller.selection.queries import check_context
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
 DEFAULT_SLO_NS = 100 * NS_PER_MS
 
-# What Triton's clients look for before they use an extension; announced is only what works.
+# Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
 
-# The name by which Triton's clients know ONNX models.
+# Triton's clients know ONNX models by this name.
 PLATFORM = "onnxruntime_onnx"
 APPLICATION_PLATFORM = "clockwright_application"
 
-# A client that sends and never reads holds this many answers at most; then its stream waits.
+# A client that sends and never reads makes us hold this many answers at most; then its stream waits.
 STREAM_REQUESTS_MAX = 1024
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -74,9 +69,9 @@ class InferenceService:
 
         Args:
             runtime: decides and answers.
-            catalogue: of the models there are.
-            default_slo_ns: for requests that name no SLO, of models that have none.
-            applications: are asked like models.
+            catalogue: knows the models.
+            default_slo_ns: for requests that name no SLO, to models that have none.
+            applications: know the applications, which clients ask like models; None: there are none.
         """
         self._runtime = runtime
         self._catalogue = catalogue
@@ -84,7 +79,7 @@ class InferenceService:
         self._applications = applications
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """What a grpc.aio server mounts."""
+        """Make the handlers that a grpc.aio server mounts."""
         unary = {
             "ServerLive": self._unary("ServerLive", pb.ServerLiveRequest, self._server_live),
             "ServerReady": self._unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
@@ -116,7 +111,7 @@ class InferenceService:
     # --- inference ----------------------------------------------------------------------------
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        arrival_ns = now_ns()
+        arrival_ns = self._runtime.clock()
         try:
             return await self._answer(parse_request(data), arrival_ns, context.time_remaining())
         except Exception as error:
@@ -142,7 +137,7 @@ class InferenceService:
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                arrival_ns = now_ns()
+                arrival_ns = self._runtime.clock()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
@@ -167,104 +162,88 @@ class InferenceService:
             BadRequestError: the request does not fit its model.
         """
         message = request.message
-        if application := self._application(message.model_name, message.model_version):
-            return await self._answer_application(application, request, arrival_ns, rpc_remaining_s)
-        model = self._find(message.model_name, message.model_version)
+        served, target = self._target(message.model_name, message.model_version)
+        asked = read_request(
+            request,
+            target,
+            rpc_remaining_s=rpc_remaining_s,
+            default_slo_ns=self._default_slo_ns,
+        )
+        parameters: dict[str, bool | int | str] | None = None
+        outputs: Sequence[Buffer]
+        if isinstance(served, Running):
+            assert self._applications is not None
+            answered = await self._applications.answer(
+                served,
+                asked.inputs,
+                arrival_ns=arrival_ns,
+                slo_ns=asked.slo_ns,
+                context=asked.context,
+                tenant=asked.tenant,
+            )
+            # An application explains every answer: feedback needs the query id.
+            outputs, parameters = answered.outputs, answered.parameters
+            expected_latency_ns = asked.slo_ns
+        else:
+            answer = await self._runtime.submit(
+                served.model_id,
+                asked.inputs,
+                rows=asked.rows,
+                arrival_ns=arrival_ns,
+                slo_ns=asked.slo_ns,
+                tenant=asked.tenant,
+            )
+            outputs = answer.outputs
+            if asked.explain:
+                parameters = explain(answer, slo_source=asked.slo_source)
+            expected_latency_ns = answer.command.expected_departure_ns - arrival_ns
+        response = encode_response(target, asked, outputs, parameters=parameters)
+        latency_ns = self._runtime.clock() - arrival_ns
+        if latency_ns > asked.slo_ns:
+            raise late_error(
+                ModelId(target.name),
+                slo_ns=asked.slo_ns,
+                latency_ns=latency_ns,
+                expected_latency_ns=expected_latency_ns,
+            )
+        return response
+
+    def _target(self, name: str, version: str) -> tuple[Entry | Running, Target]:
+        """Find what a client names, and say how it is asked.
+
+        Raises:
+            RefusedError: no worker has described it yet.
+            UnknownModelError: no such model or version.
+            BadRequestError: no name is given.
+        """
+        if running := self._application(name, version):
+            assert self._applications is not None
+            shape = self._applications.shape(running)
+            if shape is None:
+                raise self._no_models(running)
+            return running, Target(
+                name=running.application.name,
+                version=running.version,
+                inputs=shape.inputs,
+                outputs=shape.outputs,
+                max_rows=1,  # Feedback is about one answer.
+                slo_ns=running.application.slo_ns,
+                has_contexts=True,
+            )
+        model = self._find(name, version)
         if not model.outputs:
             raise self._not_ready(model)
         assert model.folder is not None
-        decoded = decode_request(
-            request,
+        return model, Target(
+            name=model.name,
+            version=model.version,
             inputs=model.inputs,
             outputs=model.outputs,
-            # While no worker has it, the scheduler says so, in its own words.
+            # While no worker has the model, the configured sizes stand in: the scheduler then refuses the
+            # request in its own words.
             max_rows=model.largest_batch or model.folder.settings.batch_sizes[-1],
+            slo_ns=model.slo_ns,
         )
-        slo_ns, slo_source = request_slo_ns(
-            message,
-            rpc_remaining_s=rpc_remaining_s,
-            model_slo_ns=model.slo_ns,
-            default_slo_ns=self._default_slo_ns,
-        )
-        explanation_wanted = wants_explanation(message)
-        answer = await self._runtime.submit(
-            Submission(
-                model_id=model.model_id,
-                rows=decoded.rows,
-                slo_ns=slo_ns,
-                arrival_ns=arrival_ns,
-                inputs=decoded.inputs,
-                tenant=request_tenant(message),
-            )
-        )
-        response = encode_response(
-            model_name=model.name,
-            model_version=model.version,
-            request_id=message.id,
-            rows=decoded.rows,
-            specs=tuple(model.outputs[index] for index in decoded.outputs),
-            outputs=[answer.outputs[index] for index in decoded.outputs],
-            parameters=explain(answer, slo_source=slo_source) if explanation_wanted else None,
-        )
-        latency_ns = now_ns() - arrival_ns
-        if latency_ns > slo_ns:
-            text = late_text(
-                model.name,
-                slo_ns=slo_ns,
-                latency_ns=latency_ns,
-                expected_latency_ns=answer.expected_departure_ns - arrival_ns,
-            )
-            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": slo_ns})
-        return response
-
-    async def _answer_application(
-        self,
-        running: Running,
-        request: ParsedRequest,
-        arrival_ns: int,
-        rpc_remaining_s: float | None,
-    ) -> bytes:
-        """The same for a query to an application, which has one row: feedback is about one answer."""
-        assert self._applications is not None
-        message, application = request.message, running.application
-        shape = self._applications.shape(running)
-        if shape is None:
-            raise self._no_models(running)
-        decoded = decode_request(request, inputs=shape.inputs, outputs=shape.outputs, max_rows=1)
-        slo_ns, _ = request_slo_ns(
-            message,
-            rpc_remaining_s=rpc_remaining_s,
-            model_slo_ns=application.slo_ns,
-            default_slo_ns=self._default_slo_ns,
-        )
-        wants_explanation(message)  # For its checks: what it would say is always said.
-        answered = await self._applications.answer(
-            running,
-            decoded.inputs,
-            arrival_ns=arrival_ns,
-            slo_ns=slo_ns,
-            context=check_context(request_context(message)),
-            tenant=request_tenant(message),
-        )
-        response = encode_response(
-            model_name=application.name,
-            model_version=running.version,
-            request_id=message.id,
-            rows=1,
-            specs=tuple(shape.outputs[index] for index in decoded.outputs),
-            outputs=[answered.outputs[index] for index in decoded.outputs],
-            parameters=answered.parameters,
-        )
-        latency_ns = now_ns() - arrival_ns
-        if latency_ns > slo_ns:
-            text = late_text(
-                application.name,
-                slo_ns=slo_ns,
-                latency_ns=latency_ns,
-                expected_latency_ns=slo_ns,
-            )
-            raise RefusedError(Refusal.LATE, text, figures={"slo_ns": slo_ns})
-        return response
 
     def _application(self, name: str, version: str) -> Running | None:
         running = self._applications.find(name) if self._applications is not None else None
@@ -283,7 +262,7 @@ class InferenceService:
             + (f" ({'; '.join(reasons)})" if reasons else ""),
         )
 
-    def _find(self, name: str, version: str) -> Model:
+    def _find(self, name: str, version: str) -> Entry:
         if not name:
             raise BadRequestError("model_name: found none, expected the name of a model")
         model = self._catalogue.find(name)
@@ -298,7 +277,7 @@ class InferenceService:
             )
         return model
 
-    def _not_ready(self, model: Model) -> RefusedError:
+    def _not_ready(self, model: Entry) -> RefusedError:
         state = self._catalogue.state(model).value
         return RefusedError(
             Refusal.NO_WORKER,
@@ -313,7 +292,7 @@ class InferenceService:
         request_type: type[RequestT],
         behaviour: Callable[[RequestT], Awaitable[Message]],
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Make a handler that parses here: gRPC's own hook logs a traceback for each bad message."""
+        """Make a handler that parses messages itself; gRPC's own hook logs a traceback for a bad one."""
 
         async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
             try:
@@ -340,7 +319,9 @@ class InferenceService:
                 return pb.ModelReadyResponse(ready=state is ModelState.READY)
             model = self._find(request.name, request.version)
         except UnknownModelError:
-            return pb.ModelReadyResponse(ready=False)  # as Triton answers: not there is not ready
+            return pb.ModelReadyResponse(
+                ready=False
+            )  # Triton, too, answers so for an unknown model.
         return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
 
     async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
@@ -349,38 +330,26 @@ class InferenceService:
         )
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
-        if application := self._application(request.name, request.version):
-            assert self._applications is not None
-            shape = self._applications.shape(application)
-            if shape is None:
-                raise self._no_models(application)
-            name, version, platform = request.name, application.version, APPLICATION_PLATFORM
-            inputs, outputs = shape.inputs, shape.outputs
-        else:
-            model = self._find(request.name, request.version)
-            if not model.outputs:
-                raise self._not_ready(model)
-            name, version, platform = model.name, model.version, PLATFORM
-            inputs, outputs = model.inputs, model.outputs
+        served, target = self._target(request.name, request.version)
         tensor = pb.ModelMetadataResponse.TensorMetadata
         return pb.ModelMetadataResponse(
-            name=name,
-            versions=[version],
-            platform=platform,
+            name=target.name,
+            versions=[target.version],
+            platform=APPLICATION_PLATFORM if isinstance(served, Running) else PLATFORM,
             inputs=[
                 tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
-                for spec in inputs
+                for spec in target.inputs
             ],
             outputs=[
                 tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
-                for spec in outputs
+                for spec in target.outputs
             ],
         )
 
     async def _health_check(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
-        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, field 1 each."""
+        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, both in field 1."""
         try:
             _, names = split_bulk(data, 1)
             name = bytes(names[-1]).decode(errors="replace") if names else ""
@@ -432,7 +401,7 @@ class InferenceService:
 def _model_named(
     request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
 ) -> str:
-    """Triton sends the model in field 2 and a repository in field 1, KServe the model in field 1."""
+    """Find the model's name: Triton sends it in field 2, behind a repository, and KServe in field 1."""
     name = request.model_name or request.repository_name
     if not name:
         raise BadRequestError("model_name: found none, expected the name of a model")

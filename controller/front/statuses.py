@@ -1,4 +1,4 @@
-"""What goes wrong with a call, as a gRPC status: one table for every service of the controller's port.
+"""Turns every error of a call into a gRPC status: one table for all services of the controller's port.
 
 A refusal carries its reason twice: in words, and as `google.rpc.ErrorInfo` in the trailing metadata
 `grpc-status-details-bin`, the place where gRPC libraries of every language look for it.
@@ -23,13 +23,15 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
+from controller.front.refusals import refusal_text
+from controller.runtime import NoAnswerError
 
 log = logging.getLogger(__name__)
 
 DOMAIN = "clockwright"
 
-# RESOURCE_EXHAUSTED, not UNAVAILABLE, for what cannot be in time: clients retry UNAVAILABLE by
-# themselves (KServe's three times), and a refused request that is sent again is the overload.
+# A request that cannot be in time gets RESOURCE_EXHAUSTED, not UNAVAILABLE. Clients retry UNAVAILABLE by
+# themselves (KServe's three times), and refused requests that are sent again are the overload.
 CODES = {
     Refusal.INFEASIBLE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.COLD: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -43,16 +45,18 @@ CODES = {
     Refusal.LOW_CONFIDENCE: grpc.StatusCode.FAILED_PRECONDITION,
 }
 
-# Statuses travel in HTTP headers, of which clients take 8 KiB in all.
+# Longest text of a status. It travels in HTTP headers, of which clients take 8 KiB in all.
 _TEXT_LENGTH_MAX = 1000
 
 
 def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
-    """Find the code and text for an error; one that nobody foresaw is logged, in one line.
+    """Find the code and text for an error. An error that nobody foresaw is logged in one line.
 
     The text of a refusal begins with its reason.
     """
     match error:
+        case NoAnswerError():
+            return CODES[error.refusal], _clip(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
             return CODES[error.refusal], _clip(str(error))
         case UnknownModelError():
@@ -64,7 +68,7 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
         case ModelError():
             return grpc.StatusCode.FAILED_PRECONDITION, _clip(str(error))
         case StoreError():
-            # Not UNAVAILABLE, by which clients understand that there is no server.
+            # UNAVAILABLE would tell clients that there is no server.
             return grpc.StatusCode.ABORTED, _clip(str(error))
     log.error("%s: unexpected %s: %s", method, type(error).__name__, error)
     log.debug("%s", method, exc_info=error)
@@ -74,9 +78,9 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
 def fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, method: str) -> bytes:
     """Give a call the status of an error; returns the answer, which gRPC throws away.
 
-    For calls that are many or large. An aborted one is a cycle (gRPC's state of the call, its
-    exception, the frames) and keeps the request's tensors until the garbage collector comes by:
-    a thousand refusals of 602 kB were 600 MB, and 40 ms to find them.
+    Calls that are many or large end this way and not by `abort`. An aborted call is a cycle (gRPC's state
+    of the call, its exception, the frames) and keeps the request's tensors until the garbage collector
+    comes by: a thousand refusals of 602 kB held 600 MB, and the collector took 40 ms to find them.
     """
     code, text = status_of(error, method=method)
     context.set_code(code)
@@ -88,7 +92,7 @@ def fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, metho
 async def abort(
     context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, method: str
 ) -> NoReturn:
-    """End a call with the status of an error. Raises what gRPC wants to be raised."""
+    """End a call with the status of an error, by the exception that gRPC wants to be raised."""
     code, text = status_of(error, method=method)
     await context.abort(code, text, _details(error, code, text))
     raise AssertionError("abort returned")

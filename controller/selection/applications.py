@@ -1,6 +1,6 @@
-"""Applications as they run: which there are, and what feedback teaches them. The selection layer's shell.
+"""The applications there are, and what feedback teaches them: the door of the selection layer.
 
-Everything runs in the controller's event loop thread; what is decided is decided by the pure modules beside.
+Everything runs in the controller's event loop thread. The policies and the pure modules in `core` decide.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from clockwright.errors import (
 from clockwright.units import NS_PER_S
 from controller.catalogue import Catalogue, ModelState
 from controller.model_folder import check_name
-from controller.runtime import Runtime, now_ns
+from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import States, migrated
 from controller.selection.core.application import Application
 from controller.selection.core.cache import CacheStatistics
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
-from controller.selection.core.journal import Feedback, FeedbackStatus, Journal
+from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
 from controller.selection.live_application import Running
 from controller.selection.plugins import plugin_policies
@@ -45,14 +45,15 @@ _FEEDBACK_SLICE = 64
 
 @dataclass(slots=True)
 class FeedbackResult:
-    """What a feedback has changed."""
+    """The outcome of one feedback."""
 
     query_id: str
     status: FeedbackStatus
+    #: Loss of each model about which the feedback says something.
     losses: Mapping[str, float] = field(default_factory=dict)
-    #: Of the context's state afterwards; empty when nothing has changed.
+    #: Weights in the context's state afterwards; empty when nothing has changed.
     weights: Mapping[str, float] = field(default_factory=dict)
-    #: Why it has failed.
+    #: Why learning from it has failed; empty otherwise.
     message: str = ""
 
 
@@ -69,6 +70,7 @@ class Applications:
         """
         config = config or SelectionConfig()
         self._catalogue = catalogue
+        self._clock = runtime.clock
         self._store = Store(config.store)
         self._states = States(self._store, capacity=config.contexts_max)
         self._journal = Journal(
@@ -77,9 +79,6 @@ class Applications:
         self._answering = Answering(runtime, catalogue, config, self._states, self._journal)
         self._plugins = plugin_policies()
         self._running: dict[str, Running] = {}
-        #: Of an application that is being written; no model may take it meanwhile.
-        self._claimed = ""
-        catalogue.reserve(self._holds)
 
     async def restore(self) -> None:
         """Bring back the applications of the store, and write changes to it from now on.
@@ -108,6 +107,7 @@ class Applications:
             return
         await self._states.restore(running)
         self._running[application.name] = running
+        self._catalogue.reserve(application.name)
 
     async def close(self) -> None:
         """Write what is not written, and close the store."""
@@ -118,7 +118,7 @@ class Applications:
     # --- coming, changing, going --------------------------------------------------------------
 
     async def put(self, application: Application, *, replace: bool = False) -> Running:
-        """Add an application, or change one, which keeps what it has learned unless its policy changes.
+        """Add an application, or change one. It keeps what it has learned unless its policy changes.
 
         Raises:
             ModelError: the name is taken, or a model is not there or does not fit.
@@ -136,15 +136,17 @@ class Applications:
             running = self._make(application, old.revision + 1 if old else 1)
             self._check_models(running)
             keeps = old is not None and old.application.policy == application.policy
-            self._claimed = name
+            self._catalogue.reserve(name)  # No model may take the name while the store writes.
             try:
                 await self._store.save_application(
                     name,
                     {"application": application.dump(), "revision": running.revision},
                     forget=not keeps,
                 )
-            finally:
-                self._claimed = ""
+            except BaseException:
+                if old is None:
+                    self._catalogue.release(name)
+                raise
             self._running[name] = running
             if old is not None:
                 if keeps:
@@ -164,15 +166,16 @@ class Applications:
             running = self._known(name)
             await self._store.remove_application(name)
             del self._running[name]
+            self._catalogue.release(name)
             self._retire(running, keep_states=False)
 
     async def erase(self, name: str, context: str) -> bool:
         """Forget a context: its state, in memory and in the store, and its queries without feedback.
 
-        What its feedback has taught the application's global state stays.
+        The global state keeps what the context's feedback has taught it.
 
         Returns:
-            Whether there was a state of it.
+            Whether the context had a state.
 
         Raises:
             UnknownModelError: there is no such application.
@@ -218,31 +221,28 @@ class Applications:
     def _retire(self, running: Running, *, keep_states: bool) -> None:
         running.retired = True
         name = running.application.name
-        # What was asked of the old one cannot teach a new one.
+        # Queries to the old revision cannot teach the new one.
         self._journal.forget(name)
         if not keep_states:
             self._states.forget(name)
 
-    def _holds(self, name: str) -> bool:
-        return name in self._running or name == self._claimed
-
     # --- looking and asking -------------------------------------------------------------------
 
     def find(self, name: str) -> Running | None:
-        """The application of a name."""
+        """Find the application of a name."""
         return self._running.get(name)
 
     @property
     def all(self) -> list[Running]:
-        """All, by name."""
+        """All applications, sorted by name."""
         return [self._running[name] for name in sorted(self._running)]
 
     def shape(self, running: Running) -> Shape | None:
-        """Inputs and outputs; None while no worker has looked at any model."""
+        """Inputs and outputs of an application; None while no worker has described any of its models."""
         return running.look_at([self._catalogue.find(m) for m in running.application.models])
 
     def state(self, running: Running) -> ModelState:
-        """READY when one of its models is."""
+        """State of an application: READY when one of its models is."""
         if self.shape(running) is None:
             return ModelState.LOADING
         models = [self._catalogue.find(name) for name in running.application.models]
@@ -259,11 +259,11 @@ class Applications:
         return running.policy.weights(state), running.policy.remark(state)
 
     def num_contexts(self, name: str) -> int:
-        """Contexts of an application in memory."""
+        """Number of an application's contexts in memory."""
         return self._states.num_contexts(name)
 
     def cache_statistics(self) -> CacheStatistics:
-        """Of the prediction cache, which all share."""
+        """Statistics of the prediction cache, which all applications share."""
         return self._answering.cache_statistics()
 
     async def answer(
@@ -276,18 +276,22 @@ class Applications:
         context: str,
         tenant: str = "",
     ) -> Answered:
-        """See `Answering.answer`."""
+        """Answer a query of one row inside its SLO. The query fits the application's shape.
+
+        Raises:
+            RefusedError: there is neither an answer in time nor a default.
+        """
         return await self._answering.answer(
             running, inputs, arrival_ns=arrival_ns, slo_ns=slo_ns, context=context, tenant=tenant
         )
 
     # --- feedback -----------------------------------------------------------------------------
 
-    async def feedback(self, items: Sequence[Feedback]) -> list[FeedbackResult]:
-        """Learn from feedback, in order; one that fails leaves the others alone.
+    async def feedback(self, items: Sequence[FeedbackItem]) -> list[FeedbackResult]:
+        """Learn from feedback, in order. An item that fails leaves the others alone.
 
         Raises:
-            BadRequestError: an item is no feedback; nothing has been learned from any.
+            BadRequestError: an item is malformed; nothing has been learned from any.
         """
         for index, item in enumerate(items):
             _check_feedback(index, item)
@@ -298,23 +302,24 @@ class Applications:
             results.append(await self._take_in(item))
         return results
 
-    async def _take_in(self, item: Feedback) -> FeedbackResult:
-        record = self._journal.find(item.query_id, now_ns=now_ns())
+    async def _take_in(self, item: FeedbackItem) -> FeedbackResult:
+        record = self._journal.find(item.query_id, now_ns=self._clock())
         running = self._running.get(record.application) if record else None
         if record is None or running is None:
             return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN)
         policy, counts = running.policy, running.counts.feedbacks
         of_context = bool(record.context) and policy.per_context
         try:
-            # Awaited before anything is changed: nobody comes between reading and writing a state.
+            # This is awaited before anything is changed, so no other task runs between reading and writing
+            # a state.
             state = (
                 running.state if record.closed else await self._states.read(running, record.context)
             )
         except StoreError as error:
             counts[FeedbackStatus.FAILED.value] += 1
             return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=str(error))
-        # What was forgotten meanwhile is not found any more.
-        joined = self._journal.join(item, now_ns=now_ns())
+        # The query may have been forgotten meanwhile; then this does not find it any more.
+        joined = self._journal.join(item, now_ns=self._clock())
         if joined.observation is None:
             counts[joined.status.value] += 1
             return FeedbackResult(item.query_id, joined.status)
@@ -322,7 +327,9 @@ class Applications:
             everybody = policy.observe(running.state, joined.observation)
             learned = policy.observe(state, joined.observation) if of_context else everybody
             weights = policy.weights(learned)
-        except Exception as error:  # of a stranger's policy; its next version may do better
+        except (
+            Exception
+        ) as error:  # A stranger's policy may raise anything. Its next version may do better.
             record.closed = False
             log.warning("application %s: feedback: %r", running.application.name, error)
             counts[FeedbackStatus.FAILED.value] += 1
@@ -336,7 +343,7 @@ class Applications:
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
 
 
-def _check_feedback(index: int, item: Feedback) -> None:
+def _check_feedback(index: int, item: FeedbackItem) -> None:
     where = f"feedback {index}"
     if not item.query_id:
         raise BadRequestError(f"{where}: query_id: found none, expected the id of an answer")

@@ -10,21 +10,21 @@ from clockwright.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig:
-    """What may be tuned, and what goes wrong at the extremes."""
+    """Everything about the selection layer that can be tuned, and what goes wrong at the extremes."""
 
-    #: SQLite file, or URL of a Redis, for applications and what they have learned; None: gone with the
-    #: process.
+    #: SQLite file, or URL of a Redis, for applications and their states; None: they go with the process.
     store: str | Path | None = None
-    #: States in memory, beside each application's own. Too few: users wait for the store.
+    #: States of contexts kept in memory. Too few: users wait for the store.
     contexts_max: int = 100_000
-    #: Of inputs and outputs; 0 switches the prediction cache off.
+    #: Size of the prediction cache, inputs and outputs together; 0 switches it off.
     cache_bytes: int = 32 * 1024 * 1024
+    #: A prediction is forgotten this long after it was computed.
     cache_ttl_s: float = 300.0
-    #: Answered queries that wait for feedback. Too few: feedback comes too late under load.
+    #: Answered queries that may wait for feedback. Too few: under load, feedback finds its query gone.
     feedback_max: int = 200_000
     #: Feedback this long after the answer is no longer taken.
     feedback_ttl_s: float = 3600.0
-    #: Of every draw that a policy makes.
+    #: Seed of every draw that a policy makes.
     seed: int = 0
 
     def __post_init__(self) -> None:

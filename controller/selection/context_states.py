@@ -1,8 +1,8 @@
-"""States of contexts on their way: from the store when somebody needs one, back when it has changed.
+"""States of contexts: read from the store when they are needed, written back when they have changed.
 
-Everything runs in the controller's event loop thread but for the store's work. While the store is away,
-queries are answered from what is in memory and changes wait; feedback for a context that is not in memory fails,
-because what it would make is no successor of what the store has.
+Everything but the store's own work runs in the controller's event loop thread. While the store is away,
+queries are answered from the states in memory, and changes wait. Feedback for a context that is not in
+memory fails then: the state it would make is no successor of the one in the store.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Held:
     state: Any
 
     def record(self) -> dict[str, Any]:
-        """What the store keeps of it; called in the store's thread."""
+        """Make the store's record of the state. The store's thread calls this."""
         return {
             "policy": self.running.application.policy,
             "version": self.running.policy.version,
@@ -47,14 +47,14 @@ class States:
     """The states of all contexts; each application's global one is its `Running.state`."""
 
     def __init__(self, store: Store, *, capacity: int) -> None:
-        """Start empty, with room for so many in memory."""
+        """Start empty, with room for `capacity` states in memory."""
         self._store = store
         self._contexts = Contexts(capacity=capacity)
-        #: Held while something is written or erased: a write that overtakes an erasure would undo it.
+        #: Held while a state is written or erased: a write that overtakes an erasure would undo it.
         self.changing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
         self._away = False
-        #: Applications with a state that cannot be written, by name, each said once.
+        #: Names of applications with a state that cannot be written; each is logged once.
         self._unwritable: set[str] = set()
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class States:
         self._flushing = asyncio.create_task(self._keep_flushing())
 
     async def close(self) -> None:
-        """Write what is not written."""
+        """Write all changes that are not written yet."""
         if self._flushing is not None:
             self._flushing.cancel()
         await self.flush()
@@ -72,12 +72,12 @@ class States:
     # --- reading ------------------------------------------------------------------------------
 
     async def read(self, running: Running, context: str) -> Any:  # noqa: ANN401
-        """The state of a context; the global one where it has none.
+        """Read the state of a context; the global one where it has none.
 
-        Nobody comes between its end and what the caller does until it awaits something.
+        No other task runs between the end of this and the caller's next `await`.
 
         Raises:
-            StoreError: it is not in memory, and the store cannot be read.
+            StoreError: the state is not in memory, and the store cannot be read.
         """
         if not context or not running.policy.per_context:
             return running.state
@@ -90,7 +90,8 @@ class States:
                 self._note_absence(error)
                 raise
             self._note_presence()
-            # An erasure asked for meanwhile ends after this, because the store does, and takes it along.
+            # An erasure that was asked for meanwhile waits for the store behind this read, so it comes
+            # after this and erases the state in memory too.
             restored = _restored(running, record)
             if restored is not None:
                 self._contexts.loaded(name, context, restored)
@@ -98,14 +99,14 @@ class States:
         return running.state if held is None else held.state
 
     async def read_in_time(self, running: Running, context: str, limit_s: float) -> Any:  # noqa: ANN401
-        """The same, or the global state when the store cannot be read in time."""
+        """Read the state of a context; the global one where it has none or the store is too slow."""
         if not context or not running.policy.per_context:
             return running.state
         held = self._in_memory(running, context)
         if held is not None:
             return held.state
         try:
-            # What is not in memory of a store in memory was evicted: it is still there, and near.
+            # A store in memory is near: it still has a state that was evicted here, so no limit is needed.
             async with asyncio.timeout(limit_s if self._store.persistent else None):
                 return await self.read(running, context)
         except (TimeoutError, StoreError):
@@ -123,12 +124,12 @@ class States:
             running.state = restored.state
 
     def num_contexts(self, application: str) -> int:
-        """Contexts of an application in memory."""
+        """Number of an application's contexts in memory."""
         return self._contexts.num_of(application)
 
     @property
     def num_waiting(self) -> int:
-        """Changes that are not known to be written."""
+        """Number of changes that are not known to be written."""
         return self._contexts.num_dirty
 
     def _in_memory(self, running: Running, context: str) -> _Held | None:
@@ -136,7 +137,7 @@ class States:
         if not isinstance(held, _Held) or held.running is running:
             return held
         newer = _Held(running, migrated(running, held.state))
-        # A query that was under way when its application was changed leaves the later form alone.
+        # A query to an earlier revision must not overwrite the state of a later one.
         if held.running.revision < running.revision:
             self._contexts.set(running.application.name, context, newer)
         return newer
@@ -144,17 +145,21 @@ class States:
     # --- changing -----------------------------------------------------------------------------
 
     def set(self, running: Running, context: str, state: Any) -> None:  # noqa: ANN401
-        """Take in a new state, the global one too, to be written."""
+        """Take in a new state, also a global one, to be written."""
         self._contexts.set(running.application.name, context, _Held(running, state))
 
     def forget(self, application: str, context: str | None = None) -> bool:
-        """Forget a context, or all of an application, in memory; returns whether the context was there."""
+        """Forget a context, or all of an application, in memory.
+
+        Returns:
+            Whether the context was in memory.
+        """
         found = context is not None and self._contexts.find(application, context) is not None
         self._contexts.erase(application, context)
         return found
 
     async def flush(self) -> None:
-        """Write what has changed; what the store does not take is tried again next time."""
+        """Write the states that have changed. If the store fails, they are tried again next time."""
         for _ in range(0, self._contexts.num_dirty, _SLICE):
             async with self.changing:
                 changes = self._contexts.changes(_SLICE)
@@ -183,11 +188,11 @@ class States:
             try:
                 await self.flush()
             except Exception:
-                # Of one write nobody foresaw; the next is tried all the same.
+                # Nobody foresaw this error. The next write is tried all the same.
                 log.exception("what has changed was not written")
 
     def _note_absence(self, error: StoreError) -> None:
-        """Say it once."""
+        """Log once that the store is away."""
         if not self._away:
             self._away = True
             log.error("%s; what is in memory serves, and is written when it is back", error)
@@ -200,7 +205,7 @@ class States:
 
 
 def _restored(running: Running, record: Mapping[str, Any] | None) -> _Held | None:
-    """The state in a record; None: none is there, or none of this policy."""
+    """Restore the state in a record; None: there is none, or none of this policy and version."""
     if record is None:
         return None
     name, policy = running.application.policy, running.policy
@@ -209,16 +214,16 @@ def _restored(running: Running, record: Mapping[str, Any] | None) -> _Held | Non
     try:
         state = policy.load(record["state"])
         return _Held(running, policy.resize(state, running.application.models))
-    except Exception as error:  # of this policy's making, or a stranger's
+    except Exception as error:  # The record may be another program's, and the policy a stranger's.
         log.warning("application %s: a state is dropped: %r", running.application.name, error)
         return None
 
 
 def migrated(running: Running, state: Any) -> Any:  # noqa: ANN401
-    """A state of another revision with the same policy, for this one's models."""
+    """Turn a state of another revision with the same policy into one for this revision's models."""
     policy = running.policy
     try:
         return policy.resize(policy.load(policy.dump(state)), running.application.models)
-    except Exception as error:  # likewise
+    except Exception as error:  # The policy may be a stranger's.
         log.warning("application %s: a state is dropped: %r", running.application.name, error)
         return policy.init(running.application.models)

@@ -1,7 +1,7 @@
-"""Asking several models one question: each a request of its own, by one deadline, through the cache.
+"""Asks several models one question: a request for each, with one deadline, through the cache.
 
-Whoever has not answered when time is up is left behind: its request is withdrawn, so that nothing runs
-that nobody waits for any more.
+A member that has not answered when time is up is left behind. Its request is withdrawn, so that no batch
+runs for which nobody waits any more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ModelId
-from controller.runtime import Answer, Runtime, Submission, now_ns
+from controller.runtime import Answer, Runtime
 from controller.selection.core.cache import Key, PredictionCache
 
 #: Tensor bytes per output, in the model's order.
@@ -20,7 +20,7 @@ Outputs = tuple[bytes, ...]
 
 
 class Flight:
-    """A request under way, and everybody who waits for it."""
+    """A request under way, and all ensembles that wait for it."""
 
     __slots__ = ("_future", "_waiting")
 
@@ -29,17 +29,17 @@ class Flight:
         self._waiting: dict[tuple[Ensemble, str], bool] = {}
 
     def join(self, ensemble: Ensemble, member: str, *, first: bool) -> None:
-        """Tell an ensemble when it has ended; `first`: it is the one that asked."""
+        """Have an ensemble told when the request ends; `first`: the ensemble made the request."""
         self._waiting[ensemble, member] = first
 
     def leave(self, ensemble: Ensemble, member: str) -> None:
-        """Wait no more; with the last one the request is withdrawn."""
+        """Let an ensemble wait no more. When the last one leaves, the request is withdrawn."""
         self._waiting.pop((ensemble, member), None)
         if not self._waiting:
             self._future.cancel()
 
     def ended(self, outputs: Outputs | None, refusal: Refusal) -> None:
-        """Tell everybody."""
+        """Tell all that wait how the request ended; `outputs` is None after a refusal."""
         waiting, self._waiting = self._waiting, {}
         for (ensemble, member), first in waiting.items():
             ensemble.member_ended(member, outputs, refusal, first=first)
@@ -49,7 +49,7 @@ Cache = PredictionCache[Outputs, Flight]
 
 
 class Ensemble:
-    """One question to some models."""
+    """One question to several models, and their answers so far."""
 
     def __init__(
         self,
@@ -64,14 +64,14 @@ class Ensemble:
         """Ask nobody yet.
 
         Args:
-            runtime: to ask.
-            cache: to look into first; None: never.
+            runtime: takes the requests.
+            cache: is looked into before a model is asked; None: it never is.
             inputs: tensor bytes per input; kept until all have answered or been left behind.
-            arrival_ns: of the question, on the controller's clock.
-            slo_ns: of every request.
-            tenant: whose they are.
+            arrival_ns: when the question arrived, on the controller's clock.
+            slo_ns: the SLO of every request.
+            tenant: the tenant of every request.
         """
-        #: By member.
+        #: Outputs of each member that has answered.
         self.answers: dict[str, Outputs] = {}
         #: Members that will not answer, and why.
         self.missing: dict[str, Refusal] = {}
@@ -86,13 +86,13 @@ class Ensemble:
         self._over: asyncio.Future[None] | None = None
 
     def ask(self, member: str, model_id: ModelId) -> None:
-        """Ask a member, unless its answer is known or on its way."""
+        """Ask a member, unless the cache has its answer or knows that it is on its way."""
         if self._cache is None:
             self._start(member, model_id)
             return
         deadline_ns = self._arrival_ns + self._slo_ns
         key = Key(model_id, self._key_inputs)
-        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=now_ns())
+        found = self._cache.request(key, deadline_ns=deadline_ns, now_ns=self._runtime.clock())
         if isinstance(found, Flight):
             found.join(self, member, first=False)
             self._under_way[member] = found, model_id
@@ -102,15 +102,15 @@ class Ensemble:
             self._start(member, model_id)
 
     async def wait(self, until_ns: int) -> None:
-        """Wait until all have ended, or until a time; then leave the rest behind.
+        """Wait until all members have answered or failed, or until a time, and leave the rest behind.
 
-        Cancelled, it leaves all behind.
+        When it is cancelled, it leaves all behind.
         """
         try:
             if self._under_way:
                 loop = asyncio.get_running_loop()
                 self._over = loop.create_future()
-                delay_s = max(until_ns - now_ns(), 0) / NS_PER_S
+                delay_s = max(until_ns - self._runtime.clock(), 0) / NS_PER_S
                 timer = loop.call_later(delay_s, self._end)
                 try:
                     await self._over
@@ -125,12 +125,12 @@ class Ensemble:
     def member_ended(
         self, member: str, outputs: Outputs | None, refusal: Refusal, *, first: bool
     ) -> None:
-        """A flight has ended."""
+        """Take in how a member's request ended; `first`: this ensemble made the request."""
         _, model_id = self._under_way.pop(member)
         if outputs is not None:
             self.answers[member] = outputs
         elif not first and refusal is not Refusal.MODEL_REMOVED:
-            # It was somebody else's request that was refused, whose deadline was sooner.
+            # The refused request was another ensemble's, with an earlier deadline. Ask again with ours.
             self._start(member, model_id)
         else:
             self.missing[member] = refusal
@@ -143,14 +143,11 @@ class Ensemble:
 
     def _start(self, member: str, model_id: ModelId) -> None:
         future = self._runtime.submit(
-            Submission(
-                model_id=model_id,
-                rows=1,
-                slo_ns=self._slo_ns,
-                arrival_ns=self._arrival_ns,
-                inputs=self._inputs,
-                tenant=self._tenant,
-            )
+            model_id,
+            self._inputs,
+            arrival_ns=self._arrival_ns,
+            slo_ns=self._slo_ns,
+            tenant=self._tenant,
         )
         flight = Flight(future)
         flight.join(self, member, first=True)
@@ -164,7 +161,7 @@ class Ensemble:
             if cache is not None and key is not None:
                 cache.end(key, flight)
             if future.cancelled():
-                # Everybody has left, or somebody cancels whatever runs.
+                # All ensembles have left, or the loop is ending.
                 flight.ended(None, Refusal.LATE)
                 return
             error = future.exception()
@@ -172,10 +169,10 @@ class Ensemble:
                 refusal = error.refusal if isinstance(error, RefusedError) else Refusal.FAILED
                 flight.ended(None, refusal)
                 return
-            # Copied: they are views into the whole batch's message.
+            # Outputs are copied: they are views into the message of the whole batch.
             outputs = tuple(map(bytes, future.result().outputs))
             if cache is not None and key is not None:
-                cache.put(key, outputs, sum(map(len, outputs)), now_ns=now_ns())
+                cache.put(key, outputs, sum(map(len, outputs)), now_ns=self._runtime.clock())
             flight.ended(outputs, Refusal.LATE)
 
         future.add_done_callback(ended)

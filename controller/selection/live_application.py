@@ -1,4 +1,4 @@
-"""An application as it runs: its settings, what it has learned, and what is known of its models."""
+"""An application as it runs: settings, policy, global state, and the tensors of its models."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clockwright.units import ModelId
-from controller.catalogue import Model
+from controller.catalogue import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
 
 
 @dataclass(slots=True)
-class Counts:
-    """What became of an application's queries and feedbacks."""
+class QueryCounts:
+    """Totals of an application's queries and feedbacks since its last change."""
 
     queries: int = 0
-    #: Default served, by reason.
+    #: Queries that got the default, by reason.
     defaults: Counter[str] = field(default_factory=Counter)
-    #: Neither an answer nor a default, by reason.
+    #: Queries that got neither an answer nor a default, by reason.
     refusals: Counter[str] = field(default_factory=Counter)
-    #: Chosen members without an answer in time, by model.
+    #: How often a model was chosen and did not answer in time, by model.
     missing: Counter[str] = field(default_factory=Counter)
-    #: By `FeedbackStatus`.
+    #: Feedbacks by `FeedbackStatus`.
     feedbacks: Counter[str] = field(default_factory=Counter)
 
 
@@ -35,14 +35,14 @@ class Running:
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
         self.application = application
         self.policy = policy
-        #: Counts changes; the version that clients see.
+        #: Number of this revision, from 1; clients see it as the version.
         self.revision = revision
-        #: Removed, or replaced by another revision: whatever it is taught is lost.
+        #: The application was removed, or replaced by another revision. What it learns now is lost.
         self.retired = False
-        #: The global state.
+        #: The global state, which serves contexts without a state of their own.
         self.state: Any = policy.init(application.models)
-        self.counts = Counts()
-        #: Why models are left out whatever the load.
+        self.counts = QueryCounts()
+        #: Models that do not fit the application, and why. They are never asked.
         self.misfits: dict[str, str] = {}
         self._models: tuple[ModelId | None, ...] = ()
         self._shape: Shape | None = None
@@ -50,11 +50,11 @@ class Running:
 
     @property
     def version(self) -> str:
-        """As the Open Inference Protocol spells it."""
+        """The revision as text, as the Open Inference Protocol has versions."""
         return str(self.revision)
 
-    def look_at(self, models: Sequence[Model | None]) -> Shape | None:
-        """The shape, given the models as they are now; None while none of them is known."""
+    def look_at(self, models: Sequence[Entry | None]) -> Shape | None:
+        """Find the shape, given the models as they are now; None while no worker has described any."""
         known = tuple([m.model_id if m is not None and m.outputs else None for m in models])
         if known != self._models or self._shape is None:
             self._models = known
@@ -62,10 +62,10 @@ class Running:
         return self._shape
 
     def reading(self, model: str) -> Reading | None:
-        """How a model's outputs are read; None: it does not fit, or is not known."""
+        """Find how a model's outputs are read; None: it does not fit, or is not known."""
         return self._readings.get(model)
 
-    def _learn_shapes(self, models: Sequence[Model | None]) -> None:
+    def _learn_shapes(self, models: Sequence[Entry | None]) -> None:
         application = self.application
         self._shape, self._readings, self.misfits = None, {}, {}
         for name, model in zip(application.models, models, strict=True):

@@ -1,4 +1,4 @@
-"""Applications and feedback as control.proto has them."""
+"""Applications and feedback to and from the messages of control.proto."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from clockwright.v1 import control_pb2 as pb
 from controller.selection.applications import Applications
 from controller.selection.core.application import Application
 from controller.selection.core.combination import Rule
-from controller.selection.core.journal import Feedback
+from controller.selection.core.journal import FeedbackItem
 from controller.selection.live_application import Running
 
 
@@ -18,7 +18,7 @@ def read_application(message: pb.Application) -> Application:
     """Turn a message into settings.
 
     Raises:
-        BadRequestError: it is none; names the field, what was found and what is expected.
+        BadRequestError: a setting is wrong; names the field, what was found and what is expected.
     """
     try:
         options = json.loads(message.options_json) if message.options_json else {}
@@ -66,10 +66,10 @@ def write_application(application: Application) -> pb.Application:
     )
 
 
-def read_feedback(item: pb.FeedbackItem) -> Feedback:
-    """Turn a message into feedback; it is checked where it is used."""
+def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
+    """Turn a message into feedback, unchecked; `Applications.feedback` checks it."""
     kind = item.WhichOneof("verdict")
-    return Feedback(
+    return FeedbackItem(
         item.query_id,
         label=item.label if kind == "label" else None,
         reward=item.reward if kind == "reward" else None,
@@ -79,7 +79,7 @@ def read_feedback(item: pb.FeedbackItem) -> Feedback:
 async def application_info(
     applications: Applications, running: Running, context: str
 ) -> pb.ApplicationInfo:
-    """Say how an application is, with the weights of a context."""
+    """Describe an application, with the weights of a context, or the global ones where it has none."""
     state = applications.state(running)
     weights, remark = await applications.weights(running, context)
     counts = running.counts

@@ -1,4 +1,4 @@
-"""Policies that users bring, as entry points of installed packages."""
+"""Policies that users bring: entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ GROUP = "clockwright.policies"
 
 
 def plugin_policies() -> dict[str, type[Policy[Any]]]:
-    """Find them, by name; one that cannot be loaded is logged and left out."""
+    """Find all policies of other packages, by name. One that cannot be loaded is logged and left out."""
     found: dict[str, type[Policy[Any]]] = {}
     for point in entry_points(group=GROUP):
         try:
             policy = point.load()
-        except Exception as error:  # whatever a stranger's module does on import
+        except Exception as error:  # A stranger's module may raise anything when it is imported.
             log.warning("policy %s (%s): %s", point.name, point.value, error)
             continue
         if point.name in BUILT_IN:

@@ -1,6 +1,6 @@
-"""A query's way: choose members, ask them, combine what came in time, and enter it for feedback.
+"""Answers a query: choose members, ask them, combine the answers in time, and note all for feedback.
 
-Here are the clock and the requests; what is decided is decided by the pure modules beside.
+This shell reads the clock and makes the requests. The policy and the pure modules in `core` decide.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from clockwright.bulk import Buffer
-from clockwright.errors import BadRequestError, Refusal, RefusedError
+from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from controller.catalogue import Catalogue, Model
-from controller.runtime import Runtime, now_ns
+from controller.catalogue import Catalogue, Entry
+from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import States
 from controller.selection.core.cache import CacheStatistics, PredictionCache
@@ -30,35 +30,36 @@ from controller.selection.live_application import Running
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
 
-CONTEXT_LENGTH_MAX = 256
-
-# What combining, encoding and the way back may take: this, or a tenth of the SLO when that is less. As
-# much as the scheduler keeps free of it (`margin_ns`), so that no member is awaited longer than planned.
+# Time kept free for combining, encoding and the way back: this, or a tenth of the SLO when that is less.
+# The scheduler keeps as much free (`margin_ns`), so no member is awaited longer than planned.
 _REPLY_RESERVE_NS = 5 * NS_PER_MS
 
-# A user's state in the store is worth waiting for this part of the SLO; then the global one serves.
+# A query waits this part of its SLO for its user's state in the store. Then the global state serves it.
 _LOAD_SHARE = 0.2
 
-# A cold model is asked for once a second: a cache that cannot hold all must not spend itself on loads.
+# The scheduler is told once a second that a cold model is wanted. If told at every query, a weights cache
+# that cannot hold all models would do nothing but load.
 _WANT_INTERVAL_NS = NS_PER_S
 
-# Shadows have this long at least: they are asked when nobody waits for them.
+# Least SLO of a shadow: no query waits for it.
 _SHADOW_SLO_NS = NS_PER_S
+# Queries whose shadows may be under way at a time; those of others are not asked.
 _SHADOWS_MAX = 256
 
 
 @dataclass(slots=True)
 class Answered:
-    """What a query gets."""
+    """The answer to a query."""
 
+    #: Tensor bytes per output of the application.
     outputs: Sequence[Buffer]
-    #: `query_id`, `confidence` and so on, for the response.
+    #: Parameters of the response: `query_id`, `confidence` and so on.
     parameters: dict[str, bool | int | str]
 
 
 @dataclass(slots=True)
 class _Open:
-    """A query on its way."""
+    """A query that has no answer yet."""
 
     running: Running
     context: str
@@ -66,13 +67,13 @@ class _Open:
     arrival_ns: int
     slo_ns: int
     shape: Shape
-    #: Models that are there.
+    #: Id of each model of the application that is there, by public name.
     ids: Mapping[str, ModelId]
     choice: Choice = field(default_factory=lambda: Choice(()))
-    #: Answers of members that could be read.
+    #: Answers that came in time and could be read, by member.
     predictions: dict[str, Prediction] = field(default_factory=dict)
     combined: Combined | None = None
-    #: Why the default is served, or nothing; empty: it is not.
+    #: Why the default is served, or the query refused; empty: there is an answer.
     reason: str = ""
 
 
@@ -87,7 +88,7 @@ class Answering:
         states: States,
         journal: Journal,
     ) -> None:
-        """Answer through a runtime, from `states`, into the `journal`."""
+        """Ask through a runtime, choose by the `states`, and note every answer in the `journal`."""
         self._runtime = runtime
         self._catalogue = catalogue
         self._states = states
@@ -96,19 +97,19 @@ class Answering:
             capacity_bytes=config.cache_bytes, ttl_ns=round(config.cache_ttl_s * NS_PER_S)
         )
         self._rng = Random(config.seed)
-        # Ids of another run of the server are never taken for this one's.
+        # Begins every query id, so that feedback to an earlier run of the server finds nothing here.
         self._id_prefix = secrets.token_hex(4)
         self._num_queries = 0
         self._wanted_ns: dict[ModelId, int] = {}
         self._shadowing: set[asyncio.Task[None]] = set()
 
     def close(self) -> None:
-        """Wait for no shadow any more."""
+        """Give up all shadows that are under way."""
         for task in self._shadowing:
             task.cancel()
 
     def cache_statistics(self) -> CacheStatistics:
-        """Of the prediction cache, which all applications share."""
+        """Statistics of the prediction cache, which all applications share."""
         return self._cache.statistics()
 
     async def answer(
@@ -121,7 +122,7 @@ class Answering:
         context: str,
         tenant: str,
     ) -> Answered:
-        """Answer a query of one row, which fits the application's shape, inside its SLO.
+        """Answer a query of one row inside its SLO. The query fits the application's shape.
 
         Raises:
             RefusedError: there is neither an answer in time nor a default.
@@ -154,7 +155,7 @@ class Answering:
             asking.reason = _worst(query, asking.choice, asked)
         return self._reply(asking, asked)
 
-    def _candidates(self, asking: _Open, models: Sequence[Model | None]) -> tuple[Candidate, ...]:
+    def _candidates(self, asking: _Open, models: Sequence[Entry | None]) -> tuple[Candidate, ...]:
         running = asking.running
         fit = [m for m in models if m is not None and running.reading(m.name) is not None]
         forecasts = self._runtime.forecast(
@@ -163,7 +164,7 @@ class Answering:
             slo_ns=asking.slo_ns,
             together=False,
         )
-        waited_ns = now_ns() - asking.arrival_ns
+        waited_ns = self._runtime.clock() - asking.arrival_ns
         known: dict[str, Candidate] = {}
         for model, predicted in zip(fit, forecasts, strict=True):
             refusal = predicted.refusal
@@ -183,15 +184,15 @@ class Answering:
         )
 
     def _want(self, model_id: ModelId) -> None:
-        at_ns = now_ns()
+        at_ns = self._runtime.clock()
         if at_ns - self._wanted_ns.get(model_id, -_WANT_INTERVAL_NS) >= _WANT_INTERVAL_NS:
-            if len(self._wanted_ns) > 10_000:  # models that are gone
+            if len(self._wanted_ns) > 10_000:  # Most are ids of models that are gone.
                 self._wanted_ns.clear()
             self._wanted_ns[model_id] = at_ns
             self._runtime.want(model_id)
 
     def _ask(self, asking: _Open, tenant: str) -> Ensemble:
-        """Ask the members that fit into the SLO together; the least important are left out first."""
+        """Ask the members that fit into the SLO together, leaving out the least important first."""
         ids, members = asking.ids, asking.choice.members
         asked = self._ensemble(asking, asking.arrival_ns, asking.slo_ns, tenant)
         forecasts = []
@@ -239,7 +240,7 @@ class Answering:
         service = Service(asking.choice, frozenset(asking.predictions), frozenset(asked.missing))
         served = running.policy.served(running.state, service)
         if served is not running.state and not running.retired:
-            # Kept over a restart: a rollback is final.
+            # Written to the store, so that a rollback stays final over a restart.
             self._states.set(running, GLOBAL, served)
         running.state = served
 
@@ -274,7 +275,7 @@ class Answering:
         return Answered(outputs, parameters)
 
     def _enter(self, asking: _Open) -> str:
-        """Enter a query into the journal; returns its id."""
+        """Enter the query into the journal; returns its id."""
         self._num_queries += 1
         query_id = f"{self._id_prefix}-{self._num_queries:x}"
         running, combined = asking.running, asking.combined
@@ -286,21 +287,21 @@ class Answering:
             combined=None if combined is None else combined.label,
             propensity=1.0 if combined is None else combined.propensity,
             is_default=bool(asking.reason),
-            at_ns=now_ns(),
+            at_ns=self._runtime.clock(),
         )
-        # What was asked before the application was changed cannot teach it as it is now.
+        # A query to an earlier revision of the application cannot teach the present one.
         if not running.retired:
             self._journal.add(query_id, record)
         return query_id
 
     def _shadow(self, asking: _Open, query_id: str) -> None:
-        """Ask shadows now that the answer is made, with time enough that they go behind everybody."""
+        """Ask shadows now that the answer is made, with so long an SLO that all other requests go first."""
         running = asking.running
         shadows = [name for name in asking.choice.shadows if running.reading(name) is not None]
         if not shadows or len(self._shadowing) >= _SHADOWS_MAX:
             return
         long_ns = max(_SHADOW_SLO_NS, 10 * asking.slo_ns)
-        at_ns = now_ns()
+        at_ns = self._runtime.clock()
         asked = self._ensemble(asking, at_ns, long_ns)
 
         async def ask() -> None:
@@ -319,7 +320,7 @@ class Answering:
 
 
 def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:
-    """Why nobody answered: of those asked, if any were, else of those left out."""
+    """Find the commonest reason why no model answered: of those asked, or else of those left out."""
     reasons = [refusal.value for refusal in asked.missing.values()]
     if not reasons and choice.members:
         return Refusal.OVERLOADED.value
@@ -338,16 +339,3 @@ def _refused(asking: _Open) -> RefusedError:
         return RefusedError(Refusal.LOW_CONFIDENCE, text)
     text = f"application {application.name}: no model answered in time, and it has no default"
     return RefusedError(Refusal(asking.reason), text, figures={"slo_ns": asking.slo_ns})
-
-
-def check_context(context: str) -> str:
-    """Check what a client calls a context.
-
-    Raises:
-        BadRequestError: it is too long.
-    """
-    if len(context) > CONTEXT_LENGTH_MAX:
-        raise BadRequestError(
-            f"parameter context: found {len(context)} characters, expected {CONTEXT_LENGTH_MAX} at most"
-        )
-    return context

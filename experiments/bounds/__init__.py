@@ -20,14 +20,14 @@ time per GPU, and requests of one row. A run whose devices are faster than the p
 are random, is outside of that: give the shortest durations that occur.
 """
 
-from experiments.bounds.case import Case, Cost
+from experiments.bounds.case import BoundProblem, Cost
 from experiments.bounds.density import density_bound, density_rate, least_shares
 from experiments.bounds.exact import best_loading, best_resident
 from experiments.bounds.linear import interval_bound, memory_bound
 from experiments.bounds.memoryless import memoryless_bound, memoryless_rate
 
 __all__ = [
-    "Case",
+    "BoundProblem",
     "Cost",
     "best_loading",
     "best_resident",

@@ -45,7 +45,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Case:
+class BoundProblem:
     """Requests and the GPUs they are served by."""
 
     #: Ascending, shape (request,), ns.
@@ -109,7 +109,7 @@ class Case:
             begin, end = end, end + count
             yield self.costs[model], order[begin:end]
 
-    def window(self, begin_ns: int, end_ns: int) -> Case:
+    def window(self, begin_ns: int, end_ns: int) -> BoundProblem:
         """The requests that arrive in [begin, end), with anything resident at the begin.
 
         The bounds of windows that cut a run into pieces sum to a bound of the run, because each
@@ -124,7 +124,7 @@ class Case:
             padding=True,
         )
 
-    def only(self, places: slice | NDArray[np.bool_]) -> Case:
+    def only(self, places: slice | NDArray[np.bool_]) -> BoundProblem:
         """The case without the other requests."""
         return replace(
             self,

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S
-from experiments.bounds.case import NEVER_NS, Case, Cost, Times
+from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
 
 
 def density_rate(
@@ -39,7 +39,7 @@ def density_rate(
     return float(best * num_gpus * NS_PER_S)
 
 
-def density_bound(case: Case) -> int:
+def density_bound(case: BoundProblem) -> int:
     """Requests that any policy could answer in time at most, by GPU time alone (B1).
 
     Holds for the arrivals of the case, every policy that exists, clairvoyant and preemptive ones too,
@@ -101,7 +101,7 @@ def least_shares(arrival_ns: Times, slo_ns: Times, exec_ns: Sequence[int]) -> ND
     return best
 
 
-def shares(case: Case) -> NDArray[np.float64]:
+def shares(case: BoundProblem) -> NDArray[np.float64]:
     """Least GPU time of each request, ns; infinite where it cannot be in time."""
     result = np.full(len(case), math.inf)
     for cost, places in case.by_model():

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import combinations, product
 
-from experiments.bounds.case import NEVER_NS, Case
+from experiments.bounds.case import NEVER_NS, BoundProblem
 
 #: When the GPU is free, and the requests answered by then.
 _Point = tuple[int, int]
@@ -20,7 +20,7 @@ _Point = tuple[int, int]
 _Resident = tuple[int, int, int]
 
 
-def best_resident(case: Case) -> int:
+def best_resident(case: BoundProblem) -> int:
     """Most requests that can be answered in time if all models are resident all the time.
 
     Keeps, for every combination of first undecided requests, the (time, answers) pairs of which none is
@@ -55,7 +55,7 @@ def best_resident(case: Case) -> int:
     raise AssertionError("the last state is always reached")
 
 
-def best_loading(case: Case) -> int:
+def best_loading(case: BoundProblem) -> int:
     """Most requests that can be answered in time with pages and LOADs, clairvoyantly.
 
     Tries all orders in which LOADs, with any least set of models evicted for each, and EXECs may
@@ -134,7 +134,7 @@ def best_loading(case: Case) -> int:
     return max(most(heads, case.start_ns, case.start_ns, residents) for residents in starts)
 
 
-def _parts(case: Case) -> tuple[list[list[int]], list[int], list[list[tuple[int, int]]]]:
+def _parts(case: BoundProblem) -> tuple[list[list[int]], list[int], list[list[tuple[int, int]]]]:
     """Arrivals, SLO, and (requests, EXEC) of each model that has requests."""
     if case.num_gpus != 1:
         raise ValueError(f"exact for one GPU, found {case.num_gpus}")
@@ -178,7 +178,7 @@ def _least_sets(
     return found
 
 
-def _resident_sets(case: Case, pages: list[int]) -> list[tuple[_Resident, ...]]:
+def _resident_sets(case: BoundProblem, pages: list[int]) -> list[tuple[_Resident, ...]]:
     """What may be resident at the start: evicting it costs nothing, as if it had been used."""
     start_ns = case.start_ns
     return [

@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.bounds.case import Case, Times
+from experiments.bounds.case import BoundProblem, Times
 from experiments.bounds.density import density_bound, shares
 
 # Points of the time grid. Interval rows go by this times `_LENGTHS`, memory rows by this.
@@ -46,11 +46,11 @@ _LENGTHS = (4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 _STEPS_PER_SLO = 4
 
 
-def interval_bound(case: Case) -> int:
+def interval_bound(case: BoundProblem) -> int:
     """Requests that any policy could answer in time at most, by GPU time in every interval (B2).
 
     Holds for what `density_bound` holds for, and is never above it. For runs of some thousand
-    requests; longer ones go by `Case.window`.
+    requests; longer ones go by `BoundProblem.window`.
     """
     case, cost_ns = _possible(case)
     if not len(case):
@@ -60,13 +60,13 @@ def interval_bound(case: Case) -> int:
     return min(density_bound(case), _solve(rows, np.ones(len(case)), len(case)))
 
 
-def memory_bound(case: Case) -> int:
+def memory_bound(case: BoundProblem) -> int:
     """Requests that any policy could answer in time at most, with pages and LOADs (B3).
 
     Holds for every policy, clairvoyant ones that load ahead of the arrivals too, if a model's weights
     are in `num_pages` pages of a GPU from the begin of their LOAD to their eviction, an EXEC begins
     only once its weights are there, and each GPU runs one LOAD at a time. Takes 10 to 30 s for 3,000
-    requests; longer runs go by `Case.window`.
+    requests; longer runs go by `BoundProblem.window`.
     """
     case, cost_ns = _possible(case)
     count = len(case)
@@ -90,7 +90,7 @@ def memory_bound(case: Case) -> int:
     return min(density_bound(case), _solve(rows, upper, count))
 
 
-def _possible(case: Case) -> tuple[Case, NDArray[np.float64]]:
+def _possible(case: BoundProblem) -> tuple[BoundProblem, NDArray[np.float64]]:
     """The requests that some EXEC could answer in time, and each one's share of GPU time."""
     cost_ns = shares(case)
     possible = np.isfinite(cost_ns)
@@ -129,7 +129,7 @@ class _Links:
     load_end_ns: Times
 
 
-def _links(case: Case) -> _Links:
+def _links(case: BoundProblem) -> _Links:
     links = _Links(*(np.full(len(case), -1, dtype=np.int64) for _ in range(4)))
     for cost, places in case.by_model():
         reach_ns = np.maximum.accumulate(case.latest_ns[places])
@@ -141,7 +141,7 @@ def _links(case: Case) -> _Links:
     return links
 
 
-def _grid(case: Case) -> tuple[int, int]:
+def _grid(case: BoundProblem) -> tuple[int, int]:
     """Step in ns, and number of steps from the start to the end of the case."""
     shortest_ns = max(1, int(case.slo_ns.min()))
     step_ns = min(shortest_ns // _STEPS_PER_SLO, case.span_ns // _MIN_GRID)
@@ -149,7 +149,7 @@ def _grid(case: Case) -> tuple[int, int]:
     return step_ns, -(-case.span_ns // step_ns)
 
 
-def _intervals(case: Case) -> Iterator[tuple[int, int]]:
+def _intervals(case: BoundProblem) -> Iterator[tuple[int, int]]:
     step_ns, steps = _grid(case)
     start_ns = case.start_ns
     end_ns = start_ns + case.span_ns
@@ -165,7 +165,7 @@ def _intervals(case: Case) -> Iterator[tuple[int, int]]:
 
 
 def _interval_rows(
-    case: Case,
+    case: BoundProblem,
     rows: _Rows,
     begin_ns: Times,
     end_ns: Times,
@@ -185,7 +185,7 @@ def _interval_rows(
             rows.add(column + candidates[inside], costs[inside] / capacity_ns, 1.0)
 
 
-def _memory_rows(case: Case, links: _Links, rows: _Rows) -> None:
+def _memory_rows(case: BoundProblem, links: _Links, rows: _Rows) -> None:
     pages = np.array([cost.num_pages for cost in case.costs], dtype=np.float64)[case.model]
     capacity = float(case.num_gpus * case.pages_per_gpu)
     if not capacity:

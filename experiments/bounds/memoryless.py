@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S
-from experiments.bounds.case import Case, Cost
+from experiments.bounds.case import BoundProblem, Cost
 
 
 def memoryless_rate(
@@ -53,7 +53,7 @@ def memoryless_rate(
 
 
 def memoryless_bound(
-    case: Case, popularity: NDArray[np.float64], *, failure_probability: float = 1e-9
+    case: BoundProblem, popularity: NDArray[np.float64], *, failure_probability: float = 1e-9
 ) -> int:
     """Requests that a policy which cannot foresee could answer in time, at most (B4).
 

@@ -232,15 +232,21 @@ async def _load(
             version = Path(directory) / name / "1"
             version.mkdir(parents=True)
             (version / "model.onnx").write_bytes(b"modelled")
-        runtime = Runtime(Scheduler(), Telemetry())
+        runtime = Runtime(Scheduler(), Telemetry(), clock=virtual_time.now_ns)
         catalogue = Catalogue(runtime, Path(directory))
         workers = [
             virtual_time.ModelledWorker(
-                runtime, catalogue, WorkerId(f"worker-{n}"), setting.costs, answer, Random(n)
+                runtime,
+                catalogue,
+                WorkerId(f"worker-{n}"),
+                setting.costs,
+                answer,
+                Random(n),
+                inputs=image,
+                outputs=label,
             )
             for n in range(setting.num_workers)
         ]
-        catalogue.connect(virtual_time.ModelledWorkers(workers, image, label))
         for worker in workers:
             worker.join()
         await catalogue.scan()

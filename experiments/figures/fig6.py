@@ -31,8 +31,7 @@ from numpy.typing import NDArray
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import Case as BoundCase
-from experiments.bounds import Cost, density_bound, memory_bound, memoryless_bound
+from experiments.bounds import BoundProblem, Cost, density_bound, memory_bound, memoryless_bound
 from experiments.figures.report import Comparison, colour_of, picture, write_csv, write_figure
 from experiments.figures.study import POLICIES, Study, from_command_line, run_rows
 from experiments.results_file import RESULTS
@@ -252,8 +251,8 @@ def bounds_of(setting: Setting) -> tuple[list[int], int]:
 
     def bound_case(
         time_ns: NDArray[np.int64], model: NDArray[np.int64], begin_ns: int
-    ) -> BoundCase:
-        return BoundCase(
+    ) -> BoundProblem:
+        return BoundProblem(
             arrival_ns=time_ns,
             model=model,
             slo_ns=np.full(len(time_ns), SLO_NS),

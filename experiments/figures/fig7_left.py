@@ -21,8 +21,7 @@ import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import Case as BoundCase
-from experiments.bounds import Cost, density_bound
+from experiments.bounds import BoundProblem, Cost, density_bound
 from experiments.figures.report import Comparison, colour_of
 from experiments.figures.study import POLICIES, PREDICTIVE, Study, run_rows
 from experiments.simulator import Case, Cluster, copies_of
@@ -151,7 +150,7 @@ def bounds_of(case: Case) -> tuple[float, ...]:
     return tuple(density_bound(stage) / len(stage) for stage in stages_of(case))
 
 
-def stages_of(case: Case) -> Iterator[BoundCase]:
+def stages_of(case: Case) -> Iterator[BoundProblem]:
     """The open-loop requests of each stage as if there were no others, the warm-up left out."""
     (row,) = {model.row.name: model.row for model in case.cluster.models}.values()
     for stage in case.workload.sources[1:]:
@@ -159,7 +158,7 @@ def stages_of(case: Case) -> Iterator[BoundCase]:
             *Workload(models=case.workload.models, sources=(stage,)).arrivals(), strict=True
         )
         time_ns, model, slo_ns = (np.concatenate(column) for column in columns)
-        yield BoundCase(
+        yield BoundProblem(
             arrival_ns=time_ns,
             model=model,
             slo_ns=slo_ns,

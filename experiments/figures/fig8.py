@@ -29,8 +29,7 @@ import numpy as np
 
 from clockwright.errors import ClockwrightError, ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.bounds import Case as BoundCase
-from experiments.bounds import Cost, density_bound
+from experiments.bounds import BoundProblem, Cost, density_bound
 from experiments.bounds.density import shares
 from experiments.figures.azure_replay import (
     NS_PER_MINUTE,
@@ -281,7 +280,7 @@ def _bound(outcome: Outcome, workload: Workload, setting: Setting) -> None:
     costs = [Cost(model.row.exec_ns) for model in hosted_models(setting)]
     bounded = load_ns = 0.0
     for begin_ns, times, models in _minutes_of(workload, wanted):
-        case = BoundCase(
+        case = BoundProblem(
             arrival_ns=times,
             model=models,
             slo_ns=np.full(len(times), setting.slo_ns),

@@ -11,8 +11,7 @@ import numpy as np
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import Case as BoundCase
-from experiments.bounds import Cost, density_bound, density_rate, memory_bound
+from experiments.bounds import BoundProblem, Cost, density_bound, density_rate, memory_bound
 from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
 from experiments.simulator import Case, production_scheduler
@@ -150,7 +149,7 @@ def bound_of(scenario: Scenario, seed: int) -> int:
         inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
         parts.append([column[inside] for column in arrivals])
     time_ns, model, slos_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    load = BoundCase(
+    load = BoundProblem(
         arrival_ns=time_ns,
         model=model,
         slo_ns=slos_ns,

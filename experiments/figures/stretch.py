@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.units import ModelId
-from experiments.bounds import Case as BoundCase
-from experiments.bounds import Cost, density_bound
+from experiments.bounds import BoundProblem, Cost, density_bound
 from experiments.simulator import Case
 
 
@@ -33,7 +32,7 @@ def stretch_bound(case: Case, begin_ns: int, end_ns: int) -> tuple[int, int]:
     time_ns, model, slo_ns = (np.concatenate(column) for column in columns)
     hosted = {model.model_id: model.row for model in case.cluster.models}
     bound = density_bound(
-        BoundCase(
+        BoundProblem(
             arrival_ns=time_ns,
             model=model,
             slo_ns=slo_ns,

@@ -11,27 +11,19 @@ import asyncio
 import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
-from unittest import mock
 
 from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
 from clockwright.bulk import Buffer
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry
 from controller.core.events import ModelReady, WorkerJoined
 from controller.runtime import Runtime
 
 T = TypeVar("T")
-
-# Who reads the controller's clock on a query's way.
-_CLOCKS = (
-    "controller.runtime",
-    *(f"controller.selection.{name}" for name in ("answering", "applications", "asking")),
-)
 
 _BEGIN_NS = 1000 * NS_PER_S
 
@@ -82,20 +74,12 @@ class _Loop(asyncio.SelectorEventLoop):
 
 def run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine on virtual time."""
-    loop = _Loop()
-
-    def clock() -> int:
-        return loop.clock.now_ns
-
-    with ExitStack() as clocks:
-        for name in _CLOCKS:
-            clocks.enter_context(mock.patch(f"{name}.now_ns", clock))
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            return runner.run(work())
+    with asyncio.Runner(loop_factory=_Loop) as runner:
+        return runner.run(work())
 
 
 def now_ns() -> int:
-    """The virtual present."""
+    """The running loop's present: the clock to give to a `Runtime` that lives in it."""
     return round(asyncio.get_running_loop().time() * NS_PER_S)
 
 
@@ -126,14 +110,19 @@ class ModelledWorker:
         costs: Costs,
         answer: Callable[[str, Buffer], list[Buffer]],
         rng: Random,
+        *,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
     ) -> None:
-        """Answer requests of one input with `answer(model, input)`."""
+        """Take every model, as one of these tensors; answer one input with `answer(model, input)`."""
         self._runtime = runtime
         self._catalogue = catalogue
         self._worker_id = worker_id
         self._costs = costs
         self._answer = answer
         self._rng = rng
+        self._inputs = inputs
+        self._outputs = outputs
         self._free_ns = {LoadWeights: 0, Infer: 0}
 
     def join(self, num_pages: int = 1000) -> None:
@@ -144,11 +133,9 @@ class ModelledWorker:
                 worker_id=self._worker_id, gpu_kind=GpuKind("modelled"), num_pages=num_pages
             ),
         )
-        self._catalogue.worker_joined(self._worker_id)
+        self._catalogue.worker_joined(self._worker_id, self)
 
-    def offer(
-        self, model: Model, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
-    ) -> None:
+    def offer(self, model: Entry) -> None:
         """Take a model."""
         event = ModelReady(
             worker_id=self._worker_id,
@@ -159,7 +146,12 @@ class ModelledWorker:
             load_ns=self._costs.load_ns,
             exec_ns=self._costs.exec_ns,
         )
-        self._catalogue.model_ready(event, inputs=inputs, outputs=outputs, weights_bytes=1)
+        self._catalogue.model_ready(
+            event, inputs=self._inputs, outputs=self._outputs, weights_bytes=1
+        )
+
+    def withdraw(self, model: Entry) -> None:
+        """An offer is answered at once: there is none to take back."""
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Put an action on its lane; an EvictWeights is done at once."""
@@ -205,28 +197,6 @@ class ModelledWorker:
 
     def close(self, reason: str) -> None:
         """Nothing is open."""
-
-
-class ModelledWorkers:
-    """The workers' side, as the catalogue sees it."""
-
-    def __init__(
-        self,
-        workers: Sequence[ModelledWorker],
-        inputs: tuple[TensorSpec, ...],
-        outputs: tuple[TensorSpec, ...],
-    ) -> None:
-        self._workers = workers
-        self._inputs = inputs
-        self._outputs = outputs
-
-    def offer(self, model: Model) -> None:
-        """Every worker takes every model."""
-        for worker in self._workers:
-            worker.offer(model, self._inputs, self._outputs)
-
-    def withdraw(self, model: Model) -> None:
-        """Nobody keeps anybody waiting."""
 
 
 def poisson_ns(rate: float, seconds: float, rng: Random) -> list[int]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from clockwright.units import ModelId
 from experiments.simulator.loop import NEVER_NS, Loop
-from traces.arrivals import ClosedLoop, Request, Workload
+from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
 
 #: An arrival: model, SLO in ns, and the closed-loop client, if it was one.
 Arrival = tuple[ModelId, int, ClosedLoop | None]
 
-_NO_MORE = Request(NEVER_NS, 0, 0)
+_NO_MORE = WorkloadRequest(NEVER_NS, 0, 0)
 
 
 class Clients:

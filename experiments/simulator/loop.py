@@ -28,6 +28,10 @@ class Loop:
         self._heap: list[tuple[int, int, Callable[[Any], None], Any]] = []
         self._serial = 0
 
+    def now(self) -> int:
+        """Virtual time, ns since the run began: the clock of a ledger."""
+        return self.now_ns
+
     def at(self, time_ns: int, handler: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401
         """Call `handler(argument)` at a virtual time, not before the present."""
         self._serial += 1

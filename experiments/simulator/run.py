@@ -98,7 +98,9 @@ def run(
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_ALLOCATIONS, *thresholds[1:])
     try:
-        while loop.now_ns < end_ns or (controller.open and loop.now_ns < end_ns + _PATIENCE_NS):
+        while loop.now_ns < end_ns or (
+            controller.ledger.requests and loop.now_ns < end_ns + _PATIENCE_NS
+        ):
             until_ns = loop.now_ns + progress_ns
             num_events += loop.run(min(until_ns, end_ns) if loop.now_ns < end_ns else until_ns)
             if on_progress is not None:
@@ -116,7 +118,7 @@ def run(
         case=case,
         summary=simulation.summary,
         groups=simulation.groups,
-        num_unanswered=len(controller.open),
+        num_unanswered=len(controller.ledger.requests),
         num_events=num_events,
         wall_s=perf_counter() - begin_s,
         cpu_s=process_time() - begin_cpu_s,

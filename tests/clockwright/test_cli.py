@@ -13,12 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clockwright.cli import gpu_workers
+from clockwright.cli.flags import WorkerFlags
 from clockwright.cli.main import main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
 from experiments.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
+from worker import gpu_workers
+
+COMMANDS = (
+    *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
+    *("models", "app", "trace"),
+)
 
 #: Exit code, standard output, standard error.
 Run = Callable[..., tuple[int, str, str]]
@@ -55,13 +61,77 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def test_help_names_every_command(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for command in ("up", "controller", "worker", "models", "infer", "status", "drain"):
-        assert command in out
+    listed = [line.split()[1] for line in out.partition("Commands")[2].splitlines() if "│" in line]
+    ours = [name for name in listed if name.isalpha() and name.islower()]
+    assert set(COMMANDS) <= set(ours)
+    # What a newcomer types first.
+    assert ours[0] == "up"
+
+
+@pytest.fixture
+def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another package that is installed here and brings commands, of which one works."""
+    information = tmp_path / "others-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[clockwright.commands]\n"
+        "greet = others_of_a_test:greet\n"
+        "lost = no_such_floor.cli:lost\n"
+        "nameless = others_of_a_test:nobody\n"
+        "number = others_of_a_test:SEVEN\n"
+    )
+    (tmp_path / "others_of_a_test.py").write_text(
+        "SEVEN = 7\ndef greet(name: str) -> None:\n    print('hello', name)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("others")
+def test_another_packages_command_is_one_of_ours(run: Run) -> None:
+    assert run("greet", "ann") == (0, "hello ann\n", "")
+
+
+@pytest.mark.usefixtures("others")
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("lost", "no_such_floor.cli:lost", "No module named 'no_such_floor'"),
+        ("nameless", "others_of_a_test:nobody", "no attribute 'nobody'"),
+        ("number", "others_of_a_test:SEVEN", "7"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [(), ("--help",), ("--some", "flag", "word")])
+def test_a_broken_command_is_one_line_that_names_it(
+    run: Run, arguments: tuple[str, ...], name: str, value: str, why: str
+) -> None:
+    code, out, err = run(name, *arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith(f"error: command {name} ({value}) cannot be loaded: ")
+    assert why in err
+    assert "\n" not in err
+
+
+@pytest.mark.usefixtures("others")
+def test_a_broken_command_breaks_no_other(run: Run) -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for name in (*COMMANDS, "greet", "lost", "nameless", "number"):
+        assert name in out
+    assert out.count("cannot be loaded") == 3
+
+
+def test_a_setting_that_counts_as_false_is_passed_on_to_the_workers() -> None:
+    arguments = WorkerFlags(pages=0, verbose=False, cache_dir=None).to_arguments()
+    assert "--pages=0" in arguments
+    assert not [text for text in arguments if text.startswith(("--verbose", "--cache-dir"))]
 
 
 def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
     script = (
-        "import sys, clockwright.cli.main; "
+        "import sys, typer, clockwright.cli.main as command; "
+        "found = typer.main.get_command(command.app); context = typer.Context(found); "
+        "all(found.get_command(context, name) for name in found.list_commands(context)); "
         "print([name for name in ('grpc', 'numpy', 'onnxruntime', 'onnx') if name in sys.modules])"
     )
     done = subprocess.run(
@@ -122,7 +192,7 @@ def test_a_wrong_setting_is_one_line_and_ends_with_1(
 def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[int, str, str, list[str]]] = []
+    asked: list[tuple[int, str, str, WorkerFlags]] = []
 
     def run_on_each_gpu(*given: Any) -> int:  # noqa: ANN401
         asked.append(given)
@@ -137,9 +207,9 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]
     code, _, _ = run("worker", *who, *settings)
     assert code == 0
-    ((num_gpus, name, controller, arguments),) = asked
+    ((num_gpus, name, controller, flags),) = asked
     assert (num_gpus, name, controller) == (3, "host", "there:1")
-    assert sorted(arguments) == sorted(settings)
+    assert sorted(flags.to_arguments()) == sorted([*settings, "--device=cuda"])
 
 
 def test_a_taken_port_is_named(run: Run) -> None:

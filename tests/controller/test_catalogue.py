@@ -12,7 +12,7 @@ import pytest
 from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.catalogue import Catalogue, Model, ModelState
+from controller.catalogue import Catalogue, Entry, ModelState
 from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelSettings, read_model_folder
@@ -140,13 +140,13 @@ def test_links_that_lead_outside_the_folder_are_refused(tmp_path: Path) -> None:
 
 class OffersMade:
     def __init__(self) -> None:
-        self.offered: asyncio.Queue[Model] = asyncio.Queue()
+        self.offered: asyncio.Queue[Entry] = asyncio.Queue()
         self.withdrawn: list[ModelId] = []
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         self.offered.put_nowait(model)
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         self.withdrawn.append(model.model_id)
 
 
@@ -166,14 +166,13 @@ class Bench:
         self.runtime = Runtime(Scheduler(), Telemetry())
         self.catalogue = Catalogue(self.runtime, directory)
         self.offers = OffersMade()
-        self.catalogue.connect(self.offers)
 
     def join(self, worker_id: str) -> None:
         worker = WorkerId(worker_id)
         self.runtime.worker_joined(
             NoLink(), WorkerJoined(worker_id=worker, gpu_kind=GpuKind("g"), num_pages=4)
         )
-        self.catalogue.worker_joined(worker)
+        self.catalogue.worker_joined(worker, self.offers)
 
     def leave(self, worker_id: str) -> None:
         self.runtime.worker_lost(WorkerId(worker_id))

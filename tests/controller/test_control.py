@@ -21,7 +21,7 @@ from controller import worker_link
 from controller.app import Controller, running, serve
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.runtime import Answer, Submission, now_ns
+from controller.runtime import Answer
 from tests.kit.scripted_worker import ScriptedWorker
 
 S = 10**9
@@ -78,9 +78,7 @@ def submit(controller: Controller, name: str = "m") -> asyncio.Future[Answer]:
     model = controller.catalogue.find(name)
     assert model is not None
     return controller.runtime.submit(
-        Submission(
-            model_id=model.model_id, rows=1, slo_ns=30 * S, arrival_ns=now_ns(), inputs=[ROW]
-        )
+        model.model_id, [ROW], arrival_ns=controller.runtime.clock(), slo_ns=30 * S
     )
 
 
@@ -331,7 +329,7 @@ def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) ->
             draining = asyncio.create_task(controller.drain(60))
             await asyncio.sleep(0)
             assert controller.runtime.draining
-            with pytest.raises(RefusedError, match="shutting down"):
+            with pytest.raises(RefusedError, match="DRAINING"):
                 await submit(controller)
             assert worker.end == ""
             await worker.release()

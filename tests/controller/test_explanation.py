@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from clockwright.actions import StepTime
-from clockwright.units import NS_PER_US, ActionId, RequestId, WorkerId
+from clockwright.actions import Infer, Result, StepTime
+from clockwright.units import NS_PER_US, ActionId, ModelId, RequestId, WorkerId
+from controller.core.events import AnswerRequest, RequestArrived, SendAction
 from controller.front.explanation import explain
+from controller.ledger import Finished, Sent
 from controller.runtime import Answer
 
 PARTS = ("queue_us", "load_us", "input_us", "exec_us", "output_us", "network_us")
@@ -23,26 +25,49 @@ def answer(*, worker_clock_us: int = 0, load: bool = True) -> Answer:
     def step(begin_us: int, end_us: int) -> StepTime:
         return StepTime(at(begin_us), at(end_us), (end_us - begin_us) * NS_PER_US)
 
-    return Answer(
-        outputs=[],
-        request_id=RequestId(1),
+    infer = Infer(
         action_id=ActionId(1),
-        worker_id=WorkerId("w"),
+        model_id=ModelId("m"),
         batch_size=1,
-        cold=load,
-        arrival_ns=1000 * NS_PER_US,
-        slo_ns=10_000 * NS_PER_US,
-        sent_ns=1200 * NS_PER_US,
-        received_ns=at(1500),
-        result_ns=4500 * NS_PER_US,
-        departure_ns=4600 * NS_PER_US,
-        expected_begin_ns=0,
+        rows=(1,),
+        earliest_ns=0,
+        latest_ns=0,
         expected_duration_ns=0,
-        expected_departure_ns=0,
-        load=step(1100, 3000) if load else None,
+    )
+    command = SendAction(worker_id=WorkerId("w"), action=infer, request_ids=(RequestId(1),))
+    result = Result(
+        action_id=ActionId(1),
+        received_ns=at(1500),
         input=step(3000, 3100),
         exec=step(3100, 4000),
         output=step(4000, 4200),
+    )
+    return Answer(
+        outputs=[],
+        request=RequestArrived(
+            request_id=RequestId(1),
+            model_id=ModelId("m"),
+            rows=1,
+            arrival_ns=1000 * NS_PER_US,
+            slo_ns=10_000 * NS_PER_US,
+        ),
+        command=AnswerRequest(
+            request_id=RequestId(1),
+            action_id=ActionId(1),
+            worker_id=WorkerId("w"),
+            index=0,
+            batch_size=1,
+            cold=load,
+            expected_departure_ns=0,
+        ),
+        finished=Finished(
+            sent=Sent(command, 1200 * NS_PER_US),
+            result=result,
+            result_ns=4500 * NS_PER_US,
+            load=step(1100, 3000) if load else None,
+            outputs=[],
+        ),
+        departure_ns=4600 * NS_PER_US,
     )
 
 
@@ -81,5 +106,5 @@ def test_parts_add_up_when_the_workers_clock_is_off(worker_clock_us: int, load: 
 
 def test_steps_longer_than_the_whole_leave_nothing_for_the_rest() -> None:
     given = answer()
-    explained = explain(replace(given, departure_ns=given.arrival_ns), slo_source="slo_ms")
+    explained = explain(replace(given, departure_ns=given.request.arrival_ns), slo_source="slo_ms")
     assert explained["queue_us"] == explained["load_us"] == explained["network_us"] == 0

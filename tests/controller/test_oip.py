@@ -18,14 +18,13 @@ from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front.oip import (
-    DecodedRequest,
-    decode_request,
+    Asked,
+    Target,
     encode_response,
     encode_stream_error,
     parse_request,
+    read_request,
     request_slo_ns,
-    request_tenant,
-    wants_explanation,
     wrap_for_stream,
 )
 
@@ -52,18 +51,36 @@ def message(**fields: object) -> pb.ModelInferRequest:
     return pb.ModelInferRequest(**{**good, **fields})
 
 
+def target(
+    inputs: tuple[TensorSpec, ...] = INPUTS,
+    outputs: tuple[TensorSpec, ...] = OUTPUTS,
+    has_contexts: bool = False,
+) -> Target:
+    return Target(
+        name="m",
+        version="3",
+        inputs=inputs,
+        outputs=outputs,
+        max_rows=16,
+        slo_ns=None,
+        has_contexts=has_contexts,
+    )
+
+
 def decode(
     request: pb.ModelInferRequest,
     inputs: tuple[TensorSpec, ...] = INPUTS,
     outputs: tuple[TensorSpec, ...] = OUTPUTS,
-) -> DecodedRequest:
+    *,
+    has_contexts: bool = False,
+) -> Asked:
     parsed = parse_request(request.SerializeToString())
-    return decode_request(parsed, inputs=inputs, outputs=outputs, max_rows=16)
+    return read_request(
+        parsed, target(inputs, outputs, has_contexts), rpc_remaining_s=None, default_slo_ns=1
+    )
 
 
-def one_input(
-    datatype: str, contents: pb.InferTensorContents | None, num: int = 2
-) -> DecodedRequest:
+def one_input(datatype: str, contents: pb.InferTensorContents | None, num: int = 2) -> Asked:
     spec = TensorSpec("x", datatype, (num,))
     tensor = Input(name="x", datatype=datatype, shape=[1, num], contents=contents)
     request = pb.ModelInferRequest(model_name="m", inputs=[tensor])
@@ -95,9 +112,10 @@ def test_a_big_tensor_stays_a_view_of_the_message() -> None:
     data = pb.ModelInferRequest(
         model_name="m", inputs=[tensor], raw_input_contents=[raw]
     ).SerializeToString()
-    parsed = parse_request(data)
-    decoded = decode_request(parsed, inputs=(spec,), outputs=OUTPUTS, max_rows=1)
-    (view,) = decoded.inputs
+    asked = read_request(
+        parse_request(data), target(inputs=(spec,)), rpc_remaining_s=None, default_slo_ns=1
+    )
+    (view,) = asked.inputs
     assert isinstance(view, memoryview)
     assert view.obj is data
     assert view == raw
@@ -284,10 +302,7 @@ def test_messages_stay_short_whatever_the_client_calls_things() -> None:
 
 def consume(data: bytes) -> None:
     """All that the front end does with a request."""
-    parsed = parse_request(data)
-    decode_request(parsed, inputs=INPUTS, outputs=OUTPUTS, max_rows=16)
-    request_slo_ns(parsed.message, rpc_remaining_s=None, model_slo_ns=None, default_slo_ns=1)
-    wants_explanation(parsed.message)
+    read_request(parse_request(data), target(), rpc_remaining_s=None, default_slo_ns=1)
 
 
 @given(st.binary(max_size=400), st.booleans())
@@ -394,22 +409,32 @@ def test_parameters_that_cannot_be_honoured_are_bad_requests(
     parameters: dict[str, pb.InferParameter], text: str
 ) -> None:
     with pytest.raises(BadRequestError, match=text):
-        wants_explanation(message(parameters=parameters))
+        decode(message(parameters=parameters))
 
 
 def test_a_tenant_is_a_string_of_no_great_length() -> None:
-    assert request_tenant(message()) == ""
-    assert request_tenant(message(parameters={"tenant": Parameter(string_param="ann")})) == "ann"
+    assert decode(message()).tenant == ""
+    assert decode(message(parameters={"tenant": Parameter(string_param="ann")})).tenant == "ann"
     with pytest.raises(BadRequestError, match="tenant: found int64_param, expected string_param"):
-        request_tenant(message(parameters={"tenant": Parameter(int64_param=7)}))
+        decode(message(parameters={"tenant": Parameter(int64_param=7)}))
     with pytest.raises(BadRequestError, match="tenant: found 257 characters, expected at most 256"):
-        request_tenant(message(parameters={"tenant": Parameter(string_param="a" * 257)}))
+        decode(message(parameters={"tenant": Parameter(string_param="a" * 257)}))
+
+
+def test_a_context_is_read_for_those_who_have_contexts_and_passes_by_others() -> None:
+    ann = message(parameters={"context": Parameter(string_param="ann")})
+    assert decode(ann, has_contexts=True).context == "ann"
+    assert decode(ann).context == ""
+    odd = message(parameters={"context": Parameter(int64_param=7)})
+    assert decode(odd).context == ""
+    with pytest.raises(BadRequestError, match="context: found int64_param, expected string_param"):
+        decode(odd, has_contexts=True)
 
 
 def test_explain_is_asked_for_by_a_bool_and_other_parameters_pass() -> None:
-    assert wants_explanation(message(parameters={"explain": Parameter(bool_param=True)}))
-    assert not wants_explanation(message(parameters={"explain": Parameter(bool_param=False)}))
-    assert not wants_explanation(message(parameters={"mine": Parameter(string_param="x")}))
+    assert decode(message(parameters={"explain": Parameter(bool_param=True)})).explain
+    assert not decode(message(parameters={"explain": Parameter(bool_param=False)})).explain
+    assert not decode(message(parameters={"mine": Parameter(string_param="x")})).explain
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -421,14 +446,15 @@ def test_responses_are_what_protobuf_would_make(
 ) -> None:
     outputs = [bytes(range(8)) * rows, b"ab" * rows]
     parameters: dict[str, bool | int | str] = {"cold": True, "queue_us": 7, "worker": "w"}
+    tensors = [
+        Input(name="a", datatype="FP32", shape=[rows, 2]),
+        Input(name="b", datatype="INT64", shape=[rows]),
+    ]
+    request = message(
+        id=request_id, inputs=tensors, raw_input_contents=[bytes(8 * rows), bytes(8 * rows)]
+    )
     data = encode_response(
-        model_name="m",
-        model_version="3",
-        request_id=request_id,
-        rows=rows,
-        specs=OUTPUTS,
-        outputs=outputs,
-        parameters=parameters if explained else None,
+        target(), decode(request), outputs, parameters=parameters if explained else None
     )
     Tensor = pb.ModelInferResponse.InferOutputTensor
     expected = pb.ModelInferResponse(

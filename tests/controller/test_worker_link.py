@@ -21,12 +21,12 @@ from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.v1 import worker_pb2 as pb
 from controller import worker_link
 from controller.app import Controller, running
-from controller.catalogue import Model, ModelState
+from controller.catalogue import Entry, ModelState
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
 from controller.core.events import Event, ModelReady
-from controller.runtime import Answer, Runtime, Submission, now_ns
-from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, Heartbeats, WorkerLink, parse
+from controller.runtime import Answer, Runtime
+from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, HeartbeatConfig, WorkerLink, parse
 from tests.kit.scripted_worker import ScriptedWorker
 
 MS = 1_000_000
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def until_ready(controller: Controller, name: str = "m") -> Model:
+async def until_ready(controller: Controller, name: str = "m") -> Entry:
     def ready() -> bool:
         model = controller.catalogue.find(name)
         return model is not None and controller.catalogue.state(model) is ModelState.READY
@@ -80,12 +80,10 @@ async def until_ready(controller: Controller, name: str = "m") -> Model:
 
 
 def submit(
-    controller: Controller, model: Model, data: bytes = ROW, *, slo_ns: int = 30 * S
+    controller: Controller, model: Entry, data: bytes = ROW, *, slo_ns: int = 30 * S
 ) -> asyncio.Future[Answer]:
     return controller.runtime.submit(
-        Submission(
-            model_id=model.model_id, rows=1, slo_ns=slo_ns, arrival_ns=now_ns(), inputs=[data]
-        )
+        model.model_id, [data], arrival_ns=controller.runtime.clock(), slo_ns=slo_ns
     )
 
 
@@ -102,7 +100,7 @@ def test_a_worker_is_offered_all_models_gets_the_files_and_answers(tmp_path: Pat
                 model = await until_ready(controller, name)
                 answer = await submit(controller, model)
                 assert [bytes(output) for output in answer.outputs] == [ROW]
-                assert answer.worker_id == "w0"
+                assert answer.command.worker_id == "w0"
             assert worker.files[hashlib.sha256(data).hexdigest()] == data
             assert worker.files[hashlib.sha256(b"").hexdigest()] == b""
             offers = await worker.wait_for("model_offer", 2)
@@ -121,7 +119,7 @@ def test_windows_and_results_are_translated_between_the_clocks(
             ScriptedWorker(controller.port, skew_ns=skew_ns) as worker,
         ):
             model = await until_ready(controller)
-            before_ns = now_ns()
+            before_ns = controller.runtime.clock()
             answer = await submit(controller, model)
             (load,) = await worker.wait_for("load_weights")
             (infer,) = await worker.wait_for("infer")
@@ -131,9 +129,9 @@ def test_windows_and_results_are_translated_between_the_clocks(
             for action in (load, infer):
                 assert abs(action.earliest_ns - skew_ns - before_ns) < slack_ns
                 assert action.latest_ns > action.earliest_ns
-            assert answer.exec is not None
-            assert abs(answer.exec.begin_ns - before_ns) < slack_ns
-            assert abs(answer.received_ns - before_ns) < slack_ns
+            assert answer.finished.result.exec is not None
+            assert abs(answer.finished.result.exec.begin_ns - before_ns) < slack_ns
+            assert abs(answer.finished.result.received_ns - before_ns) < slack_ns
             link = controller.links.links[0]
             assert link.clock.offset_ns is not None
             assert abs(link.clock.offset_ns - skew_ns) < slack_ns
@@ -276,7 +274,7 @@ def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: 
             async with ScriptedWorker(controller.port, "good"):
                 await until(lambda: "good" in model.ready_on)
                 mute.call.cancel()
-                assert (await future).worker_id == "good"
+                assert (await future).command.worker_id == "good"
                 assert [link.worker_id for link in controller.links.links] == ["good"]
 
     run(test)
@@ -350,7 +348,7 @@ def test_what_the_protocol_does_not_allow_ends_one_stream_and_nothing_else(
             assert bad.end.startswith("protocol error: ")
             assert re.search(said, bad.end)
             await until(lambda: len(controller.links.links) == 1)
-            assert (await submit(controller, model)).worker_id == "good"
+            assert (await submit(controller, model)).command.worker_id == "good"
 
     run(test)
 
@@ -360,7 +358,7 @@ def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
 ) -> None:
     async def test() -> None:
         unused: Any = None
-        link = WorkerLink(unused, unused, Heartbeats(), pb.Register(worker_id="w"), unused)
+        link = WorkerLink(unused, unused, HeartbeatConfig(), pb.Register(worker_id="w"), unused)
         with caplog.at_level("WARNING", logger="controller.worker_link"):
             for _ in range(2):
                 link._take_card(pb.Card(complaints=["hot" * 1000, "dusty"]))
@@ -432,14 +430,14 @@ def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[ModelReady] = []
-    apply = Runtime.apply
+    tell = Runtime.tell
 
-    def applied(runtime: Runtime, event: Event) -> None:
+    def told(runtime: Runtime, event: Event) -> None:
         if isinstance(event, ModelReady):
             seen.append(event)
-        apply(runtime, event)
+        tell(runtime, event)
 
-    monkeypatch.setattr(Runtime, "apply", applied)
+    monkeypatch.setattr(Runtime, "tell", told)
 
     async def test() -> None:
         class Slow(ScriptedWorker):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from clockwright.units import NS_PER_MS, ArchitectureId, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from experiments.bounds import (
-    Case,
+    BoundProblem,
     Cost,
     best_loading,
     best_resident,
@@ -39,10 +39,10 @@ def case_of(
     pages: int = 0,
     warm: bool = False,
     padding: bool = True,
-) -> Case:
+) -> BoundProblem:
     """Requests are (arrival in ms, model, SLO in ms)."""
     ordered = sorted(requests)
-    return Case(
+    return BoundProblem(
         arrival_ns=np.array([round(at * MS) for at, _, _ in ordered], dtype=np.int64),
         model=np.array([model for _, model, _ in ordered], dtype=np.int64),
         slo_ns=np.array([round(slo * MS) for _, _, slo in ordered], dtype=np.int64),
@@ -160,10 +160,12 @@ def test_the_rate_of_the_paper_s_figure_5_is_the_best_density() -> None:
 def test_malformed_cases_are_refused() -> None:
     cost = Cost({1: MS})
 
-    def case(*arrivals: int, costs: Sequence[Cost], start_ns: int = 0) -> Case:
+    def case(*arrivals: int, costs: Sequence[Cost], start_ns: int = 0) -> BoundProblem:
         zeros = np.zeros(2, dtype=np.int64)
         times = np.array(arrivals, dtype=np.int64)
-        return Case(arrival_ns=times, model=zeros, slo_ns=zeros, costs=costs, start_ns=start_ns)
+        return BoundProblem(
+            arrival_ns=times, model=zeros, slo_ns=zeros, costs=costs, start_ns=start_ns
+        )
 
     with pytest.raises(ValueError, match="ascending"):
         case(2, 1, costs=[cost])
@@ -193,7 +195,7 @@ def small_costs(draw: st.DrawFn) -> Cost:
 
 
 @st.composite
-def small_cases(draw: st.DrawFn, *, most: int) -> Case:
+def small_cases(draw: st.DrawFn, *, most: int) -> BoundProblem:
     costs = draw(st.lists(small_costs(), min_size=1, max_size=3))
     slos = [draw(st.integers(1, 40)) for _ in costs]
     models = st.integers(0, len(costs) - 1)
@@ -210,7 +212,7 @@ def small_cases(draw: st.DrawFn, *, most: int) -> Case:
 
 @settings(max_examples=300)
 @given(small_cases(most=12))
-def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: Case) -> None:
+def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_resident(case)
     intervals = interval_bound(case)
     assert best <= intervals <= density_bound(case) <= len(case)
@@ -218,7 +220,7 @@ def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: Case) -
 
 @settings(max_examples=200)
 @given(small_cases(most=6))
-def test_the_best_schedule_with_loads_is_within_the_bounds(case: Case) -> None:
+def test_the_best_schedule_with_loads_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_loading(case)
     assert best <= best_resident(case)
     assert best <= memory_bound(case) <= interval_bound(case)
@@ -226,7 +228,7 @@ def test_the_best_schedule_with_loads_is_within_the_bounds(case: Case) -> None:
 
 @settings(max_examples=150)
 @given(small_cases(most=12), st.integers(1, 60))
-def test_windows_sum_to_a_bound_of_the_run(case: Case, length_ms: int) -> None:
+def test_windows_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -> None:
     edges = range(0, 61, length_ms)
     windows = [case.window(edge * MS, (edge + length_ms) * MS) for edge in edges]
     assert sum(len(window) for window in windows) == len(case)
@@ -236,7 +238,7 @@ def test_windows_sum_to_a_bound_of_the_run(case: Case, length_ms: int) -> None:
 
 @settings(max_examples=100)
 @given(small_cases(most=6), st.integers(1, 60))
-def test_windows_with_loads_sum_to_a_bound_of_the_run(case: Case, length_ms: int) -> None:
+def test_windows_with_loads_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -> None:
     edges = range(0, 61, length_ms)
     windows = [case.window(edge * MS, (edge + length_ms) * MS) for edge in edges]
     assert best_loading(case) <= sum(memory_bound(window) for window in windows)
@@ -266,7 +268,7 @@ def exact_scheduler() -> Scheduler:
     return Scheduler(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0))
 
 
-def serve(case: Case) -> int:
+def serve(case: BoundProblem) -> int:
     """Answers in time of the production scheduler, with devices exactly as fast as the profile."""
     cluster = VirtualCluster(exact_scheduler(), delay_ns=0)
     models = [
@@ -295,7 +297,7 @@ def serve(case: Case) -> int:
     return cluster.num_in_time()
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int) -> BoundProblem:
     generator = random.Random(seed)
     costs = []
     for _ in range(generator.randint(1, 12)):
@@ -338,13 +340,15 @@ def test_the_scheduler_never_beats_a_bound(seed: int) -> None:
 # --- no foresight ---------------------------------------------------------------------------------
 
 
-def uniform_case(*, models: int, rate: float, seconds: float, slo_ms: float, seed: int) -> Case:
+def uniform_case(
+    *, models: int, rate: float, seconds: float, slo_ms: float, seed: int
+) -> BoundProblem:
     """Poisson, equally popular ResNet50s, in the middle of a run: residents fill the cache."""
     row = load_profile("table1").rows["resnet50_v1b"]
     generator = np.random.default_rng(seed)
     count = generator.poisson(rate * seconds)
     arrival_ns = np.sort(generator.integers(0, round(seconds * 1e9), count))
-    return Case(
+    return BoundProblem(
         arrival_ns=arrival_ns,
         model=generator.integers(0, models, count),
         slo_ns=np.full(count, round(slo_ms * MS)),
@@ -354,7 +358,7 @@ def uniform_case(*, models: int, rate: float, seconds: float, slo_ms: float, see
     )
 
 
-def load_those_that_most_wait_for(case: Case, num_resident: int) -> int:
+def load_those_that_most_wait_for(case: BoundProblem, num_resident: int) -> int:
     """Keep some models for ever; load for the others, when the GPU's lane is free, the model for which
     most requests wait, among those about to be too late; run it at once. GPU time is left out."""
     slo_ns, load_ns = int(case.slo_ns[0]), case.costs[0].load_ns
@@ -419,7 +423,7 @@ def test_the_scheduler_never_beats_the_bound_without_foresight(seed: int) -> Non
     popularity = 1 / np.arange(1, models + 1) ** (0.3 * seed)
     popularity /= popularity.sum()
     count = 2000
-    case = Case(
+    case = BoundProblem(
         arrival_ns=np.sort(generator.integers(0, 4000 * MS, count)),
         model=generator.choice(models, count, p=popularity),
         slo_ns=np.full(count, 20 * MS),

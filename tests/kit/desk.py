@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from clockwright.units import NS_PER_S
-from controller import runtime as clock
 from controller.selection.applications import FeedbackResult
 from controller.selection.config import SelectionConfig
 from controller.selection.core.application import Application
-from controller.selection.core.journal import Feedback
+from controller.selection.core.journal import FeedbackItem
 from controller.selection.queries import Answered
 from experiments.selection import virtual_time
 from tests.kit.front_end import FrontEnd, controlling, until
@@ -50,7 +49,7 @@ class Desk:
         return await self.applications.answer(
             running,
             [np.array([number, 0, 0], np.float32).tobytes()],
-            arrival_ns=clock.now_ns(),
+            arrival_ns=self.front_end.runtime.clock(),
             slo_ns=slo_ns,
             context=context,
             tenant=tenant,
@@ -58,7 +57,7 @@ class Desk:
 
     async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
         query_id = str(answered.parameters["query_id"])
-        (result,) = await self.applications.feedback([Feedback(query_id, **verdict)])
+        (result,) = await self.applications.feedback([FeedbackItem(query_id, **verdict)])
         return result
 
     async def weights(self, context: str = "", *, name: str = "app") -> dict[str, float]:
@@ -74,7 +73,8 @@ def label(answered: Answered) -> int:
 
 @asynccontextmanager
 async def desk(directory: Path, **selection: Any) -> AsyncIterator[Desk]:  # noqa: ANN401
-    async with controlling(directory, SelectionConfig(**selection)) as front_end:
+    config = SelectionConfig(**selection)
+    async with controlling(directory, config, clock=virtual_time.now_ns) as front_end:
         await until(lambda: front_end.catalogue.ready)
         yield Desk(front_end)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +20,11 @@ from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result,
 from clockwright.bulk import Buffer
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller import runtime as clock
-from controller.catalogue import Catalogue, Model
+from controller.catalogue import Catalogue, Entry, name_of
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import ModelReady, WorkerJoined
 from controller.front.control import ControlService
 from controller.front.server import InferenceService
-from controller.generations import name_of
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
@@ -138,13 +137,13 @@ class ScriptedWorker:
         self.runtime.worker_joined(
             self, WorkerJoined(worker_id=WORKER, gpu_kind=GpuKind("scripted"), num_pages=1000)
         )
-        self.catalogue.worker_joined(WORKER)
+        self.catalogue.worker_joined(WORKER, self)
 
     def leave(self) -> None:
         self.catalogue.worker_left(WORKER)
         self.runtime.worker_lost(WORKER)
 
-    def offer(self, model: Model) -> None:
+    def offer(self, model: Entry) -> None:
         script = SCRIPTS.get(model.name)
         if script is None:
             self.catalogue.model_refused(WORKER, model.model_id, "it is not in the script")
@@ -161,7 +160,7 @@ class ScriptedWorker:
             event, inputs=script.inputs, outputs=script.outputs, weights_bytes=1
         )
 
-    def withdraw(self, model: Model) -> None:
+    def withdraw(self, model: Entry) -> None:
         pass
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
@@ -180,7 +179,7 @@ class ScriptedWorker:
         self.held.clear()
 
     def _finish(self, action: Action, payload: Sequence[Buffer]) -> None:
-        now_ns = clock.now_ns()
+        now_ns = self.runtime.clock()
         # It takes no time but says it did: what it says is what the scheduler then predicts.
         name = name_of(action.model_id)
         step = StepTime(now_ns, now_ns, NS_PER_MS)
@@ -223,21 +222,20 @@ class FrontEnd:
 
 @asynccontextmanager
 async def controlling(
-    directory: Path, selection: SelectionConfig | None = None
+    directory: Path,
+    selection: SelectionConfig | None = None,
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[FrontEnd]:
-    """Control every scripted model of a models directory made below `directory`; no port, no gRPC.
-
-    On whatever clock the event loop has: see `experiments.selection.virtual_time`.
-    """
+    """Control every scripted model of a models directory made below `directory`; no port, no gRPC."""
     for name in SCRIPTS:
         version = directory / name / "1"
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.onnx").write_bytes(b"scripted")
-    runtime = Runtime(Scheduler(CONFIG), Telemetry())
+    runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     catalogue = Catalogue(runtime, directory)
     links = WorkerLinks(runtime, catalogue)
     worker = ScriptedWorker(runtime, catalogue)
-    catalogue.connect(worker)
     worker.join()
     await catalogue.scan()
     applications = Applications(runtime, catalogue, selection)
@@ -250,10 +248,13 @@ async def controlling(
 
 @asynccontextmanager
 async def serving(
-    directory: Path, selection: SelectionConfig | None = None
+    directory: Path,
+    selection: SelectionConfig | None = None,
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
-    async with controlling(directory, selection) as front_end:
+    async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
         server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)])
         service = InferenceService(runtime, catalogue, applications=front_end.applications)
@@ -309,13 +310,15 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @contextmanager
-def serving_in_thread(directory: Path) -> Iterator[FrontEndInThread]:
+def serving_in_thread(
+    directory: Path, *, clock: Callable[[], int] = time.monotonic_ns
+) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(directory) as front_end:
+        async with serving(directory, clock=clock) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()

@@ -25,10 +25,9 @@ from clockwright.errors import (
     UnknownModelError,
 )
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller import runtime as clock
-from controller.runtime import Answer, Submission
+from controller.runtime import Answer
 from controller.selection.core.combination import Rule
-from controller.selection.core.journal import Feedback, FeedbackStatus
+from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.queries import Answered
 from tests.kit.desk import Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import serving, until
@@ -59,9 +58,9 @@ def test_the_members_requests_are_the_tenants(
         async with desk(tmp_path) as app:
             submit = app.front_end.runtime.submit
 
-            def spied(submission: Submission) -> asyncio.Future[Answer]:
-                tenants.append(submission.tenant)
-                return submit(submission)
+            def spied(*args: Any, **options: Any) -> asyncio.Future[Answer]:  # noqa: ANN401
+                tenants.append(options["tenant"])
+                return submit(*args, **options)
 
             monkeypatch.setattr(app.front_end.runtime, "submit", spied)
             await app.put("right", "wrong")
@@ -157,9 +156,9 @@ def test_a_straggler_is_left_behind_when_time_is_up(tmp_path: Path) -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong", "right-too")
             app.worker.slow = {"wrong"}
-            began_ns = clock.now_ns()
+            began_ns = app.front_end.runtime.clock()
             answered = await app.ask(2, slo_ns=NS_PER_S)
-            assert 990 * NS_PER_MS <= clock.now_ns() - began_ns <= NS_PER_S
+            assert 990 * NS_PER_MS <= app.front_end.runtime.clock() - began_ns <= NS_PER_S
             assert label(answered) == 2
             assert answered.parameters["missing"] == "wrong"
             assert answered.parameters["confidence"] == "0.6667"
@@ -178,9 +177,9 @@ def test_an_answer_does_not_wait_longer_than_for_its_members(tmp_path: Path) -> 
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong")
-            began_ns = clock.now_ns()
+            began_ns = app.front_end.runtime.clock()
             await app.ask(2)
-            assert clock.now_ns() - began_ns < 100 * NS_PER_MS
+            assert app.front_end.runtime.clock() - began_ns < 100 * NS_PER_MS
 
     run(main)
 
@@ -304,10 +303,10 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
             answers = [await app.ask(1) for _ in range(3)]
             ids = [str(answered.parameters["query_id"]) for answered in answers]
             items = [
-                Feedback(ids[2], label=1),
-                Feedback(ids[0], reward=1.0),
-                Feedback(ids[2], label=1),
-                Feedback("never", label=1),
+                FeedbackItem(ids[2], label=1),
+                FeedbackItem(ids[0], reward=1.0),
+                FeedbackItem(ids[2], label=1),
+                FeedbackItem("never", label=1),
             ]
             results = await app.applications.feedback(items)
             assert [result.status.value for result in results] == [
@@ -328,18 +327,18 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("item", "message"),
     [
-        (Feedback("", label=1), "feedback 1: query_id: found none"),
-        (Feedback("q"), "feedback 1: found neither, expected either label or reward"),
-        (Feedback("q", label=1, reward=0.5), "feedback 1: found both"),
-        (Feedback("q", reward=1.5), "feedback 1: reward: found 1.5, expected 0 to 1"),
-        (Feedback("q", reward=float("nan")), "reward: found nan"),
+        (FeedbackItem("", label=1), "feedback 1: query_id: found none"),
+        (FeedbackItem("q"), "feedback 1: found neither, expected either label or reward"),
+        (FeedbackItem("q", label=1, reward=0.5), "feedback 1: found both"),
+        (FeedbackItem("q", reward=1.5), "feedback 1: reward: found 1.5, expected 0 to 1"),
+        (FeedbackItem("q", reward=float("nan")), "reward: found nan"),
     ],
 )
-def test_bad_feedback_is_refused_whole(tmp_path: Path, item: Feedback, message: str) -> None:
+def test_bad_feedback_is_refused_whole(tmp_path: Path, item: FeedbackItem, message: str) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong")
-            good = Feedback(str((await app.ask(1)).parameters["query_id"]), label=1)
+            good = FeedbackItem(str((await app.ask(1)).parameters["query_id"]), label=1)
             with pytest.raises(BadRequestError, match=message):
                 await app.applications.feedback([good, item])
             (result,) = await app.applications.feedback([good])

@@ -11,7 +11,7 @@ from controller.selection.core.application import Application
 from controller.selection.core.cache import ENTRY_BYTES, Key, PredictionCache
 from controller.selection.core.combination import Rule, combine, single
 from controller.selection.core.contexts import Contexts
-from controller.selection.core.journal import Feedback, FeedbackStatus, Journal, Record
+from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal, Record
 from controller.selection.core.query import Choice, Prediction
 
 # --- combination ----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def journal(capacity: int = 10, ttl_ns: int = 100) -> Journal:
 def test_a_label_says_of_each_model_that_answered_whether_it_was_right() -> None:
     answered = journal()
     answered.add("q", record())
-    joined = answered.join(Feedback("q", label=7), now_ns=5)
+    joined = answered.join(FeedbackItem("q", label=7), now_ns=5)
     assert joined.status is FeedbackStatus.APPLIED
     assert joined.observation is not None
     # c did not answer: nothing is said of it.
@@ -199,7 +199,7 @@ def test_a_label_says_of_each_model_that_answered_whether_it_was_right() -> None
 def test_a_reward_speaks_only_of_those_who_said_what_was_served() -> None:
     answered = journal()
     answered.add("q", record())
-    joined = answered.join(Feedback("q", reward=0.25), now_ns=5)
+    joined = answered.join(FeedbackItem("q", reward=0.25), now_ns=5)
     assert joined.losses == {"a": 0.75}
 
 
@@ -207,17 +207,19 @@ def test_a_reward_for_the_default_teaches_nothing_but_a_label_does() -> None:
     answered = journal()
     answered.add("q", record(is_default=True))
     answered.add("p", record(is_default=True))
-    assert answered.join(Feedback("q", reward=1.0), now_ns=5).status is (
+    assert answered.join(FeedbackItem("q", reward=1.0), now_ns=5).status is (
         FeedbackStatus.UNINFORMATIVE
     )
-    assert answered.join(Feedback("p", label=1), now_ns=5).losses == {"a": 1.0, "b": 0.0}
+    assert answered.join(FeedbackItem("p", label=1), now_ns=5).losses == {"a": 1.0, "b": 0.0}
 
 
 def test_feedback_counts_once_and_in_any_order() -> None:
     answered = journal()
     for name in "xyz":
         answered.add(name, record())
-    statuses = [answered.join(Feedback(name, label=7), now_ns=5).status.value for name in "zxzyx"]
+    statuses = [
+        answered.join(FeedbackItem(name, label=7), now_ns=5).status.value for name in "zxzyx"
+    ]
     assert statuses == ["APPLIED", "APPLIED", "DUPLICATE", "APPLIED", "DUPLICATE"]
 
 
@@ -225,9 +227,9 @@ def test_feedback_for_what_is_too_old_or_was_never_asked_is_unknown() -> None:
     answered = journal(capacity=2)
     for name in "xyz":
         answered.add(name, record())
-    assert answered.join(Feedback("x", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
-    assert answered.join(Feedback("y", label=7), now_ns=101).status is FeedbackStatus.UNKNOWN
-    assert answered.join(Feedback("z", label=7), now_ns=100).status is FeedbackStatus.APPLIED
+    assert answered.join(FeedbackItem("x", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
+    assert answered.join(FeedbackItem("y", label=7), now_ns=101).status is FeedbackStatus.UNKNOWN
+    assert answered.join(FeedbackItem("z", label=7), now_ns=100).status is FeedbackStatus.APPLIED
     answered.add("new", record(at_ns=1000))
     assert len(answered) == 1
 
@@ -236,7 +238,7 @@ def test_a_shadows_answer_may_come_after_the_reply() -> None:
     answered = journal()
     answered.add("q", record())
     answered.add_vote("q", "s", 7)
-    assert answered.join(Feedback("q", label=7), now_ns=5).losses["s"] == 0.0
+    assert answered.join(FeedbackItem("q", label=7), now_ns=5).losses["s"] == 0.0
     answered.add_vote("q", "t", 7)
     answered.add_vote("gone", "t", 7)
 
@@ -246,8 +248,8 @@ def test_queries_of_a_context_are_forgotten_on_request() -> None:
     answered.add("q", record(context="ann"))
     answered.add("p", record(context="bob"))
     assert answered.forget("app", "ann") == 1
-    assert answered.join(Feedback("q", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
-    assert answered.join(Feedback("p", label=7), now_ns=5).status is FeedbackStatus.APPLIED
+    assert answered.join(FeedbackItem("q", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
+    assert answered.join(FeedbackItem("p", label=7), now_ns=5).status is FeedbackStatus.APPLIED
 
 
 # --- contexts -------------------------------------------------------------------------------------

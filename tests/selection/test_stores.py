@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from clockwright.errors import BadRequestError, ConfigError, ModelError, StoreError
-from controller.catalogue import Model
-from controller.selection.core.journal import Feedback, FeedbackStatus
+from controller.catalogue import Entry
+from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.tallies import EpsilonGreedy, Tallies
 from controller.selection.queries import Answered
@@ -265,7 +265,9 @@ def test_what_is_being_read_while_it_is_erased_does_not_come_back(
             with held(store):
                 reading = await begun(asyncio.create_task(app.weights("ann")), store)
                 teaching = await begun(
-                    asyncio.create_task(app.applications.feedback([Feedback(query_id, label=2)])),
+                    asyncio.create_task(
+                        app.applications.feedback([FeedbackItem(query_id, label=2)])
+                    ),
                     store,
                 )
                 erasing = await begun(
@@ -311,7 +313,7 @@ def test_names_do_not_clash_while_a_model_or_an_application_is_on_its_way(tmp_pa
             catalogue, store = app.front_end.catalogue, app.applications._store
             (tmp_path / "app" / "1").mkdir(parents=True)
             (tmp_path / "app" / "1" / "model.onnx").write_bytes(b"scripted")
-            offered: list[Model] = []
+            offered: list[Entry] = []
             app.worker.offer = offered.append  # type: ignore[method-assign,assignment]
             adding = asyncio.create_task(catalogue.reload("app"))
             await until(lambda: bool(offered))
@@ -377,7 +379,7 @@ def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) ->
                 str((await app.ask(number, context="ann")).parameters["query_id"])
                 for number in (1, 3, 2)
             ]
-            items = [Feedback(query_id, label=1) for query_id in ids]
+            items = [FeedbackItem(query_id, label=1) for query_id in ids]
             first = await app.applications.feedback(items)
             assert [r.status.value for r in first] == ["APPLIED", "FAILED", "APPLIED"]
             assert first[1].message == "policy clumsy: ArithmeticError('3 again')"
@@ -443,7 +445,10 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
                 of_bob, of_ann = await app.ask(1, context="bob"), await app.ask(1, context="ann")
                 assert (label(of_bob), label(of_ann)) == (1, 1)
                 results = await applications.feedback(
-                    [Feedback(query_id(of_ann), label=2), Feedback(query_id(of_bob), label=1)]
+                    [
+                        FeedbackItem(query_id(of_ann), label=2),
+                        FeedbackItem(query_id(of_bob), label=1),
+                    ]
                 )
                 assert [r.status.value for r in results] == ["FAILED", "APPLIED"]
                 assert results[0].message == "selection store elsewhere: gone fishing"
@@ -464,7 +469,7 @@ def test_while_the_store_is_away_memory_serves_and_nothing_is_half_done(
                 assert await app.weights("bob") == bob
             assert caplog.text.count("gone fishing; what is in memory serves") == 1
             assert await app.weights("ann") == ann
-            (again,) = await applications.feedback([Feedback(query_id(of_ann), label=2)])
+            (again,) = await applications.feedback([FeedbackItem(query_id(of_ann), label=2)])
             assert again.status is FeedbackStatus.APPLIED
             ann = await app.weights("ann")
             await states.flush()

@@ -1,1 +1,13 @@
-"""What selection knows and decides. No I/O, no clock, no randomness of its own."""
+"""What an application is, and all that follows from a query or a feedback without waiting for anybody.
+
+    application   settings of one application
+    shape         its tensors, and whether a model fits it
+    query         records that a policy is shown, and that it returns
+    policy        the interface of policies
+    combination   several predictions become one answer
+    cache         predictions that are known or on their way
+    journal       answered queries that wait for feedback
+    contexts      states by user, and which of them are still to be written
+
+No I/O, no clock, no randomness of its own: time is an argument, and so is the generator of every draw.
+"""

@@ -1,4 +1,4 @@
-"""What an application is: a name that clients ask, and how its answer is made."""
+"""The settings of an application: a name that clients ask, and how its answer is made."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from clockwright.errors import ConfigError
 from controller.selection.core.combination import Rule
 from controller.selection.core.policy import check_range
 
-# One state per application and context holds a number or two per model.
+# Most models of an application. Each context has a state, with a number or two per model.
 MODELS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """The settings of one application; a changed one replaces the whole."""
+    """The settings of one application. A changed application is another value."""
 
     name: str
-    #: Candidates, by public name, in the order that breaks ties.
+    #: Public names of the candidate models. Ties go to the earlier one.
     models: tuple[str, ...]
     policy: str = "exp4-full"
-    #: Of the policy.
+    #: Keyword arguments of the policy.
     options: Mapping[str, Any] = field(default_factory=dict)
     #: Default latency objective; None: the controller's.
     slo_ns: int | None = None
-    #: The label served when there is no answer, or none that is sure enough; None: the request is
+    #: Label that is served when there is no answer, or none that is sure enough. None: the request is
     #: refused instead.
     default_label: int | None = None
-    #: Answers less sure than this are withheld.
+    #: Answers with less confidence than this are withheld.
     confidence_threshold: float = 0.0
     combination: Rule = Rule.VOTE
-    #: The models' output that is the label: integers, one per row.
+    #: Name of the models' output that is the label: integers, one per row.
     label_output: str = "label"
-    #: With `average`: the models' output that is probabilities by class.
+    #: Name of the models' output that is probabilities by class; for `average`.
     probability_output: str = "probabilities"
-    #: Answers are taken from the prediction cache.
+    #: Answers may come from the prediction cache.
     cache: bool = True
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Application:
             )
 
     def dump(self) -> dict[str, Any]:
-        """Turn it into what JSON has."""
+        """Turn the settings into a dict for JSON."""
         return {
             **asdict(self),
             "options": dict(self.options),
@@ -70,7 +70,7 @@ class Application:
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> Application:
-        """Turn it back.
+        """Turn what `dump` made back into settings.
 
         Raises:
             ConfigError: no application looks like this.

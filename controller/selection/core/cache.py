@@ -1,12 +1,12 @@
 """The prediction cache: Clipper's function cache for `Predict(model, x) -> y` (section 4.2).
 
-Two calls that never wait, as in the paper: `request` says whether the value is there, on its way, or
-to be computed by the caller; `fetch` gives it if it is there. Selection sits above, so that no change of
-policy invalidates anything.
+It has two calls that never wait, as in the paper: `request` says whether the value is there, on its way,
+or to be computed by the caller; `fetch` gives the value if it is there. Selection sits above the cache, so
+no change of a policy invalidates an entry.
 
-Keys are exact: the model's id, which is another one for each version, and all bytes of the input,
-compared and not only hashed. Eviction is CLOCK: entries stand in a queue, the one at the front goes
-unless it was used since it last stood there. No I/O, and time is an argument.
+Keys are exact: the model's id, which is another one for each version, and all bytes of the input, compared
+and not only hashed. Eviction is CLOCK: entries stand in a queue, and the one at the front is evicted unless
+it was used since it last stood there. No I/O, and time is an argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V")
 F = TypeVar("F")
 
-# What an entry costs beside its input and its value: key, entry and their places in two tables.
+# Overhead of an entry beside its input and its value: key, entry and their places in two tables.
 ENTRY_BYTES = 400
 
 
@@ -26,14 +26,14 @@ ENTRY_BYTES = 400
 class Key:
     """One question to one model."""
 
-    #: Of one version: a model that takes another's place has another id.
+    #: Id of one version: a model that takes another's place has another id.
     model_id: str
-    #: Bytes of each input tensor.
+    #: Bytes of each input tensor, in the model's order.
     inputs: tuple[bytes, ...]
     _hash: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Kept: inputs are hashed by Python once, the tuple of them each time.
+        # Python keeps the hash of each input but computes that of their tuple anew at each look-up.
         object.__setattr__(self, "_hash", hash((self.model_id, self.inputs)))
 
     def __hash__(self) -> int:
@@ -41,7 +41,7 @@ class Key:
 
     @property
     def num_bytes(self) -> int:
-        """Of the inputs."""
+        """Size of the inputs."""
         return sum(map(len, self.inputs))
 
 
@@ -58,7 +58,7 @@ class CacheStatistics:
     """Totals since the start."""
 
     hits: int
-    #: Somebody else had asked already and the answer was on its way.
+    #: Look-ups that found the answer on its way, because somebody had asked before.
     joins: int
     misses: int
     evictions: int
@@ -67,7 +67,7 @@ class CacheStatistics:
 
 
 class PredictionCache(Generic[V, F]):
-    """Values that are there, and computations (of type F) that are on their way."""
+    """Values (of type V) that are there, and computations (of type F) that are on their way."""
 
     def __init__(self, *, capacity_bytes: int, ttl_ns: int) -> None:
         """Start empty.
@@ -80,17 +80,18 @@ class PredictionCache(Generic[V, F]):
         self._capacity_bytes = capacity_bytes
         self._ttl_ns = ttl_ns
         self._entries: OrderedDict[Key, _Entry[V]] = OrderedDict()
+        #: Computations on their way, each with the time by which it was promised.
         self._flights: dict[Key, tuple[F, int]] = {}
         self._num_bytes = 0
         self._hits = self._joins = self._misses = self._evictions = 0
 
     @property
     def on(self) -> bool:
-        """Whether it keeps anything at all."""
+        """Whether the cache keeps anything at all."""
         return self._capacity_bytes > 0
 
     def fetch(self, key: Key, *, now_ns: int) -> V | None:
-        """The value, if it is there and not too old."""
+        """Find the value, if it is there and not too old."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -104,8 +105,8 @@ class PredictionCache(Generic[V, F]):
         """Look a prediction up.
 
         Returns:
-            The value; or the computation that is on its way and was promised by `deadline_ns`; or None:
-            the caller is to compute it, and to say so with `begin`.
+            The value; or the computation on its way that was promised by `deadline_ns`; or None, when the
+            caller is to compute the value, and to announce that with `begin`.
         """
         if not self.on:
             return None
@@ -114,7 +115,7 @@ class PredictionCache(Generic[V, F]):
             self._hits += 1
             return value
         flight = self._flights.get(key)
-        # One that has more time may be answered too late for this caller.
+        # A computation with a later deadline may end too late for this caller.
         if flight is not None and flight[1] <= deadline_ns:
             self._joins += 1
             return flight[0]
@@ -127,15 +128,15 @@ class PredictionCache(Generic[V, F]):
             self._flights[key] = (flight, deadline_ns)
 
     def end(self, key: Key, flight: F) -> None:
-        """The computation has ended, one way or the other."""
+        """Note that a computation has ended, with a value or without."""
         present = self._flights.get(key)
         if present is not None and present[0] is flight:
             del self._flights[key]
 
     def put(self, key: Key, value: V, num_bytes: int, *, now_ns: int) -> None:
-        """Keep a value, whose size beside the key's is `num_bytes`; evicts as need be.
+        """Keep a value of `num_bytes`, and evict others to make room.
 
-        One that is larger than the whole cache is not kept.
+        A value that is larger than the whole cache is not kept.
         """
         size = key.num_bytes + num_bytes + ENTRY_BYTES
         if size > self._capacity_bytes:
@@ -148,12 +149,12 @@ class PredictionCache(Generic[V, F]):
         self._num_bytes += size
 
     def forget_model(self, model_id: str) -> None:
-        """Drop everything of a model; linear in the cache."""
+        """Drop all values of a model. This takes time linear in the cache."""
         for key in [k for k in self._entries if k.model_id == model_id]:
             self._drop(key)
 
     def statistics(self) -> CacheStatistics:
-        """Totals."""
+        """Totals since the start."""
         return CacheStatistics(
             hits=self._hits,
             joins=self._joins,

@@ -1,8 +1,8 @@
 """How the answers of several models become one.
 
 Clipper (section 5.2.2) replaces the prediction of a member that did not answer by its average value. A
-class label has no average; here such a member has no say, and counts against the confidence: agreement
-and weight mass are shares of all chosen members, not of those that answered.
+class label has no average. So here a member that did not answer has no say, and counts against the
+confidence: agreement and weight mass are shares of all chosen members, not of those that answered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from controller.selection.core.query import Combined, Prediction
 
 
 class Rule(enum.Enum):
-    """How members are combined; the values are the wire's."""
+    """How predictions are combined; the values are the wire's."""
 
     #: The label with the most weight behind it.
     VOTE = "vote"
@@ -25,7 +25,7 @@ class Rule(enum.Enum):
 
 
 def single(prediction: Prediction) -> Combined:
-    """Pass one model's answer on; it is as sure as the model itself says, if it says."""
+    """Pass one model's answer on. Its confidence is the model's own, or 1 if the model gives none."""
     probabilities = prediction.probabilities
     confidence = max(probabilities) if probabilities else 1.0
     return Combined(
@@ -45,17 +45,17 @@ def combine(
 
     Args:
         rule: vote or average.
-        weights: of every member; not negative.
-        predictions: of the members that answered; at least one.
-        members: all that were chosen, whether they answered or not.
+        weights: the weight of every member; not negative.
+        predictions: the predictions of the members that answered; at least one.
+        members: all members that were chosen, whether they answered or not.
 
     Returns:
-        The answer. Of two equally heavy labels, the one that an earlier member said.
+        The answer. If two labels weigh the same, it is the one that an earlier member said.
     """
     mass: dict[int, float] = {}
     votes: dict[int, int] = {}
     answered = [member for member in members if member in predictions]
-    # Nobody's weight is left: all count alike.
+    # When the weights of all that answered are 0, they count alike.
     heard = sum(weights[member] for member in answered)
     for member in answered:
         label = predictions[member].label

@@ -1,8 +1,8 @@
 """States by application and context: the most recently used in memory, all of them in a store.
 
-The context "" is the application's global state. It learns from everybody's feedback, and whoever has no
-state of his own yet is served from it; the first feedback of a new context begins with a copy of it.
-No I/O here: what is to be written is kept until somebody says that it is.
+The context "" is the application's global state. It learns from all feedback, and it serves every context
+that has no state of its own yet; the first feedback of a new context begins with a copy of it.
+No I/O here: a changed state is kept until the caller says that it is written.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ Address = tuple[str, str]
 
 
 class Contexts:
-    """An LRU of states, and those that are still to be written."""
+    """An LRU of states, and the states that are still to be written."""
 
     def __init__(self, *, capacity: int, changes_max: int = 100_000) -> None:
         """Start empty.
 
         Args:
             capacity: states kept, beside those that are still to be written.
-            changes_max: of these, so many; the longest waiting are lost first.
+            changes_max: states that may wait to be written; those that wait longest are lost first.
         """
         self._capacity = capacity
         self._changes_max = changes_max
         self._states: OrderedDict[Address, Any] = OrderedDict()
         self._sizes: Counter[str] = Counter()
-        #: Changed and not known to be written, the longest waiting first.
+        #: States that have changed and are not known to be written; the one that waits longest is first.
         self._dirty: dict[Address, Any] = {}
-        #: Changes that were given up: nothing was written for so long that there was no room.
+        #: Changes that were given up, because nothing was written for so long that no room was left.
         self.num_lost = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
     def find(self, application: str, context: str) -> Any | None:  # noqa: ANN401
-        """The state, if it is in memory; makes it the most recently used."""
+        """Find a state in memory, and make it the most recently used."""
         address = (application, context)
         state = self._states.get(address)
         if state is not None:
@@ -52,7 +52,7 @@ class Contexts:
         return None
 
     def loaded(self, application: str, context: str, state: Any) -> None:  # noqa: ANN401
-        """Take in a state that the store had; one that is here already is newer and stays."""
+        """Take in a state that the store had. A state that is here already is newer and stays."""
         if self.find(application, context) is None:
             self._keep((application, context), state)
 
@@ -60,14 +60,14 @@ class Contexts:
         """Take in a new state, to be written."""
         address = (application, context)
         self._keep(address, state)
-        # In its old place, if it has one: who changes all the time is written all the same.
+        # A state that waits already keeps its place, so one that changes all the time is written too.
         self._dirty[address] = state
         if len(self._dirty) > self._changes_max:
             del self._dirty[next(iter(self._dirty))]
             self.num_lost += 1
 
     def erase(self, application: str, context: str | None = None) -> None:
-        """Forget a context, or all of an application, which is linear in all."""
+        """Forget a context, or all of an application. The latter takes time linear in all states."""
         if context is not None:
             self._drop((application, context))
             self._dirty.pop((application, context), None)
@@ -78,11 +78,11 @@ class Contexts:
             del self._dirty[address]
 
     def changes(self, limit: int) -> dict[Address, Any]:
-        """What is to be written, at most so many; call `written` when it is."""
+        """Give up to `limit` states that are to be written; call `written` when they are."""
         return dict(islice(self._dirty.items(), limit))
 
     def written(self, changes: Mapping[Address, Any]) -> None:
-        """These are in the store; what has changed since goes behind those that still wait."""
+        """Note that these states are in the store. A state that has changed since waits again, last."""
         for address, state in changes.items():
             newest = self._dirty.pop(address, state)
             if newest is not state:
@@ -90,11 +90,11 @@ class Contexts:
 
     @property
     def num_dirty(self) -> int:
-        """Changes that are to be written."""
+        """Number of states that are to be written."""
         return len(self._dirty)
 
     def num_of(self, application: str) -> int:
-        """Contexts of an application in memory, the global one not counted."""
+        """Number of an application's contexts in memory, without the global one."""
         return self._sizes[application]
 
     def _keep(self, address: Address, state: Any) -> None:  # noqa: ANN401

@@ -1,8 +1,8 @@
-"""What was answered, kept until its feedback comes: by query id, for a while, once.
+"""Answered queries, kept by query id until their feedback comes or they are too old.
 
 Feedback may come late, out of order, twice or never. It is weighed with what was known when the query
-was answered (Clipper's first public version drew anew instead), and a second feedback for one
-query changes nothing. No I/O, and time is an argument.
+was answered; Clipper's first public version drew anew instead. A second feedback for one query changes
+nothing. No I/O, and time is an argument.
 """
 
 from __future__ import annotations
@@ -22,50 +22,54 @@ class Record:
     application: str
     context: str
     choice: Choice
-    #: Label of each model that has answered; shadows are added as they come.
+    #: Label of each model that has answered. Shadows are added as their answers come.
     votes: dict[str, int]
-    #: The label that was made of them; None: nobody answered.
+    #: Label that was combined from the votes; None: no model answered.
     combined: int | None
+    #: Probability with which that label was to be served.
     propensity: float
     #: The default was served instead.
     is_default: bool
+    #: Time of the answer.
     at_ns: int
-    #: Has had its feedback.
+    #: The query has had its feedback.
     closed: bool = False
 
 
 class FeedbackStatus(enum.Enum):
-    """What became of a feedback; the values are the wire's."""
+    """What a feedback led to; the values are the wire's."""
 
-    #: Learned from.
+    #: It was learned from.
     APPLIED = "APPLIED"
-    #: Correct, but it says nothing about any model: nobody had answered, or the default was rewarded.
+    #: It says nothing about any model: none had answered, or the default was rewarded.
     UNINFORMATIVE = "UNINFORMATIVE"
-    #: The query has had its feedback; nothing has changed.
+    #: The query had its feedback before; nothing has changed.
     DUPLICATE = "DUPLICATE"
-    #: No such query, or too long ago; nothing has changed.
+    #: The query is not known, or is too old; nothing has changed.
     UNKNOWN = "UNKNOWN"
-    #: It could not be learned from; nothing has changed, and it may be given again.
+    #: Learning from it failed; nothing has changed, and it may be given again.
     FAILED = "FAILED"
 
 
 @dataclass(frozen=True, slots=True)
-class Feedback:
-    """What somebody says of an answer: the true label, or how good the answer was."""
+class FeedbackItem:
+    """A client's verdict on one answer: either the true label, or how good the answer was."""
 
     query_id: str
-    #: Exactly one of the two.
+    #: The true label; None: `reward` is given.
     label: int | None = None
-    #: From 0 to 1.
+    #: How good the answer was, from 0 to 1; None: `label` is given.
     reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What follows from a feedback."""
+    """A feedback joined with its query."""
 
     status: FeedbackStatus
+    #: Given exactly if the status is APPLIED.
     observation: Observation | None = None
+    #: Loss of each model about which the feedback says something.
     losses: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -87,7 +91,7 @@ class Journal:
         return len(self._records)
 
     def add(self, query_id: str, record: Record) -> None:
-        """Keep an answered query."""
+        """Keep an answered query, and drop those that are too old or too many."""
         oldest_ns = record.at_ns - self._ttl_ns
         records = self._records
         while records:
@@ -98,18 +102,18 @@ class Journal:
         records[query_id] = record
 
     def add_vote(self, query_id: str, model: str, label: int) -> None:
-        """A shadow has answered, after the query was; too late when feedback has been given."""
+        """Add a shadow's vote to a query. It is too late once feedback has been given."""
         record = self._records.get(query_id)
         if record is not None and not record.closed:
             record.votes.setdefault(model, label)
 
     def find(self, query_id: str, *, now_ns: int) -> Record | None:
-        """The query of an id, unless it is too old."""
+        """Find the query of an id, unless it is too old."""
         record = self._records.get(query_id)
         return None if record is None or record.at_ns + self._ttl_ns < now_ns else record
 
-    def join(self, feedback: Feedback, *, now_ns: int) -> Joined:
-        """Find the query of a feedback, close it, and say what follows for each model."""
+    def join(self, feedback: FeedbackItem, *, now_ns: int) -> Joined:
+        """Find the query of a feedback, close it, and work out each model's loss."""
         record = self.find(feedback.query_id, now_ns=now_ns)
         if record is None:
             return Joined(FeedbackStatus.UNKNOWN)
@@ -130,7 +134,10 @@ class Journal:
         return Joined(FeedbackStatus.APPLIED, observation, losses)
 
     def forget(self, application: str, context: str | None = None) -> int:
-        """Drop the queries of an application, or of one context of it; linear. Returns how many."""
+        """Drop the queries of an application, or of one context of it; returns how many there were.
+
+        This takes time linear in all queries.
+        """
         doomed = [
             query_id
             for query_id, record in self._records.items()
@@ -141,13 +148,13 @@ class Journal:
         return len(doomed)
 
 
-def _losses(record: Record, feedback: Feedback) -> tuple[dict[str, float], float | None]:
-    """Loss of each model, and of the label that was made, as far as the feedback says."""
+def _losses(record: Record, feedback: FeedbackItem) -> tuple[dict[str, float], float | None]:
+    """Work out each model's loss, and that of the combined label, as far as the feedback says."""
     if feedback.label is not None:
         losses = {model: float(vote != feedback.label) for model, vote in record.votes.items()}
         served = None if record.combined is None else float(record.combined != feedback.label)
         return losses, served
-    # A reward is for what was served; of who said something else it says nothing.
+    # A reward is for the label that was served. It says nothing about models that said another.
     if feedback.reward is None or record.is_default or record.combined is None:
         return {}, None
     loss = 1.0 - feedback.reward

@@ -6,6 +6,7 @@ does no I/O, reads no clock, and draws only from the query's generator; given th
 queries it does the same.
 
 A user's policy is a subclass of `Policy`, named by an entry point of the group `clockwright.policies`.
+`PerModelPolicy` spares one whose state is a dataclass with an entry per model four of the calls.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import abc
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+
+from typing_extensions import override
 
 from clockwright.errors import ConfigError
 from controller.selection.core.combination import Rule, single
@@ -39,7 +42,7 @@ class Policy(abc.ABC, Generic[S]):
     #: The policy wants `served` to be called.
     watches_service: ClassVar[bool] = False
 
-    #: A user has a state of his own; else all are served from the application's.
+    #: Each user has a state of his own. Otherwise the application's global state serves everybody.
     per_context: ClassVar[bool] = True
 
     #: A choice never has more than one member.
@@ -49,11 +52,15 @@ class Policy(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def init(self, models: Sequence[str]) -> S:
-        """Make the state of somebody of whom nothing is known."""
+        """Make the state of a user about whom nothing is known.
+
+        Raises:
+            ConfigError: an option of the policy names a model that is not among these.
+        """
 
     @abc.abstractmethod
     def select(self, state: S, query: Query) -> Choice:
-        """Choose among the candidates that can be in time; nobody, if none can."""
+        """Choose among the candidates that can be in time; an empty choice, if none can."""
 
     def combine(
         self,
@@ -63,7 +70,7 @@ class Policy(abc.ABC, Generic[S]):
         predictions: Mapping[str, Prediction],
         rule: Rule,
     ) -> Combined:
-        """Make one answer of those that came; there is at least one, and all are of members.
+        """Make one answer of the predictions that came: at least one, and all from members.
 
         The default suits policies that choose one model.
         """
@@ -76,7 +83,7 @@ class Policy(abc.ABC, Generic[S]):
     # --- what a service needs beside ------------------------------------------------------------
 
     def served(self, state: S, service: Service) -> S:
-        """Learn from how the members fared; only called when `watches_service`."""
+        """Learn from how the members fared. It is called only if `watches_service` is set."""
         return state
 
     @abc.abstractmethod
@@ -85,11 +92,11 @@ class Policy(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def dump(self, state: S) -> dict[str, Any]:
-        """Turn a state into what JSON has."""
+        """Turn a state into numbers, texts, lists and dicts, as JSON has them."""
 
     @abc.abstractmethod
     def load(self, data: Mapping[str, Any]) -> S:
-        """Turn it back.
+        """Turn what `dump` made back into a state.
 
         Raises:
             ValueError: no state of this policy looks like this.
@@ -102,6 +109,44 @@ class Policy(abc.ABC, Generic[S]):
     def remark(self, state: S) -> str:
         """Say what else people should know of a state."""
         return ""
+
+
+class PerModelState(Protocol):
+    """A dataclass with an entry per model, of numbers, texts and sequences of them."""
+
+    @classmethod
+    def fresh(cls, models: Sequence[str]) -> Self:
+        """The state in which nothing is known of any model."""
+        ...
+
+    def resized(self, models: Sequence[str]) -> Self:
+        """The state for other models; see `Policy.resize`."""
+        ...
+
+
+M = TypeVar("M", bound=PerModelState)
+
+
+class PerModelPolicy(Policy[M]):
+    """A policy whose states are one dataclass: it makes, resizes, stores and loads them by its fields."""
+
+    state_type: type[M]
+
+    @override
+    def init(self, models: Sequence[str]) -> M:
+        return self.state_type.fresh(models)
+
+    @override
+    def resize(self, state: M, models: Sequence[str]) -> M:
+        return state.resized(models)
+
+    @override
+    def dump(self, state: M) -> dict[str, Any]:
+        return dump_fields(state)
+
+    @override
+    def load(self, data: Mapping[str, Any]) -> M:
+        return load_fields(self.state_type, data)
 
 
 def dump_fields(state: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass

@@ -1,7 +1,7 @@
-"""What a selection policy is shown, and what it says. Plain records.
+"""Plain records that a selection policy is shown, and that it returns.
 
-A policy sees models by their public names and answers as `Prediction`s; tensors, request ids and
-clocks stay outside.
+A policy sees models by their public names and answers as `Prediction`s. Tensors, request ids and clocks
+stay outside.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    # Handed in seeded; a policy never makes one.
+    # Generators come in seeded. A policy never makes one.
     from random import Random
 
 
 @dataclass(slots=True)
 class Candidate:
-    """One model of an application, and what the scheduler predicts for this query."""
+    """One model of an application, with the scheduler's prediction for this query."""
 
     model: str
-    #: It can answer inside the SLO, were it the only one asked.
+    #: The model can answer inside the SLO, if no other model is asked beside it.
     in_time: bool = True
-    #: Predicted latency, arrival to answer; 0 where nothing is predicted.
+    #: Predicted latency from arrival to answer; 0 where nothing is predicted.
     latency_ns: int = 0
-    #: Predicted EXEC time, which is what asking it costs others.
+    #: Predicted EXEC time: what asking the model costs others.
     cost_ns: int = 0
-    #: Why it cannot be in time (a `Refusal`'s value); empty when it can.
+    #: Why the model cannot be in time (a `Refusal`'s value); empty when it can.
     reason: str = ""
 
 
@@ -34,38 +34,39 @@ class Candidate:
 class Query:
     """One question to an application."""
 
-    #: In the application's order.
+    #: All models of the application, in its order.
     candidates: tuple[Candidate, ...]
     #: User, session or tenant; empty: none was named.
     context: str
-    #: Every random draw of the policy comes from here.
+    #: Source of every random draw of the policy.
     rng: Random
 
     @property
     def in_time(self) -> list[str]:
-        """Models that can answer inside the SLO."""
+        """Models that can answer inside the SLO, in the application's order."""
         return [candidate.model for candidate in self.candidates if candidate.in_time]
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Whom to ask."""
+    """The models that a policy wants to be asked."""
 
-    #: Most important first: what does not fit into the SLO is left out from the end. May be empty.
+    #: Models whose answers are combined, the most important first: if they do not all fit into the SLO,
+    #: the last ones are left out. May be empty.
     members: tuple[str, ...]
-    #: Probability with which each member was to be chosen; 1.0 where nothing was drawn. Logged, because
-    #: feedback must be weighed with the probability of then, not of now.
+    #: Probability with which each member was to be chosen; 1.0 where nothing was drawn. It is logged,
+    #: because feedback must be weighed with the probability of then, not of now.
     propensities: tuple[float, ...] = ()
-    #: Asked without being waited for; never part of an answer.
+    #: Models that are asked for comparison. No query waits for a shadow or is answered from one.
     shadows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What one model said about one query."""
+    """One model's answer to one query."""
 
     label: int
-    #: By class, where the application averages; else empty.
+    #: Probability of each class, where the application averages; else empty.
     probabilities: tuple[float, ...] = ()
 
 
@@ -74,11 +75,11 @@ class Combined:
     """One answer made of several."""
 
     label: int
-    #: Between 0 and 1; what the application's threshold is held against.
+    #: Number from 0 to 1 that is compared with the application's threshold.
     confidence: float
-    #: Share of the chosen members that said the same; members that did not answer count as others.
+    #: Share of the chosen members that said this label. Members that did not answer count as others.
     agreement: float = 1.0
-    #: Share of the chosen members' weight behind the answer, counted likewise.
+    #: Share of the chosen members' weight behind this label, counted in the same way.
     weight_mass: float = 1.0
     #: Probability with which this label was to be served; 1.0 where nothing was drawn.
     propensity: float = 1.0
@@ -90,24 +91,25 @@ class Observation:
     """Feedback, joined with what was known when the query was answered."""
 
     choice: Choice
-    #: What each model said that answered, shadows included. Who is not here did not answer, in time
-    #: or at all: that is not an error of its judgement and is never counted as one.
+    #: Label of each model that answered, shadows included. A model that is missing here did not answer in
+    #: time, or at all. That is no error of its judgement and is never counted as one.
     votes: Mapping[str, int]
-    #: Loss of each model, 0 to 1, as far as it follows from the feedback: from a label for all that
-    #: answered, from a reward only for those that said what was served.
+    #: Loss of each model, 0 to 1, as far as it follows from the feedback. A label gives the loss of every
+    #: model that answered; a reward, only of those that said the label that was served.
     losses: Mapping[str, float]
-    #: Of the label that was served; None: the default was served.
+    #: Label that was combined from the votes; None: no model answered, and the default was served.
     served: int | None
+    #: Loss of that label; None where `served` is None.
     served_loss: float | None
-    #: `Combined.propensity` of then.
+    #: `Combined.propensity` when the query was answered.
     served_propensity: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How the members of a query fared, known without any feedback."""
+    """Which members of a query answered in time; it is known without any feedback."""
 
     choice: Choice
     answered: frozenset[str]
-    #: Chosen, sent, and without an answer in time. Who was left out before is in neither.
+    #: Members that were asked and did not answer in time. Members that were not asked are in neither set.
     missing: frozenset[str] = field(default_factory=frozenset)

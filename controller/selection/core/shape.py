@@ -1,8 +1,8 @@
-"""What an application takes and gives as tensors, and whether a model fits it. Pure.
+"""An application's inputs and outputs as tensors, and whether a model fits them. Pure.
 
-An application takes what its models take; they have to agree. It gives, by its combination: `vote`: the
-label, `average`: the label (of the class with the largest mean) and the mean probabilities, `one`: all
-outputs of the chosen model as they are.
+An application takes the inputs that its models take; they have to agree. Its outputs follow from its
+combination. `vote`: the label. `average`: the label of the class with the largest mean probability, and the
+mean probabilities. `one`: all outputs of the chosen model as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from controller.selection.core.application import Application
 from controller.selection.core.combination import Rule
 from controller.selection.core.query import Combined, Prediction
 
-# How `struct` spells one element.
+# Letter that `struct` has for an element of each datatype.
 _INTEGERS = {
     "BOOL": "?",
     "INT8": "b",
@@ -36,12 +36,13 @@ _FLOATS = {"FP16": "e", "FP32": "f", "FP64": "d"}
 class Reading:
     """How one model's outputs are read."""
 
-    #: Index of the output, and its struct; None: the model has no label.
+    #: Index and form of the output that is the label; None: the model has no label.
     label: tuple[int, struct.Struct] | None
+    #: Index and form of the output that is probabilities; None: they are not needed.
     probabilities: tuple[int, struct.Struct] | None
 
     def read(self, outputs: Sequence[bytes]) -> Prediction | None:
-        """Read one row; None: a probability is not a number, and no answer can be made of it."""
+        """Read one row; None: a probability is not a finite number, so no answer can be made of it."""
         label, probabilities = 0, ()
         if self.label is not None:
             index, form = self.label
@@ -62,11 +63,11 @@ class Shape:
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    #: Feedback may be a label.
+    #: Feedback may give the true label.
     labelled: bool
 
     def encode(self, combined: Combined) -> list[bytes]:
-        """Outputs of a combined answer; not for `one`, whose outputs are a model's own."""
+        """Encode a combined answer. With `one` there is nothing to encode: the outputs are a model's."""
         row = [struct.pack("<" + _INTEGERS[self.outputs[0].datatype], combined.label)]
         if len(self.outputs) > 1:
             spec = self.outputs[1]
@@ -76,13 +77,13 @@ class Shape:
 
 
 class MisfitError(Exception):
-    """A model does not fit an application; the message says how, and names found and expected."""
+    """A model does not fit an application; the message says what was found and what is expected."""
 
 
 def shape_of(
     application: Application, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> Shape:
-    """Give an application the shape that its first model suggests.
+    """Derive an application's shape from the tensors of its first model.
 
     Raises:
         MisfitError: that model cannot serve such an application.
@@ -117,7 +118,7 @@ def reading_of(
     """Find out how a model's outputs are read.
 
     Raises:
-        MisfitError: it takes something else than the application, or does not give what is combined.
+        MisfitError: the model's inputs are not the application's, or an output that is combined is missing.
     """
     if inputs != shape.inputs:
         raise MisfitError(f"found inputs {_text(inputs)}, expected {_text(shape.inputs)}")
@@ -125,7 +126,7 @@ def reading_of(
         raise MisfitError(f"found outputs {_text(outputs)}, expected {_text(shape.outputs)}")
     reading = _reading(application, outputs)
     if application.combination is Rule.VOTE:
-        # The answer has one datatype; a label of another might not fit into it.
+        # The answer has one datatype. A label of another datatype might not fit into it.
         found, expected = _named(outputs, application.label_output), shape.outputs[0]
         if found.datatype != expected.datatype:
             raise MisfitError(f"found output {_text([found])}, expected {_text([expected])}")
@@ -171,5 +172,5 @@ def _text(specs: Sequence[TensorSpec]) -> str:
 
 
 def _even(size: int) -> list[float]:
-    """Probabilities of a default: nothing is known."""
+    """Probabilities beside a default label: all classes are equally likely."""
     return [1 / size] * size

@@ -1,4 +1,14 @@
-"""Policies by name, and how one is made from options."""
+"""The built-in selection policies by name, and how one is made from options.
+
+    weights         exponential weights as logarithms, the state of the next two
+    exp3            one model per query, learns from its answer alone
+    exp4            an ensemble per query, learns from the label served or from the true one
+    tallies         one model per query, counts rewards and losses: Thompson, epsilon-greedy
+    rollout         operators' policies: static, A/B, canary, shadow
+
+All are pure: a policy draws only from the generator that the query brings. None imports another; policies
+from other packages (`controller.selection.plugins`) stand beside them, on `core.policy` alone.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +47,12 @@ def make_policy(
     """Make a policy.
 
     Args:
-        name: of a built-in one, or of one of `others`.
-        options: its constructor's keyword arguments.
+        name: a key of `BUILT_IN` or of `others`.
+        options: keyword arguments of the policy's constructor.
         others: policies that users brought, by name.
 
     Raises:
-        ConfigError: there is no such policy, or it has no such option, or not of that value.
+        ConfigError: there is no such policy, it has no such option, or the option has a wrong value.
     """
     known = {**(others or {}), **BUILT_IN}
     if name not in known:

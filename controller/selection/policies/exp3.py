@@ -1,35 +1,34 @@
 """Policies that ask one model per query and learn from its answer alone: Exp3 and its kin.
 
-Losses are between 0 and 1. The probability with which a model was chosen is the one logged with the
-choice. A chosen model that did not answer teaches nothing.
+Losses are between 0 and 1. An update divides by the probability that was logged with the choice, not by
+today's. A chosen model that did not answer teaches nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from controller.selection.core.policy import Policy, check_range, dump_fields, load_fields
+from typing_extensions import override
+
+from controller.selection.core.policy import PerModelPolicy, check_range
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.weights import LogWeights, draw
 
-# The paper's form divides a loss by a probability that may be next to nothing; one unlucky draw would
-# end a model for good. No single loss costs more than e**-3, a twentieth of the weight.
+# Largest step of a logarithm. The paper's form divides a loss by a probability that may be next to
+# nothing, so one unlucky draw would end a model for good. With this bound no single loss leaves a model
+# less than e**-3, a twentieth, of its weight.
 STEP_MAX = 3.0
 
 
-class _OneModel(Policy[LogWeights]):
-    """What the policies of this file share: draw one model from a distribution over weights."""
+class _OneModel(PerModelPolicy[LogWeights]):
+    """Draws one model from a distribution over weights. The policies of this file differ in the rest."""
 
     chooses_one: bool = True
+    state_type = LogWeights
 
-    def init(self, models: Sequence[str]) -> LogWeights:
-        """All alike."""
-        return LogWeights.uniform(models)
-
+    @override
     def select(self, state: LogWeights, query: Query) -> Choice:
-        """Draw one of the models that can be in time."""
         models = query.in_time
         if not models:
             return Choice(())
@@ -40,8 +39,9 @@ class _OneModel(Policy[LogWeights]):
     def _shares(self, state: LogWeights, models: Sequence[str]) -> list[float]:
         return state.shares(models)
 
+    @override
     def observe(self, state: LogWeights, observation: Observation) -> LogWeights:
-        """Charge the chosen model for its loss."""
+        # Only the chosen model is charged: of the others the answer says nothing.
         if not observation.choice.members:
             return state
         model = observation.choice.members[0]
@@ -53,25 +53,14 @@ class _OneModel(Policy[LogWeights]):
     def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
         raise NotImplementedError
 
-    def resize(self, state: LogWeights, models: Sequence[str]) -> LogWeights:
-        """See `LogWeights.resized`."""
-        return state.resized(models)
-
-    def dump(self, state: LogWeights) -> dict[str, Any]:
-        """See `Policy`."""
-        return dump_fields(state)
-
-    def load(self, data: Mapping[str, Any]) -> LogWeights:
-        """See `Policy`."""
-        return load_fields(LogWeights, data)
-
+    @override
     def weights(self, state: LogWeights) -> dict[str, float]:
-        """Probability of each model, could all be in time."""
+        # The probability of each model, if all could be in time.
         return dict(zip(state.models, self._shares(state, state.models), strict=True))
 
 
 class Exp3(_OneModel):
-    """As Clipper prints it (section 5.1): `s_i <- s_i exp(-eta L / p_i)`, no exploration term."""
+    """Clipper's own form (section 5.1): `s_i <- s_i exp(-eta L / p_i)`, without an exploration term."""
 
     def __init__(self, *, eta: float = 0.1) -> None:
         """Set the learning rate: small is steady, large follows change."""
@@ -84,7 +73,7 @@ class Exp3(_OneModel):
 class Exp3IX(_OneModel):
     """Implicit exploration (Neu 2015): `L / (p + gamma)`, `gamma = eta / 2`; bounded by construction.
 
-    Without `eta`, the anytime rate `sqrt(ln K / (K t))`.
+    Without `eta` the rate is the anytime `sqrt(ln K / (K t))`.
     """
 
     def __init__(self, *, eta: float | None = None) -> None:
@@ -95,16 +84,16 @@ class Exp3IX(_OneModel):
         num_models = len(state.models)
         eta = self.eta
         if eta is None:
-            # One model has nothing to learn; ln 1 would say so with a zero.
+            # A single model has nothing to learn. Its ln 1 would be a rate of 0, and a division by 0.
             eta = math.sqrt(math.log(max(num_models, 2)) / (num_models * (state.rounds + 1)))
         return state.add({model: -eta * loss / (propensity + eta / 2)})
 
 
 class Exp3S(_OneModel):
-    """Exp3.S (Auer et al. 2002, section 8): made for the best model changing over time.
+    """Exp3.S (Auer et al. 2002, section 8): follows a best model that changes over time.
 
-    `p_i = (1 - gamma) w_i / W + gamma / K`; the chosen one's weight grows by `exp(gamma x / (p K))`, x
-    the reward; then every weight gets `e alpha / K` of the total.
+    `p_i = (1 - gamma) w_i / W + gamma / K`. The chosen model's weight grows by `exp(gamma x / (p K))`,
+    where x is the reward; then every weight gets `e alpha / K` of the total.
     """
 
     def __init__(self, *, gamma: float = 0.05, alpha: float = 1e-4) -> None:
@@ -126,7 +115,7 @@ class Exp3S(_OneModel):
         total = sum(math.exp(log) for log in state.logs)
         gain = min(self.gamma * (1 - loss) / (propensity * num_models), 1.0)
         grown = state.add({model: gain})
-        # `add` shifts all logarithms; the total is shifted with them.
+        # `add` shifts all logarithms so that the largest is 0. Shift the total by as much.
         shift = max(
             log + (gain if name == model else 0.0)
             for name, log in zip(state.models, state.logs, strict=True)

@@ -1,7 +1,7 @@
 """Policies by which operators bring models in: static, A/B, canary, shadow.
 
-Who is in which share is a hash of the context, so that a user stays with what he has seen. A query
-without a context is drawn anew each time.
+A hash of the context decides the share, so each user keeps seeing the same model. For a query without a
+context the share is drawn anew each time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,17 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from clockwright.errors import ConfigError
 from controller.selection.core.combination import Rule, combine
-from controller.selection.core.policy import Policy, check_range, dump_fields, load_fields
+from controller.selection.core.policy import (
+    PerModelPolicy,
+    Policy,
+    check_range,
+    dump_fields,
+    load_fields,
+)
 from controller.selection.core.query import (
     Choice,
     Combined,
@@ -24,22 +32,22 @@ from controller.selection.core.query import (
     Service,
 )
 
-# The guards look after every feedback, so their bound has to hold at all times at once: a fixed 1.96
-# standard errors rolled back 11 of 20 canaries that were as good as the stable model. This is the
-# confidence sequence of Robbins' normal mixture; it is tightest after about this many feedbacks.
+# The guards look after every feedback, so their bound has to hold at all times at once. A fixed 1.96
+# standard errors rolled back 11 of 20 canaries that were as good as the stable model. `_bound` is the
+# confidence sequence of Robbins' normal mixture, which is tightest after about `_TIGHTEST_AT` feedbacks.
 _ERROR_CHANCE = 0.05
 _TIGHTEST_AT = 30
 
 
 def _bound(number: int) -> float:
-    """Standard errors that an estimate of `number` samples exceeds, ever, in 5 % of cases."""
+    """Standard errors that an estimate exceeds at `number` samples; at any time, in 5 % of cases."""
     grown = number + _TIGHTEST_AT
     return math.sqrt(grown / number * math.log(grown / _TIGHTEST_AT / _ERROR_CHANCE**2))
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Feedback per model: how many, sum of losses, sum of their squares."""
+class LossCounts:
+    """Feedback per model: how many, the sum of losses, and the sum of their squares."""
 
     models: tuple[str, ...]
     numbers: tuple[int, ...]
@@ -52,13 +60,13 @@ class Counts:
             raise ValueError(f"state: found columns of {sorted(lengths)} entries, expected equal")
 
     @classmethod
-    def empty(cls, models: Sequence[str]) -> Counts:
-        """Nothing seen."""
+    def fresh(cls, models: Sequence[str]) -> LossCounts:
+        """Make the counts of models that have had no feedback."""
         zeros = (0.0,) * len(models)
         return cls(tuple(models), (0,) * len(models), zeros, zeros)
 
-    def count(self, losses: Mapping[str, float]) -> Counts:
-        """Count what is known of one query."""
+    def count(self, losses: Mapping[str, float]) -> LossCounts:
+        """Count the known losses of one query."""
         numbers, sums, squares = list(self.numbers), list(self.losses), list(self.squares)
         for index, model in enumerate(self.models):
             if model in losses:
@@ -66,10 +74,10 @@ class Counts:
                 numbers[index] += 1
                 sums[index] += loss
                 squares[index] += loss * loss
-        return Counts(self.models, tuple(numbers), tuple(sums), tuple(squares))
+        return LossCounts(self.models, tuple(numbers), tuple(sums), tuple(squares))
 
-    def resized(self, models: Sequence[str]) -> Counts:
-        """Go on with other models."""
+    def resized(self, models: Sequence[str]) -> LossCounts:
+        """Make the counts of other models: known ones keep theirs."""
         rows = {
             model: row
             for model, *row in zip(
@@ -77,76 +85,64 @@ class Counts:
             )
         }
         numbers, losses, squares = zip(*(rows.get(m, [0, 0.0, 0.0]) for m in models), strict=True)
-        return Counts(tuple(models), numbers, losses, squares)
+        return LossCounts(tuple(models), numbers, losses, squares)
 
     def number(self, model: str) -> int:
-        """Feedbacks on a model."""
+        """Number of feedbacks on a model."""
         return self.numbers[self.models.index(model)] if model in self.models else 0
 
     def mean(self, model: str) -> float:
-        """Mean loss; 0 of nothing."""
+        """Mean loss of a model; 0 without any feedback."""
         index = self.models.index(model)
         return self.losses[index] / self.numbers[index] if self.numbers[index] else 0.0
 
     def variance_of_mean(self, model: str) -> float:
-        """Of the mean loss, with one hit and one miss beforehand: no error in five is not certainty."""
+        """Variance of the mean loss, as if there had been one hit and one miss before.
+
+        Without them, five answers without an error would be certainty.
+        """
         index = self.models.index(model)
         number = self.numbers[index] + 2
         mean = (self.losses[index] + 1) / number
         return max((self.squares[index] + 1) / number - mean * mean, 0.0) / number
 
 
-class _Counted(Policy[Counts]):
-    """Fixed choices; feedback is counted for people to look at."""
+class _Counted(PerModelPolicy[LossCounts]):
+    """Chooses without looking at feedback, and counts it for people to look at."""
 
     per_context: ClassVar[bool] = False
+    state_type = LossCounts
 
-    def init(self, models: Sequence[str]) -> Counts:
-        """Nothing seen.
-
-        Raises:
-            ConfigError: an option names a model that the application does not have.
-        """
+    @override
+    def init(self, models: Sequence[str]) -> LossCounts:
         for option, model in self._named():
             if model not in models:
                 raise ConfigError(
                     f"option {option}: found {model!r}, expected one of {', '.join(models)}"
                 )
-        return Counts.empty(models)
+        return super().init(models)
 
     def _named(self) -> Sequence[tuple[str, str]]:
-        """Options that name a model, and which."""
+        """Pairs of an option that names a model, and the model."""
         return ()
 
-    def observe(self, state: Counts, observation: Observation) -> Counts:
-        """Count."""
+    @override
+    def observe(self, state: LossCounts, observation: Observation) -> LossCounts:
         return state.count(observation.losses)
 
-    def resize(self, state: Counts, models: Sequence[str]) -> Counts:
-        """See `Counts.resized`."""
-        return state.resized(models)
-
-    def dump(self, state: Counts) -> dict[str, Any]:
-        """See `Policy`."""
-        return dump_fields(state)
-
-    def load(self, data: Mapping[str, Any]) -> Counts:
-        """See `Policy`."""
-        return load_fields(Counts, data)
-
-    def remark(self, state: Counts) -> str:
-        """Mean losses."""
+    @override
+    def remark(self, state: LossCounts) -> str:
         return _means(state)
 
 
 class Static(_Counted):
-    """Always the same: one model, or with `ensemble` all of them with equal say."""
+    """Always asks the same: one model, or with `ensemble` all of them with an equal say."""
 
     def __init__(self, *, model: str = "", ensemble: bool = False) -> None:
         """Fix the choice.
 
         Args:
-            model: the one; empty: the application's first that can be in time.
+            model: the only one asked; empty: the application's first that can be in time.
             ensemble: ask all that can be in time instead.
         """
         if model and ensemble:
@@ -155,11 +151,12 @@ class Static(_Counted):
         self.ensemble = ensemble
         self.chooses_one = not ensemble
 
+    @override
     def _named(self) -> Sequence[tuple[str, str]]:
         return (("model", self.model),) if self.model else ()
 
-    def select(self, state: Counts, query: Query) -> Choice:
-        """Choose the same as ever, as far as it can be in time."""
+    @override
+    def select(self, state: LossCounts, query: Query) -> Choice:
         models = query.in_time
         if self.model:
             models = [model for model in models if model == self.model]
@@ -167,21 +164,21 @@ class Static(_Counted):
             models = models[:1]
         return Choice(tuple(models), (1.0,) * len(models))
 
+    @override
     def combine(
         self,
-        state: Counts,
+        state: LossCounts,
         query: Query,
         choice: Choice,
         predictions: Mapping[str, Prediction],
         rule: Rule,
     ) -> Combined:
-        """Give everybody an equal say."""
         if not self.ensemble:
             return super().combine(state, query, choice, predictions, rule)
         return combine(rule, dict.fromkeys(choice.members, 1.0), predictions, choice.members)
 
-    def weights(self, state: Counts) -> dict[str, float]:
-        """1 for who is asked."""
+    @override
+    def weights(self, state: LossCounts) -> dict[str, float]:
         if self.ensemble:
             return dict.fromkeys(state.models, 1 / len(state.models))
         chosen = self.model or state.models[0]
@@ -189,7 +186,7 @@ class Static(_Counted):
 
 
 class ABTest(_Counted):
-    """Each user sees one model, the same every time; a share of users per model."""
+    """Splits users among models: each user sees one model, the same every time."""
 
     chooses_one: bool = True
 
@@ -197,8 +194,8 @@ class ABTest(_Counted):
         """Set the split.
 
         Args:
-            shares: of each model, in any unit; by default all alike.
-            salt: another one deals the users anew.
+            shares: how many users each model gets, in any unit; by default all get as many.
+            salt: text that goes into the hash; another salt deals the users anew.
         """
         self.shares = {
             model: check_range(f"shares.{model}", share, 0.0, 1e9)
@@ -208,11 +205,13 @@ class ABTest(_Counted):
             raise ConfigError("option shares: found none above 0, expected at least one")
         self.salt = salt
 
+    @override
     def _named(self) -> Sequence[tuple[str, str]]:
         return [(f"shares.{model}", model) for model in self.shares]
 
-    def select(self, state: Counts, query: Query) -> Choice:
-        """Give a user the model of his share; if it cannot be in time, nobody: he is not to see another."""
+    @override
+    def select(self, state: LossCounts, query: Query) -> Choice:
+        # If a user's model cannot be in time, nobody is asked: he is never to see another.
         models = [candidate.model for candidate in query.candidates]
         shares = self._shares(models)
         position = bucket(self.salt, query.context) if query.context else query.rng.random()
@@ -226,12 +225,13 @@ class ABTest(_Counted):
             return dict.fromkeys(models, 1 / len(models))
         return {model: share / total for model, share in shares.items() if share > 0}
 
-    def weights(self, state: Counts) -> dict[str, float]:
-        """Shares of users."""
+    @override
+    def weights(self, state: LossCounts) -> dict[str, float]:
         return {model: 0.0 for model in state.models} | self._shares(state.models)
 
-    def remark(self, state: Counts) -> str:
-        """Mean losses, and whether the first two differ by more than chance would."""
+    @override
+    def remark(self, state: LossCounts) -> str:
+        # Mean losses, and whether those of the first two differ by more than chance would explain.
         text = _means(state)
         pair = [model for model in state.models if state.number(model)][:2]
         if len(pair) < 2:
@@ -243,9 +243,9 @@ class ABTest(_Counted):
 
 
 class Shadow(_Counted):
-    """Answers come from one model; others are asked beside it, on a share of queries, for comparison.
+    """Answers from one model and asks others beside it, on a share of queries, for comparison.
 
-    Shadows are asked with a later deadline, never waited for and never answered from.
+    Shadows are asked with a later deadline. No query waits for a shadow or is answered from one.
     """
 
     chooses_one: bool = True
@@ -255,16 +255,17 @@ class Shadow(_Counted):
 
         Args:
             primary: the model that answers; empty: the application's first.
-            share: of queries on which each other model is asked too.
+            share: the part of queries on which each other model is asked too.
         """
         self.primary = primary
         self.share = check_range("share", share, 0.0, 1.0)
 
+    @override
     def _named(self) -> Sequence[tuple[str, str]]:
         return (("primary", self.primary),) if self.primary else ()
 
-    def select(self, state: Counts, query: Query) -> Choice:
-        """Choose the primary, and draw each shadow."""
+    @override
+    def select(self, state: LossCounts, query: Query) -> Choice:
         primary = self.primary or query.candidates[0].model
         shadows = tuple(
             candidate.model
@@ -274,8 +275,8 @@ class Shadow(_Counted):
         members = (primary,) if primary in query.in_time else ()
         return Choice(members, (1.0,) * len(members), shadows)
 
-    def weights(self, state: Counts) -> dict[str, float]:
-        """1 for the primary."""
+    @override
+    def weights(self, state: LossCounts) -> dict[str, float]:
         primary = self.primary or state.models[0]
         return {model: float(model == primary) for model in state.models}
 
@@ -284,22 +285,23 @@ class Shadow(_Counted):
 class CanaryState:
     """How far a canary has got."""
 
-    #: Index into the steps; rolled back: -1.
+    #: Index into the steps; -1 once the canary was rolled back.
     step: int
-    #: Since this step began.
-    counts: Counts
-    #: Queries that the canary was sent in this step, and those without an answer in time.
+    #: Feedback on the two models since this step began.
+    counts: LossCounts
+    #: Queries that the canary was sent in this step.
     sent: int = 0
+    #: How many of those it did not answer in time.
     missed: int = 0
-    #: Why it was rolled back.
+    #: Why the canary was rolled back; empty before.
     reason: str = ""
 
 
 class Canary(Policy[CanaryState]):
-    """A new model gets a growing share of users while it is no worse than the old, else none at once.
+    """Gives a new model a growing share of users while it is no worse than the old, and else none.
 
-    Two guards: its mean loss against that of the stable model over the same time, and the share of its
-    queries without an answer in time. A rollback is final; making the application anew tries again.
+    Two guards watch the canary: its mean loss beside the stable model's over the same time, and the share
+    of its queries without an answer in time. A rollback is final; to try again, make the application anew.
     """
 
     chooses_one: bool = True
@@ -321,14 +323,14 @@ class Canary(Policy[CanaryState]):
 
         Args:
             stable: the model that serves now.
-            canary: the one to take its place.
-            steps: shares of users, ascending.
-            min_feedbacks: on the canary before the next step.
+            canary: the model that is to take its place.
+            steps: shares of users who get the canary, ascending.
+            min_feedbacks: feedbacks on the canary before the next step.
             loss_gap: roll back when the canary's mean loss is this much above the stable model's,
                 with 95 % confidence however often one looks.
-            missed_share: roll back when more of its queries than this had no answer in time, with
-                the same confidence.
-            salt: another one takes other users first.
+            missed_share: roll back when more of the canary's queries than this had no answer in time,
+                with the same confidence.
+            salt: text that goes into the hash; with another salt other users come first.
         """
         if stable == canary:
             raise ConfigError(f"options stable and canary: found {stable!r} for both")
@@ -343,36 +345,33 @@ class Canary(Policy[CanaryState]):
         self.missed_share = check_range("missed_share", missed_share, 0.0, 1.0)
         self.salt = salt
 
+    @override
     def init(self, models: Sequence[str]) -> CanaryState:
-        """Begin at the first step.
-
-        Raises:
-            ConfigError: the application has no such models.
-        """
         for role, model in (("stable", self.stable), ("canary", self.canary)):
             if model not in models:
                 raise ConfigError(
                     f"option {role}: found {model!r}, expected one of {', '.join(models)}"
                 )
-        return CanaryState(0, Counts.empty((self.stable, self.canary)))
+        return CanaryState(0, LossCounts.fresh((self.stable, self.canary)))
 
     def share(self, state: CanaryState) -> float:
-        """Of users who get the canary."""
+        """Share of users who get the canary."""
         return self.steps[state.step] if state.step >= 0 else 0.0
 
+    @override
     def select(self, state: CanaryState, query: Query) -> Choice:
-        """Give a user the canary if he is in its share; who once was stays while the share grows."""
+        # A user's position is fixed, so one who has the canary keeps it while the share grows.
         share = self.share(state)
         position = bucket(self.salt, query.context) if query.context else query.rng.random()
         chosen, chance = (self.canary, share) if position < share else (self.stable, 1 - share)
         in_time = query.in_time
         if chosen in in_time:
             return Choice((chosen,), (chance,))
-        # Better the old model than no answer; not the other way round.
+        # The stable model stands in for a canary that is late. The canary never stands in for it.
         return Choice((self.stable,), (chance,)) if self.stable in in_time else Choice(())
 
+    @override
     def observe(self, state: CanaryState, observation: Observation) -> CanaryState:
-        """Count, and step up or roll back."""
         if state.step < 0:
             return state
         counts = state.counts.count(observation.losses)
@@ -389,11 +388,11 @@ class Canary(Policy[CanaryState]):
                     state, f"its mean loss is {gap:.4f} above that of {self.stable}"
                 )
         if number >= self.min_feedbacks and state.step + 1 < len(self.steps):
-            return CanaryState(state.step + 1, Counts.empty(counts.models))
+            return CanaryState(state.step + 1, LossCounts.fresh(counts.models))
         return state
 
+    @override
     def served(self, state: CanaryState, service: Service) -> CanaryState:
-        """Count answers that did not come in time, and roll back."""
         members = service.choice.members
         if state.step < 0 or not members or members[0] != self.canary:
             return state
@@ -408,18 +407,19 @@ class Canary(Policy[CanaryState]):
     def _rolled_back(self, state: CanaryState, reason: str) -> CanaryState:
         return replace(state, step=-1, reason=reason)
 
+    @override
     def resize(self, state: CanaryState, models: Sequence[str]) -> CanaryState:
-        """Go on with the same two models; another pair begins anew."""
+        # Another pair of models begins anew.
         fresh = self.init(models)
         return state if state.counts.models == fresh.counts.models else fresh
 
+    @override
     def dump(self, state: CanaryState) -> dict[str, Any]:
-        """See `Policy`."""
         return dump_fields(state)
 
+    @override
     def load(self, data: Mapping[str, Any]) -> CanaryState:
-        """See `Policy`."""
-        counts = load_fields(Counts, data.get("counts", {}))
+        counts = load_fields(LossCounts, data.get("counts", {}))
         state = load_fields(CanaryState, {**data, "counts": counts})
         if not -1 <= state.step < len(self.steps):
             raise ValueError(
@@ -427,13 +427,13 @@ class Canary(Policy[CanaryState]):
             )
         return state
 
+    @override
     def weights(self, state: CanaryState) -> dict[str, float]:
-        """Shares of users."""
         share = self.share(state)
         return {self.stable: 1 - share, self.canary: share}
 
+    @override
     def remark(self, state: CanaryState) -> str:
-        """Step, or why it was rolled back."""
         if state.step < 0:
             return f"rolled back: {state.reason}"
         return f"step {state.step + 1} of {len(self.steps)}; {_means(state.counts)}"
@@ -446,16 +446,16 @@ def bucket(salt: str, context: str) -> float:
 
 
 def _at(position: float, shares: Mapping[str, float]) -> str:
-    """Whose share a position in [0, 1) falls into; shares sum to 1 but for rounding."""
+    """Find the model whose share a position in [0, 1) falls into; shares sum to 1 but for rounding."""
     model = ""
-    for model, share in shares.items():  # noqa: B007  the last one, if rounding leaves a rest
+    for model, share in shares.items():  # noqa: B007  if rounding leaves a rest, the last model gets it
         position -= share
         if position < 0:
             break
     return model
 
 
-def _means(counts: Counts) -> str:
+def _means(counts: LossCounts) -> str:
     parts = [
         f"{model} {counts.mean(model):.4f} of {counts.number(model)}"
         for model in counts.models

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from controller.selection.core.policy import Policy, check_range, dump_fields, load_fields
+from typing_extensions import override
+
+from controller.selection.core.policy import PerModelPolicy, check_range
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.weights import draw
 
 
 @dataclass(frozen=True, slots=True)
 class Tallies:
-    """Reward and loss that each model has gathered; old feedback counts less and less."""
+    """Reward and loss that each model has gathered. Each feedback discounts all earlier ones."""
 
     models: tuple[str, ...]
     rewards: tuple[float, ...]
@@ -29,12 +30,12 @@ class Tallies:
             raise ValueError("state: found a negative tally, expected none below 0")
 
     @classmethod
-    def empty(cls, models: Sequence[str]) -> Tallies:
-        """Nothing known."""
+    def fresh(cls, models: Sequence[str]) -> Tallies:
+        """Make the tallies of models that have had no feedback."""
         return cls(tuple(models), (0.0,) * len(models), (0.0,) * len(models))
 
     def count(self, model: str, loss: float, discount: float) -> Tallies:
-        """Discount everything, then count one loss."""
+        """Discount all tallies, then count one loss of a model."""
         index = self.models.index(model)
         rewards = [reward * discount for reward in self.rewards]
         losses = [lost * discount for lost in self.losses]
@@ -43,55 +44,40 @@ class Tallies:
         return Tallies(self.models, tuple(rewards), tuple(losses))
 
     def of(self, model: str) -> tuple[float, float]:
-        """Reward and loss of a model; of one that is unknown, none."""
+        """Reward and loss of a model; 0 and 0 for one that is unknown."""
         if model not in self.models:
             return 0.0, 0.0
         index = self.models.index(model)
         return self.rewards[index], self.losses[index]
 
     def mean(self, model: str) -> float:
-        """Mean reward, with one reward and one loss beforehand."""
+        """Mean reward of a model, as if it had begun with one reward and one loss."""
         reward, loss = self.of(model)
         return (reward + 1) / (reward + loss + 2)
 
     def resized(self, models: Sequence[str]) -> Tallies:
-        """Go on with other models."""
+        """Make the tallies of other models: known ones keep theirs."""
         pairs = [self.of(model) for model in models]
         rewards, losses = zip(*pairs, strict=True)
         return Tallies(tuple(models), rewards, losses)
 
 
-class _Counting(Policy[Tallies]):
+class _Counting(PerModelPolicy[Tallies]):
     chooses_one: bool = True
+    state_type = Tallies
 
     def __init__(self, *, discount: float) -> None:
         self.discount = check_range("discount", discount, 0.5, 1.0)
 
-    def init(self, models: Sequence[str]) -> Tallies:
-        """Nothing known."""
-        return Tallies.empty(models)
-
+    @override
     def observe(self, state: Tallies, observation: Observation) -> Tallies:
-        """Count the chosen model's loss."""
         for model in observation.choice.members:
             if model in observation.losses and model in state.models:
                 return state.count(model, observation.losses[model], self.discount)
         return state
 
-    def resize(self, state: Tallies, models: Sequence[str]) -> Tallies:
-        """See `Tallies.resized`."""
-        return state.resized(models)
-
-    def dump(self, state: Tallies) -> dict[str, Any]:
-        """See `Policy`."""
-        return dump_fields(state)
-
-    def load(self, data: Mapping[str, Any]) -> Tallies:
-        """See `Policy`."""
-        return load_fields(Tallies, data)
-
+    @override
     def weights(self, state: Tallies) -> dict[str, float]:
-        """Mean reward of each model."""
         return {model: state.mean(model) for model in state.models}
 
 
@@ -99,34 +85,36 @@ class Thompson(_Counting):
     """Thompson sampling over Beta posteriors whose evidence fades (Raj and Kalyani 2017)."""
 
     def __init__(self, *, discount: float = 0.999) -> None:
-        """Set how fast evidence fades: it is worth 1 / (1 - discount) feedbacks at most; 1: never."""
+        """Set how fast evidence fades: it weighs 1 / (1 - discount) feedbacks at most; with 1, all."""
         super().__init__(discount=discount)
 
+    @override
     def select(self, state: Tallies, query: Query) -> Choice:
-        """Draw a mean from each posterior, take the model with the largest."""
+        # Draw a mean from each model's posterior and take the model with the largest.
         best, best_draw = "", -1.0
         for model in query.in_time:
             reward, loss = state.of(model)
             drawn = query.rng.betavariate(reward + 1, loss + 1)
             if drawn > best_draw:
                 best, best_draw = model, drawn
-        # The chance of the winner has no closed form, and nothing here divides by it.
+        # The winner's probability has no closed form. None is logged: no update here divides by it.
         return Choice((best,)) if best else Choice(())
 
 
 class EpsilonGreedy(_Counting):
-    """The best mean so far, and with probability `epsilon` any model."""
+    """Takes the best mean so far, and with probability `epsilon` any model."""
 
     def __init__(self, *, epsilon: float = 0.05, discount: float = 0.999) -> None:
         """Set how often to explore, and how fast evidence fades."""
         super().__init__(discount=discount)
         self.epsilon = check_range("epsilon", epsilon, 0.0, 1.0)
 
+    @override
     def select(self, state: Tallies, query: Query) -> Choice:
-        """Draw; of equal means, the first in the application's order."""
         models = query.in_time
         if not models:
             return Choice(())
+        # `max` takes the first of equal means, in the application's order.
         best = max(models, key=state.mean)
         floor = self.epsilon / len(models)
         shares = [floor + (1 - self.epsilon if model == best else 0.0) for model in models]

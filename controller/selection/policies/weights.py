@@ -1,8 +1,8 @@
 """Exponential weights, kept as logarithms.
 
-Always normalised so that the largest is 0, by one pass over all of them: sums that are updated in
-place drift (Clipper's first public version had one). Spread is bounded, so that no weight becomes zero,
-from which nothing multiplicative ever returns.
+Every update shifts all logarithms so that the largest is 0. A sum that is updated in place instead would
+drift; Clipper's first public version had one. The spread is bounded, so no weight becomes zero: a
+multiplicative update never brings a zero back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from random import Random
 
-# e**-100 is chosen never, and is still far from the smallest float.
+# A weight of e**-100 is never chosen, and is still far from the smallest float.
 SPREAD_MAX = 100.0
 
 
@@ -26,7 +26,7 @@ class LogWeights:
     models: tuple[str, ...]
     #: Natural logarithms, one per model; the largest is 0.
     logs: tuple[float, ...]
-    #: Feedbacks taken in.
+    #: Number of feedbacks that these weights have learned from.
     rounds: int = 0
     _by_model: dict[str, float] | None = field(default=None, init=False, compare=False, repr=False)
 
@@ -37,16 +37,16 @@ class LogWeights:
             )
 
     @classmethod
-    def uniform(cls, models: Sequence[str]) -> LogWeights:
-        """All alike."""
+    def fresh(cls, models: Sequence[str]) -> LogWeights:
+        """Make weights that are all alike."""
         return cls(tuple(models), (0.0,) * len(models))
 
     def shares(self, models: Sequence[str]) -> list[float]:
-        """Weights of some models, which sum to 1; unknown ones count as an average one."""
+        """Weights of some models, scaled to sum to 1. An unknown model weighs what an average one does."""
         weights = self._by_model
         if weights is None:
             weights = dict(zip(self.models, normalised(self.logs), strict=True))
-            # Once per state: a query asks three times, and states are shared by users.
+            # Computed once per state: a query asks three times, and users share states.
             object.__setattr__(self, "_by_model", weights)
         mean = 1 / len(self.models)
         chosen = [weights.get(model, mean) for model in models]
@@ -54,7 +54,7 @@ class LogWeights:
         return [weight / total for weight in chosen]
 
     def add(self, gains: Mapping[str, float]) -> LogWeights:
-        """Add to logarithms, model by model; counts as one round."""
+        """Add to the models' logarithms; this counts as one round."""
         return LogWeights(
             self.models,
             bounded(
@@ -67,8 +67,8 @@ class LogWeights:
     def shared(self, share: float) -> LogWeights:
         """Give every model an equal part of `share` of all weight (Herbster and Warmuth 1998).
 
-        What keeps a weight from falling so low that a model which is good again is not heard of for
-        as long as it was bad.
+        Without it, a model's weight falls for as long as the model is bad, and needs as long to rise once
+        the model is good again.
         """
         if share == 0.0:
             return self
@@ -78,7 +78,7 @@ class LogWeights:
         return LogWeights(self.models, bounded(mixed), self.rounds)
 
     def resized(self, models: Sequence[str]) -> LogWeights:
-        """Go on with other models; new ones weigh what an average one does."""
+        """Make the weights of other models: new ones weigh what an average one does."""
         logs = dict(zip(self.models, self.logs, strict=True))
         mean = log_mean(self.logs) if self.logs else 0.0
         return LogWeights(
@@ -87,14 +87,14 @@ class LogWeights:
 
 
 def bounded(logs: Iterable[float]) -> tuple[float, ...]:
-    """Shift so that the largest is 0, and bound the spread."""
+    """Shift logarithms so that the largest is 0, and bound their spread by `SPREAD_MAX`."""
     values = list(logs)
     top = max(values, default=0.0)
     return tuple([max(value - top, -SPREAD_MAX) for value in values])
 
 
 def normalised(logs: Sequence[float]) -> list[float]:
-    """Weights that sum to 1."""
+    """Turn logarithms into weights that sum to 1."""
     top = max(logs, default=0.0)
     weights = [math.exp(log - top) for log in logs]
     total = sum(weights)
@@ -102,7 +102,7 @@ def normalised(logs: Sequence[float]) -> list[float]:
 
 
 def log_mean(logs: Sequence[float]) -> float:
-    """Logarithm of the mean weight."""
+    """Compute the logarithm of the mean weight."""
     top = max(logs)
     return top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
 
@@ -114,5 +114,5 @@ def draw(shares: Sequence[float], rng: Random) -> int:
         left -= share
         if left < 0:
             return index
-    # Rounding left a rest: the last one that can be drawn at all.
+    # Rounding left a rest. It goes to the last index that can be drawn at all.
     return max(index for index, share in enumerate(shares) if share > 0)

@@ -1,7 +1,11 @@
-"""Where states and applications outlive the process.
+"""Keeps applications and their states beyond the life of the process.
 
-All of it runs in one thread of its own, in the order asked for, so that the event loop never waits for a
-disk or a network and an erasure is never overtaken by a write.
+    Store            asynchronous, JSON inside; what the selection layer talks to
+    database         the protocol of what it keeps its records in, which blocks
+    sqlite, redis    the two databases
+
+A store runs all calls of its database in one thread of its own, in the order in which they were asked for.
+So the event loop never waits for a disk or a network, and no write overtakes an erasure.
 """
 
 from __future__ import annotations
@@ -12,47 +16,16 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from clockwright.errors import ConfigError, StoreError
 from controller.selection.core.contexts import Address
+from controller.selection.stores.database import Database
 from controller.selection.stores.sqlite import SqliteDatabase
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-class Database(Protocol):
-    """What keeps the records; used by one thread only.
-
-    Every call may raise one of `faults`; what it was to change is then as it was, or changed.
-    """
-
-    #: For people; without a password.
-    name: str
-    faults: tuple[type[Exception], ...]
-
-    def load(self, address: Address) -> str | None:
-        """The record of a context, if there is one."""
-
-    def save(self, records: Mapping[Address, str]) -> None:
-        """Write records, all or none."""
-
-    def erase(self, application: str, context: str) -> bool:
-        """Erase a context; returns whether there was one."""
-
-    def applications(self) -> dict[str, str]:
-        """Settings of all applications, by name, sorted."""
-
-    def save_application(self, name: str, settings: str, *, forget: bool) -> None:
-        """Write the settings of an application; `forget`: and erase all of its states."""
-
-    def remove_application(self, name: str) -> None:
-        """Erase an application with all of its states."""
-
-    def close(self) -> None:
-        """Let go of it."""
 
 
 class Store:
@@ -71,7 +44,7 @@ class Store:
             ConfigError: it cannot be opened, or is of another kind.
         """
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="selection-store")
-        #: Whether anything is ever found here that was not in memory a moment ago.
+        #: The store outlives the process, so it may hold states that were never in memory.
         self.persistent = where is not None
         try:
             self._database: Database = self._thread.submit(_open, where).result()
@@ -80,17 +53,17 @@ class Store:
             raise
 
     async def load(self, address: Address) -> dict[str, Any] | None:
-        """The record of a context, if there is one that can be read."""
+        """Find the record of a context, if there is one that can be read."""
         text = await self._run(lambda: self._database.load(address))
         return None if text is None else _parsed(text, f"the state of {address}")
 
     async def save(
         self, changes: Mapping[Address, Callable[[], dict[str, Any]]]
     ) -> dict[Address, Exception]:
-        """Write records; each is made in the store's thread, of something immutable.
+        """Write records. The store's thread makes each of them, so they are made of immutable values.
 
         Returns:
-            Those that could not be made, and why; all others are written.
+            The records that could not be made, and why; all others are written.
         """
         return await self._run(lambda: self._save(changes))
 
@@ -99,7 +72,7 @@ class Store:
         return await self._run(lambda: self._database.erase(application, context))
 
     async def applications(self) -> list[dict[str, Any]]:
-        """Settings of all applications that can be read, by name."""
+        """Give the settings of all applications that can be read, sorted by name."""
         texts = await self._run(self._database.applications)
         parsed = [_parsed(text, f"application {name}") for name, text in texts.items()]
         return [settings for settings in parsed if settings is not None]
@@ -107,7 +80,7 @@ class Store:
     async def save_application(
         self, name: str, settings: Mapping[str, Any], *, forget: bool
     ) -> None:
-        """Write the settings of an application; `forget`: and erase all of its states."""
+        """Write the settings of an application; with `forget`, also erase all of its states."""
         text = json.dumps(settings)
         await self._run(lambda: self._database.save_application(name, text, forget=forget))
 
@@ -116,7 +89,7 @@ class Store:
         await self._run(lambda: self._database.remove_application(name))
 
     async def close(self) -> None:
-        """Finish what was asked for and let go of the database."""
+        """Finish all calls that were asked for, and close the database."""
         await self._run(self._database.close)
         self._thread.shutdown()
 
@@ -134,7 +107,7 @@ class Store:
         for address, make in changes.items():
             try:
                 records[address] = json.dumps(make())
-            except Exception as error:  # whatever a stranger's policy does
+            except Exception as error:  # A stranger's policy may raise anything.
                 faults[address] = error
         self._database.save(records)
         return faults
@@ -148,7 +121,7 @@ def _open(where: str | Path | None) -> Database:
         raise ConfigError(
             f"selection store: found a URL of {scheme}://, expected a file, or redis://, rediss:// or unix://"
         )
-    # Only with the extra `redis`.
+    # The client is there only with the extra `redis`.
     from controller.selection.stores.redis import RedisDatabase
 
     return RedisDatabase(str(where))

@@ -4,8 +4,8 @@
     clockwright:applications     hash: name to settings
     clockwright:states:NAME      hash: context to record
 
-A server that does not answer costs one attempt now and then and not one per call; everything between fails at
-once, so that what waits for a state is served without it.
+While the server does not answer, one attempt is made now and then. All calls in between fail at once, so
+queries do not wait for states that cannot come.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
+from typing_extensions import override
+
 from clockwright.errors import ConfigError
 from controller.selection.core.contexts import Address
+from controller.selection.stores.database import Database
 
 try:
     import redis
@@ -31,22 +34,22 @@ except ImportError:
 
 T = TypeVar("T")
 
-# Another layout gets another number, and a database of one that is not known here is refused.
+# Number of the keys' layout. A database with another number is refused.
 _LAYOUT = "1"
 
 _PREFIX = "clockwright:"
 _LAYOUT_KEY = _PREFIX + "layout"
 _APPLICATIONS_KEY = _PREFIX + "applications"
 
-# Of one attempt; the URL's `socket_timeout` and `socket_connect_timeout` go before it.
+# An attempt may take this long, unless the URL sets `socket_timeout` and `socket_connect_timeout`.
 _TIMEOUT_S = 2.0
 
-# After an attempt that failed, before the next one.
+# Time between an attempt that failed and the next one.
 _PAUSE_S = 1.0
 
 
-class RedisDatabase:
-    """See `Database`."""
+class RedisDatabase(Database):
+    """One database of a Redis server."""
 
     faults: tuple[type[Exception], ...] = (redis.RedisError, OSError, UnicodeError)
 
@@ -54,7 +57,7 @@ class RedisDatabase:
         """Connect.
 
         Raises:
-            ConfigError: the URL is none, or no Redis answers there, or one of another layout.
+            ConfigError: the URL is malformed, no Redis answers there, or its database has another layout.
         """
         self.name = _without_password(url)
         self._away_until_s = -1.0
@@ -62,7 +65,7 @@ class RedisDatabase:
         try:
             parts = urlsplit(url)
             database = parts.path[1:]
-            # What is no number, the client takes for 0.
+            # The client would take a path that is no number for database 0.
             if parts.scheme != "unix" and database and not database.isdigit():
                 raise ValueError(f"found database {database!r}, expected a number")
             self._client = redis.Redis.from_url(
@@ -70,7 +73,7 @@ class RedisDatabase:
                 decode_responses=True,
                 socket_timeout=_TIMEOUT_S,
                 socket_connect_timeout=_TIMEOUT_S,
-                # Whoever writes tries again, and whoever reads does not wait.
+                # No retries: the caller tries a write again later, and a read must not take longer.
                 retry=Retry(NoBackoff(), 0),
             )
             self._client.setnx(_LAYOUT_KEY, _LAYOUT)
@@ -84,14 +87,14 @@ class RedisDatabase:
                 f"selection store {self.name}: found layout {layout}, expected {_LAYOUT}; it is of another version"
             )
 
+    @override
     def load(self, address: Address) -> str | None:
-        """See `Database`."""
         application, context = address
         record: str | None = self._ask(lambda: self._client.hget(_states_key(application), context))
         return record
 
+    @override
     def save(self, records: Mapping[Address, str]) -> None:
-        """See `Database`."""
         by_application: dict[str, dict[Any, Any]] = defaultdict(dict)
         for (application, context), record in records.items():
             by_application[application][context] = record
@@ -102,32 +105,32 @@ class RedisDatabase:
                 pipeline.hset(_states_key(application), mapping=states)
             self._ask(pipeline.execute)
 
+    @override
     def erase(self, application: str, context: str) -> bool:
-        """See `Database`."""
         return bool(self._ask(lambda: self._client.hdel(_states_key(application), context)))
 
+    @override
     def applications(self) -> dict[str, str]:
-        """See `Database`."""
         found: dict[str, str] = self._ask(lambda: self._client.hgetall(_APPLICATIONS_KEY))
         return dict(sorted(found.items()))
 
+    @override
     def save_application(self, name: str, settings: str, *, forget: bool) -> None:
-        """See `Database`."""
         with self._client.pipeline(transaction=True) as pipeline:
             if forget:
                 pipeline.unlink(_states_key(name))
             pipeline.hset(_APPLICATIONS_KEY, name, settings)
             self._ask(pipeline.execute)
 
+    @override
     def remove_application(self, name: str) -> None:
-        """See `Database`."""
         with self._client.pipeline(transaction=True) as pipeline:
             pipeline.hdel(_APPLICATIONS_KEY, name)
             pipeline.unlink(_states_key(name))
             self._ask(pipeline.execute)
 
+    @override
     def close(self) -> None:
-        """See `Database`."""
         self._client.close()
 
     def _ask(self, work: Callable[[], Any]) -> Any:  # noqa: ANN401  what redis says of its answers
@@ -150,6 +153,6 @@ def _without_password(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return "URL"
-    # Also of a socket's URL, where it is a parameter.
+    # The query goes too: in the URL of a socket, the password is a parameter.
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit(parts._replace(netloc=host, query="", fragment=""))

@@ -6,10 +6,13 @@ import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
+from typing_extensions import override
+
 from clockwright.errors import ConfigError
 from controller.selection.core.contexts import Address
+from controller.selection.stores.database import Database
 
-# Another layout gets another number, and a file of one that is not known here is refused.
+# Number of the tables' layout. A file with another number is refused.
 _LAYOUT = 1
 
 _TABLES = """
@@ -21,16 +24,16 @@ CREATE TABLE IF NOT EXISTS application (name TEXT PRIMARY KEY, settings TEXT NOT
 """
 
 
-class SqliteDatabase:
-    """See `Database`; of the thread that has opened it."""
+class SqliteDatabase(Database):
+    """A file. Only the thread that has opened it may use it."""
 
     faults: tuple[type[Exception], ...] = (sqlite3.Error,)
 
     def __init__(self, path: str | Path | None) -> None:
-        """Open, or make, the file; None: in memory.
+        """Open the file, or make it; None: a database in memory.
 
         Raises:
-            ConfigError: it cannot be opened, or is no such file.
+            ConfigError: it cannot be opened, or is not such a file.
         """
         self.name = "in memory" if path is None else str(path)
         try:
@@ -38,34 +41,34 @@ class SqliteDatabase:
         except sqlite3.Error as error:
             raise ConfigError(f"selection store {path}: {error}") from None
 
+    @override
     def load(self, address: Address) -> str | None:
-        """See `Database`."""
         row = self._connection.execute(
             "SELECT record FROM state WHERE application = ? AND context = ?", address
         ).fetchone()
         return None if row is None else str(row[0])
 
+    @override
     def save(self, records: Mapping[Address, str]) -> None:
-        """See `Database`."""
         rows = [(*address, record) for address, record in records.items()]
         with self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", rows)
 
+    @override
     def erase(self, application: str, context: str) -> bool:
-        """See `Database`."""
         with self._connection:
             cursor = self._connection.execute(
                 "DELETE FROM state WHERE application = ? AND context = ?", (application, context)
             )
         return cursor.rowcount > 0
 
+    @override
     def applications(self) -> dict[str, str]:
-        """See `Database`."""
         rows = self._connection.execute("SELECT name, settings FROM application ORDER BY name")
         return dict(rows)
 
+    @override
     def save_application(self, name: str, settings: str, *, forget: bool) -> None:
-        """See `Database`."""
         with self._connection:
             if forget:
                 self._connection.execute("DELETE FROM state WHERE application = ?", (name,))
@@ -73,14 +76,14 @@ class SqliteDatabase:
                 "INSERT OR REPLACE INTO application VALUES (?, ?)", (name, settings)
             )
 
+    @override
     def remove_application(self, name: str) -> None:
-        """See `Database`."""
         with self._connection:
             self._connection.execute("DELETE FROM application WHERE name = ?", (name,))
             self._connection.execute("DELETE FROM state WHERE application = ?", (name,))
 
+    @override
     def close(self) -> None:
-        """See `Database`."""
         self._connection.close()
 
 
@@ -92,7 +95,8 @@ def _open(path: str | Path | None) -> sqlite3.Connection:
             raise ConfigError(
                 f"selection store {path}: found layout {layout}, expected {_LAYOUT}; it is of another version"
             )
-        # A crash of the process loses nothing that was written; one of the machine, the last moments.
+        # With WAL and NORMAL, a crash of the process loses nothing that was written, and a crash of the
+        # machine loses the last moments.
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA secure_delete = ON")

@@ -15,7 +15,7 @@ from rich.text import Text
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
 from controller.telemetry import Telemetry, TelemetryFiles
 from experiments.simulator import Progress, Run, run
-from experiments.simulator.case_file import read_case
+from experiments.simulator.case import Case
 
 # Enough to tell the end of the arrivals from what came after; few enough for a run of any length.
 _BUCKETS = 200
@@ -26,27 +26,17 @@ _QUIET_S = 2.0
 _UPDATE_S = 0.5
 
 
-def simulate(
-    path: Path,
-    *,
-    seconds: float | None,
-    seed: int | None,
-    telemetry_dir: Path | None,
-    as_json: bool,
-) -> None:
-    """Run the case of a file.
+def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
+    """Run a case.
 
     Args:
-        path: of the case, TOML; see `experiments.simulator.case_file`.
-        seconds: of virtual time, instead of the case's.
-        seed: instead of the case's.
+        case: what to run.
         telemetry_dir: for requests.csv and actions.csv.
         as_json: print figures for programs.
 
     Raises:
-        ConfigError: the case is wrong, or the folder cannot be written to.
+        ConfigError: the folder cannot be written to.
     """
-    case = read_case(path, seconds=seconds, seed=seed)
     with contextlib.ExitStack() as stack:
         telemetry: Telemetry | None = None
         files: TelemetryFiles | None = None

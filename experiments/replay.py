@@ -14,27 +14,18 @@ from rich.table import Table
 from rich.text import Text
 
 from clockwright.units import NS_PER_S, format_ns
-from experiments.simulator.case_file import read_case
+from experiments.simulator.case import Case
 from traces.replay import ReplayProgress, ReplayReport
 from traces.replay import replay as run_replay
 
 
-def replay(
-    path: Path,
-    *,
-    server: str,
-    seconds: float | None,
-    seed: int | None,
-    requests_csv: Path | None,
-    as_json: bool,
-) -> None:
-    """Drive a server with the clients of a case file; most of its other tables are the simulator's.
+def replay(case: Case, *, server: str, requests_csv: Path | None, as_json: bool) -> None:
+    """Drive a server with the clients of a case; the rest of it is mostly the simulator's.
 
     Raises:
-        ConfigError: the case is wrong, no server answers, or the file cannot be written.
+        ConfigError: no server answers, or the file cannot be written.
         UnknownModelError: the server lacks one of the case's models.
     """
-    case = read_case(path, seconds=seconds, seed=seed)
     with contextlib.ExitStack() as stack:
         # Progress is for whoever watches; standard output may be a file.
         live = stack.enter_context(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
-from collections.abc import Sequence
+from dataclasses import replace
 
+from clockwright.cli.flags import WorkerFlags
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
 
@@ -15,7 +15,7 @@ def visible_gpus() -> int:
     """How many GPUs torch sees here; CUDA_VISIBLE_DEVICES may hide some.
 
     Raises:
-        ConfigError: none, with what is missing; or no torch.
+        ConfigError: there is no GPU, or no torch; says what is missing.
     """
     try:
         from worker.devices.cuda import check_installation, installation
@@ -26,21 +26,21 @@ def visible_gpus() -> int:
     return found.num_devices
 
 
-def run_on_each_gpu(num_gpus: int, name: str, controller: str, arguments: Sequence[str]) -> int:
-    """Run a worker process per GPU until all have left. One that ends is said; the others go on.
+def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlags) -> int:
+    """Run a worker process per GPU until all have left. When one ends, the log says so and the others go on.
 
     Args:
-        num_gpus: of this host.
-        name: of this host's workers; a GPU's number is added.
-        controller: HOST:PORT.
-        arguments: of `clockwright worker`, but for these and the device.
+        num_gpus: the number of this host's GPUs.
+        name: the name of this host's workers, to which each adds its GPU's number.
+        controller: the controller's address, HOST:PORT.
+        flags: the settings that all workers share; only the device differs.
 
     Returns:
         The exit code: 0 when all left as they were told to, else 1.
     """
-    workers = LocalWorkers(0, [], say=lambda text: print(text, file=sys.stderr, flush=True))
+    workers = LocalWorkers()
     for index in range(num_gpus):
-        workers.plan(f"{name}-gpu{index}", [*arguments, f"--device=cuda:{index}"])
+        workers.plan(f"{name}-gpu{index}", replace(flags, device=f"cuda:{index}"))
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_leave.set())
@@ -48,7 +48,7 @@ def run_on_each_gpu(num_gpus: int, name: str, controller: str, arguments: Sequen
     while workers.num_alive and not told_to_leave.wait(0.2):
         pass
     if told_to_leave.is_set():
-        # Each asks the controller for permission to go, and finishes what it has.
+        # Each worker asks the controller for permission to go, and finishes its actions.
         workers.tell_to_leave()
     codes = workers.wait()
     return 0 if all(code == 0 for code in codes) else 1

@@ -1,0 +1,440 @@
+"""The books around the scheduler, and the one loop that hands it events and carries its commands out.
+
+The scheduler decides and does nothing. Whoever lets it run is a *shell*: `controller.runtime` serves
+clients, `experiments.simulator` plays them on virtual time, `experiments.figures.clipper_bench`
+saturates devices without a network. They differ in their clock, their timer, their links and in who
+waits for an answer. Everything else is here, once:
+
+* which requests have no answer yet, and what the shell keeps of each;
+* which actions are under way on which worker, and what becomes of them when it vanishes;
+* how the result of an action becomes an event, and which results cannot be true;
+* whether an answer is in time;
+* the rows of telemetry, each built when it is complete;
+* when a timer has to be armed.
+
+Three rules hold for every shell. Events are handled one after the other: one that comes up while
+commands are carried out waits its turn. A result changes the books before the scheduler hears of it,
+and its row follows once the commands it led to are carried out. A request is closed once: a command
+about one that is closed (its client went away) does nothing.
+
+Nothing here reads a clock, waits or draws a random number; the shell's clock is an argument. mypyc
+compiles the module for long simulations, so what a shell does comes as callables: a protocol that is
+compiled would accept compiled classes only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from clockwright.actions import EvictWeights, Infer, LoadWeights, Result, StepTime
+from clockwright.bulk import Buffer
+from clockwright.errors import ProtocolError, Refusal
+from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
+from controller.core import Scheduler
+from controller.core.events import (
+    ActionFailed,
+    ActionSucceeded,
+    AnswerRequest,
+    CloseWorker,
+    Command,
+    Event,
+    ForgetModel,
+    RefuseRequest,
+    RequestArrived,
+    RequestCancelled,
+    SendAction,
+    TimerFired,
+    WorkerJoined,
+    WorkerLost,
+)
+from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow, Telemetry
+
+#: The shell's way to a worker.
+W = TypeVar("W")
+#: What a shell keeps of a request until it is closed.
+K = TypeVar("K")
+
+WORKER_LOST = "WORKER_LOST"
+
+
+@dataclass(slots=True)
+class Sent:
+    """An action under way."""
+
+    command: SendAction
+    #: When it was handed to the worker's link.
+    sent_ns: int
+
+
+@dataclass(slots=True)
+class Finished:
+    """An action whose result is in, while the commands that it led to are carried out."""
+
+    sent: Sent
+    result: Result
+    result_ns: int
+    #: The latest load of its model on its worker, to explain a cold start.
+    load: StepTime | None
+    #: Per request, per output tensor; empty in a shell that carries none.
+    outputs: Sequence[Buffer]
+
+
+@dataclass(slots=True)
+class _Worker(Generic[W]):
+    link: W
+    actions: dict[ActionId, Sent] = field(default_factory=dict)
+    #: The latest load of each model.
+    loads: dict[ModelId, StepTime] = field(default_factory=dict)
+
+
+class Ledger(Generic[W, K]):
+    """The books of one shell, and its loop."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        clock: Callable[[], int],
+        telemetry: Telemetry | None,
+        send: Callable[[W, Sent], None],
+        answer: Callable[[RequestArrived, K, AnswerRequest, Finished, int, bool], None],
+        refuse: Callable[[RequestArrived, K, RefuseRequest, int], None],
+        forget: Callable[[W, ModelId], None],
+        close: Callable[[W, str, Sequence[Sent]], None],
+        settled: Callable[[], None],
+        arm: Callable[[int], int],
+        tick_ns: int = 1,
+    ) -> None:
+        """Keep the books of a shell. The callables must not raise.
+
+        Args:
+            scheduler: decides.
+            clock: the present in ns, on the clock that all the events' times are on.
+            telemetry: takes a row per request and action; None: none are made.
+            send: puts an action on a worker's link.
+            answer: gives (request, what is kept of it, command, the Infer, departure in ns, whether it
+                is in time) to whoever waits. An answer that is not in time is a refusal for lateness.
+            refuse: gives (request, what is kept of it, command, departure in ns) to whoever waits.
+            forget: tells a worker that it gets no more actions for a model.
+            close: lets a worker go, for a reason (empty: it is drained), with these actions under way.
+            settled: an event, and those that came up meanwhile, are dealt with.
+            arm: has `fire` called at a time in ns, or soon when that is past, instead of whenever it
+                was armed for before. Returns when the timer is due.
+            tick_ns: what the shell's timer rounds up to. A timer that is due less than a tick after
+                the time wanted is left alone.
+        """
+        #: Without an answer yet.
+        self.requests: dict[RequestId, tuple[RequestArrived, K]] = {}
+        self._scheduler = scheduler
+        self._clock = clock
+        self._telemetry = telemetry
+        self._send = send
+        self._answer = answer
+        self._refuse = refuse
+        self._forget = forget
+        self._close = close
+        self._settled = settled
+        self._arm = arm
+        self._tick_ns = tick_ns
+        self._workers: dict[WorkerId, _Worker[W]] = {}
+        self._later: deque[tuple[Event, Finished | None]] = deque()
+        self._telling = False
+        self._due_ns: int | None = None
+
+    # --- what there is ------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """No request waits and no action is under way."""
+        return not self.requests and not any([w.actions for w in self._workers.values()])
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the timer is due; None: it is not armed."""
+        return self._due_ns
+
+    def link_of(self, worker_id: WorkerId) -> W | None:
+        """The way to a worker; None: it is not here."""
+        worker = self._workers.get(worker_id)
+        return None if worker is None else worker.link
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def open(self, request: RequestArrived, kept: K) -> None:
+        """Enter a request; the event that tells the scheduler of it is the shell's to `tell`."""
+        self.requests[request.request_id] = request, kept
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """Close a request that nobody waits for any more. Does nothing when it is closed."""
+        entry = self.requests.pop(request_id, None)
+        if entry is not None:
+            if self._telemetry is not None:
+                self._telemetry.add_request(request_row(entry[0], self._clock(), CANCELLED))
+            self.tell(RequestCancelled(request_id=request_id))
+
+    # --- workers ------------------------------------------------------------------------------
+
+    def join(self, link: W, event: WorkerJoined) -> None:
+        """Start to use a worker; its id is not in use."""
+        assert event.worker_id not in self._workers, f"worker {event.worker_id} is here already"
+        self._workers[event.worker_id] = _Worker(link)
+        self.tell(event)
+
+    def lose(self, worker_id: WorkerId) -> Sequence[Sent]:
+        """Take in that a worker vanished.
+
+        Returns:
+            The actions that were under way. None also when the scheduler has let it go before.
+        """
+        worker = self._workers.pop(worker_id, None)
+        if worker is None:
+            return ()
+        lost = self._write_off(worker)
+        self.tell(WorkerLost(worker_id=worker_id))
+        return lost
+
+    def finish(
+        self, worker_id: WorkerId, result: Result, outputs: Sequence[Buffer] | None = None
+    ) -> Sent | None:
+        """Take in a result.
+
+        Args:
+            worker_id: where it is from.
+            result: on the shell's clock.
+            outputs: per request, per output tensor; None: the shell carries no tensors.
+
+        Returns:
+            The action; None: the worker was let go a moment ago.
+
+        Raises:
+            ProtocolError: the worker was not sent this action, or the result cannot be true. The
+                books are as before.
+        """
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return None
+        sent = worker.actions.get(result.action_id)
+        if sent is None:
+            raise ProtocolError(f"result of action {result.action_id}, which is not under way")
+        now_ns = self._clock()
+        event = event_of(sent, result, now_ns=now_ns)
+        command = sent.command
+        num_requests = len(command.request_ids)
+        tensors_expected = outputs is not None and num_requests and not result.error
+        if tensors_expected and (not outputs or len(outputs) % num_requests):
+            raise ProtocolError(
+                f"action {result.action_id}: {len(outputs or ())} output tensors for "
+                f"{num_requests} requests"
+            )
+        model_id = command.action.model_id
+        finished = Finished(sent, result, now_ns, worker.loads.get(model_id), outputs or ())
+        if result.load is not None:
+            worker.loads[model_id] = result.load
+        del worker.actions[result.action_id]
+        self.tell(event, finished)
+        return sent
+
+    def _write_off(self, worker: _Worker[W]) -> Sequence[Sent]:
+        lost = list(worker.actions.values())
+        if self._telemetry is not None:
+            for sent in lost:
+                row = action_row(sent)
+                row.result_ns, row.error = self._clock(), WORKER_LOST
+                self._telemetry.add_action(row)
+        return lost
+
+    # --- the loop -----------------------------------------------------------------------------
+
+    def tell(self, event: Event, finished: Finished | None = None) -> None:
+        """Tell the scheduler what happened, do what it says, and see to the timer.
+
+        Args:
+            event: the news. Where commands are being carried out, it waits its turn.
+            finished: the action whose result it is, if it is one's.
+        """
+        if self._telling:
+            self._later.append((event, finished))
+            return
+        self._telling = True
+        try:
+            now_ns = self._handle(event, finished)
+            while self._later:
+                now_ns = self._handle(*self._later.popleft())
+        finally:
+            self._telling = False
+        self._settled()
+        self._see_to_timer(now_ns)
+
+    def _handle(self, event: Event, finished: Finished | None) -> int:
+        now_ns = self._clock()
+        for command in self._scheduler.handle(event, now_ns=now_ns):
+            self._carry_out(command, finished)
+        if finished is not None and self._telemetry is not None:
+            self._telemetry.add_action(_finished_row(finished))
+        return now_ns
+
+    def _carry_out(self, command: Command, finished: Finished | None) -> None:
+        if isinstance(command, AnswerRequest):
+            assert finished is not None
+            self._give_answer(command, finished)
+        elif isinstance(command, SendAction):
+            sent = Sent(command, self._clock())
+            worker = self._workers[command.worker_id]
+            worker.actions[command.action.action_id] = sent
+            self._send(worker.link, sent)
+        elif isinstance(command, RefuseRequest):
+            self._give_refusal(command)
+        elif isinstance(command, ForgetModel):
+            here = self._workers.get(command.worker_id)
+            if here is not None:
+                here.loads.pop(command.model_id, None)
+                self._forget(here.link, command.model_id)
+        elif isinstance(command, CloseWorker):
+            gone = self._workers.pop(command.worker_id, None)
+            if gone is not None:
+                self._close(gone.link, command.reason, self._write_off(gone))
+
+    def _give_answer(self, command: AnswerRequest, finished: Finished) -> None:
+        entry = self.requests.pop(command.request_id, None)
+        if entry is None:
+            return
+        assert finished.result.action_id == command.action_id
+        request, kept = entry
+        now_ns = self._clock()
+        in_time = now_ns <= request.arrival_ns + request.slo_ns
+        if self._telemetry is not None:
+            row = request_row(request, now_ns, OK if in_time else Refusal.LATE.value)
+            row.cold = command.cold
+            row.worker_id = command.worker_id
+            row.action_id = command.action_id
+            row.batch_size = command.batch_size
+            row.expected_departure_ns = command.expected_departure_ns
+            self._telemetry.add_request(row)
+        self._answer(request, kept, command, finished, now_ns, in_time)
+
+    def _give_refusal(self, command: RefuseRequest) -> None:
+        entry = self.requests.pop(command.request_id, None)
+        if entry is None:
+            return
+        request, kept = entry
+        now_ns = self._clock()
+        if self._telemetry is not None:
+            self._telemetry.add_request(request_row(request, now_ns, command.refusal.value))
+        self._refuse(request, kept, command, now_ns)
+
+    # --- the timer ----------------------------------------------------------------------------
+
+    def fire(self) -> None:
+        """The timer that was armed last is due."""
+        self._due_ns = None
+        wakeup_ns = self._scheduler.next_wakeup_ns()
+        if wakeup_ns is None:
+            return
+        if wakeup_ns <= self._clock():
+            self.tell(TimerFired())
+        else:
+            self._due_ns = self._arm(wakeup_ns)
+
+    def _see_to_timer(self, now_ns: int) -> None:
+        """Have the timer fire no later than the scheduler wants.
+
+        One that is due earlier is left alone and armed again when it fires: wake-ups move on with
+        every request, and arming each time would cost more than firing once in vain.
+        """
+        wakeup_ns = self._scheduler.next_wakeup_ns()
+        if wakeup_ns is None:
+            return
+        due_ns = self._due_ns
+        # Nearly always the timer is armed for this very wake-up, rounded up. One that is due and has
+        # not fired yet is put off to the next tick if it should have fired before: a weak spot.
+        if due_ns is None or wakeup_ns <= due_ns - self._tick_ns or wakeup_ns < due_ns <= now_ns:
+            self._due_ns = self._arm(wakeup_ns)
+
+
+def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | ActionFailed:
+    """Turn a result into the event it is.
+
+    Raises:
+        ProtocolError: a success lacks the time of its main step, or the time is impossible, which
+            would spoil the estimates of every worker of the kind.
+    """
+    command = sent.command
+    if result.error:
+        return ActionFailed(
+            worker_id=command.worker_id,
+            action_id=result.action_id,
+            error=result.error,
+            message=result.message,
+            received_ns=result.received_ns,
+        )
+    action = command.action
+    begin_ns = end_ns = result.received_ns
+    duration_ns = 0
+    if not isinstance(action, EvictWeights):
+        step = result.exec if isinstance(action, Infer) else result.load
+        if step is None:
+            name = type(action).__name__
+            raise ProtocolError(f"action {result.action_id}: {name} succeeded without a time")
+        begin_ns, end_ns, duration_ns = step.begin_ns, step.end_ns, step.duration_ns
+        # A second more than possible, for modelled devices and clocks that run unlike.
+        if end_ns < begin_ns or not 0 <= duration_ns <= now_ns - sent.sent_ns + NS_PER_S:
+            raise ProtocolError(
+                f"action {result.action_id}: {type(action).__name__} ran from {begin_ns} to "
+                f"{end_ns} ns for {duration_ns} ns"
+            )
+    return ActionSucceeded(
+        worker_id=command.worker_id,
+        action_id=result.action_id,
+        begin_ns=begin_ns,
+        end_ns=end_ns,
+        duration_ns=duration_ns,
+        received_ns=result.received_ns,
+        staged_ns=None if result.input is None else result.input.end_ns,
+    )
+
+
+def request_row(request: RequestArrived, departure_ns: int, outcome: str) -> RequestRow:
+    """Make the row of a request that is closed; what only an answered one has is left out."""
+    return RequestRow(
+        request_id=request.request_id,
+        model_id=request.model_id,
+        rows=request.rows,
+        arrival_ns=request.arrival_ns,
+        slo_ns=request.slo_ns,
+        departure_ns=departure_ns,
+        outcome=outcome,
+    )
+
+
+def action_row(sent: Sent) -> ActionRow:
+    """Make the row of an action, without what became of it."""
+    command, action = sent.command, sent.command.action
+    row = ActionRow(
+        action_id=action.action_id,
+        type=type(action).__name__,
+        worker_id=command.worker_id,
+        model_id=action.model_id,
+        sent_ns=sent.sent_ns,
+        expected_begin_ns=command.expected_begin_ns,
+    )
+    if isinstance(action, Infer | LoadWeights):
+        row.earliest_ns = action.earliest_ns
+        row.latest_ns = action.latest_ns
+        row.expected_duration_ns = action.expected_duration_ns
+    if isinstance(action, Infer):
+        row.batch_size = action.batch_size
+        row.rows = sum(action.rows)
+        row.num_requests = len(command.request_ids)
+    return row
+
+
+def _finished_row(finished: Finished) -> ActionRow:
+    row, result = action_row(finished.sent), finished.result
+    row.received_ns, row.result_ns = result.received_ns, finished.result_ns
+    row.error = result.error.name
+    row.load, row.input = result.load, result.input
+    row.exec, row.output = result.exec, result.output
+    return row
