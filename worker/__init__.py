@@ -1,5 +1,7 @@
 """The worker: one process for one GPU. It does what the controller says, when it says so, or refuses.
 
+     cli  (gpu_workers)                      the command; a process per GPU if there are several
+       |
     process                                  from settings (config) to the exit code
        |
      link ------> offers                     the stream to the controller; models on offer

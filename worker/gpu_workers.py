@@ -27,7 +27,9 @@ def visible_gpus() -> int:
 
 
 def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlags) -> int:
-    """Run a worker process per GPU until all have left. When one ends, the log says so and the others go on.
+    """Run a worker process per GPU until all have left.
+
+    When one ends early, a line on standard error says so, and the others go on.
 
     Args:
         num_gpus: the number of this host's GPUs.

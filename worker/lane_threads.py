@@ -76,7 +76,7 @@ class LaneThreads(Generic[M]):
         """Make the lanes; `start` sets them going.
 
         Args:
-            device: what runs the steps.
+            device: runs the steps.
             on_outcome: told each result, and for a successful Infer its outputs, per request and per
                 output. Called from any thread, with the lock held, so it must return at once.
             on_lost: told why the device is lost, after the action's result and under the same terms.

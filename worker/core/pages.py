@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class PageCache:
-    """Hands out pages. Any free pages do, so a single number says what is free, and nothing fragments.
+    """Hands out pages. Any free pages do, so a single number says how many are free, and nothing fragments.
 
     Source: Clockwork, section 5.2; gathering pages before EXEC is what makes non-adjacent ones usable.
     """

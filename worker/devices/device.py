@@ -28,8 +28,8 @@ class DeviceLostError(Exception):
 class Device(Protocol[M]):
     """One GPU, or what stands in for it.
 
-    The `run_` methods are called from lane threads, at most one at a time per lane; whatever they raise
-    fails the action. A device that can tell how long it was busy sets `step.duration_ns`. The other
+    The `run_` methods are called from lane threads, at most one at a time per lane; an exception that they
+    raise fails the action. A device that can tell how long it was busy sets `step.duration_ns`. The other
     methods belong to the link's event loop.
     """
 

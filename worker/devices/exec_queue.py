@@ -73,8 +73,8 @@ class ExecQueue:
         """Hand an EXEC over, behind all that were handed over before.
 
         Args:
-            kernel: what to run.
-            pages: where its weights lie.
+            kernel: the kernel to run.
+            pages: the pages that hold the model's weights.
             io_offset: where its IO slot begins; with None the inputs are zeros, and the outputs go nowhere.
         """
         with self._lock:

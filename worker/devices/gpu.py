@@ -97,15 +97,15 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
         """Take all the memory that will ever be needed for serving.
 
         Args:
-            accelerator: what computes; closed with the device.
+            accelerator: the hardware; closed with the device.
             limits: what one model may need.
             io_pool_bytes: the size of all IO slots together.
             host_bytes: room on the host for the weights of all models.
-            precision: what all models compute in.
+            precision: the arithmetic of all models.
             files: where models' files lie.
             cache_dir: where compiled models lie.
             compile_limit_s: a model that takes longer is refused.
-            engine: what runs the models.
+            engine: the engine that runs the models, or the choice between both.
             on_lost: told once, from any thread, why nothing can run any more: a GPU's fault is its
                 process's end.
             monitor: says how the GPU is, if anything can.

@@ -2,8 +2,8 @@
 
 A kernel is captured once per architecture and batch size, with the arena and the static batch as its memory.
 Where there are several ways to run a graph (`worker.engines.choice`), each is captured and measured in turns
-with the others, and the fastest stays. What was measured is kept in the compile cache, so that a worker that
-restarts captures the winner alone.
+with the others, and the fastest stays. The compile cache keeps the measurements, so a worker that restarts
+captures the winner alone.
 
 One thing grows: the workspace, the memory that captured kernels keep for their intermediates. Setting up an
 architecture may take more of it, serving never does. All kernels share the workspace, so it is as large as
@@ -59,14 +59,14 @@ class Kernels:
         ways: tuple[Way, ...],
         place: Place | None,
     ) -> None:
-        """Make it, once everything else has its memory: what is taken from now on is workspace.
+        """Start without kernels. All device memory that is taken from now on counts as workspace.
 
         Args:
             accelerator: captures kernels.
             memory: holds the arena and the static batch.
             execs: runs a kernel to measure it.
             cache: remembers what was measured.
-            loss: judges what an engine raises.
+            loss: judges the exceptions of engines.
             monitor: reads the GPU's clock, if anything can.
             gpu_kind: the kind of GPU that measurements hold for.
             ways: the ways to try.
@@ -81,7 +81,7 @@ class Kernels:
         self._kind = f"{gpu_kind}/torch {torch.__version__}"
         self._ways = ways
         self._place = place
-        #: What the process keeps on the device beside the workspace.
+        #: The device memory that this process keeps beside the workspace.
         self._fixed_bytes = accelerator.reserved_bytes()
         self._kernels: weakref.WeakValueDictionary[tuple[str, int], CapturedKernel] = (
             weakref.WeakValueDictionary()
@@ -150,9 +150,9 @@ class Kernels:
 
         Args:
             folder: the compiled model's files.
-            compiled: what is in them.
-            batch_size: the kernel's.
-            known: what this method returned when the architecture was set up before.
+            compiled: the model that they hold.
+            batch_size: the rows of the kernel.
+            known: the durations that this method returned when the architecture was set up before.
 
         Returns:
             The kernel, and how long an EXEC takes in each way; None for a way that does not work. The

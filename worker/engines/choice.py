@@ -61,7 +61,7 @@ def ways_to_try(
 
     Args:
         engine: the configured engine.
-        precision: what the models compute in. onnxruntime wants weights and activations as the ONNX file
+        precision: the models' arithmetic. onnxruntime wants weights and activations as the ONNX file
             has them, so it runs float32 alone.
         on_host: whether a processor computes. There joining only saves memory traffic, so there is
             nothing to find out.
