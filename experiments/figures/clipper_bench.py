@@ -40,7 +40,7 @@ from controller.core.events import (
 )
 from experiments.digits import Array
 from experiments.figures.clipper_models import Prepared
-from worker.runtime import Outcome, Runtime
+from worker.lane_threads import LaneThreads, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Bench:
         self._payloads = [row.tobytes() for row in rows]
         self._scheduler = Scheduler(config)
         self._outcomes: queue.SimpleQueue[tuple[WorkerId, Outcome]] = queue.SimpleQueue()
-        self._runtimes: dict[WorkerId, Runtime[Any]] = {}
+        self._runtimes: dict[WorkerId, LaneThreads[Any]] = {}
         self._sent: dict[int, Infer] = {}
         self._arrived: dict[RequestId, int] = {}
         self._next_id = 0
@@ -151,7 +151,7 @@ class Bench:
         self._tell(ModelAdded(model_id=self._model_id))
         for number, each in enumerate(ready):
             worker_id = WorkerId(f"worker-{number}")
-            runtime: Runtime[Any] = Runtime(each.device, self._listener(worker_id))
+            runtime: LaneThreads[Any] = LaneThreads(each.device, self._listener(worker_id))
             self._runtimes[worker_id] = runtime
             runtime.add_model(each.model)
             runtime.start()
@@ -339,7 +339,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
         budget_s: see `runs`.
     """
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: Runtime[Any] = Runtime(ready.device, outcomes.put)
+    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
     runtime.add_model(ready.model)
     runtime.start()
     try:
@@ -373,7 +373,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
 def answer(ready: Prepared, rows: Array) -> list[bytes]:
     """What the model answers to one request of these rows, whose number is one of its batch sizes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: Runtime[Any] = Runtime(ready.device, outcomes.put)
+    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
     runtime.add_model(ready.model)
     runtime.start()
     try:
