@@ -112,7 +112,7 @@ class Ledger(Generic[W, K]):
         arm: Callable[[int], int],
         tick_ns: int = 1,
     ) -> None:
-        """Keep the books of a shell. The callables must not raise.
+        """Keep the books of a shell. A callable that raises ends the loop.
 
         Args:
             scheduler: decides.
