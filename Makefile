@@ -9,6 +9,8 @@ STAMP := $(VENV)/.installed
 FIGURES := fig2 fig5 fig6 fig7 fig8 fig9 scale simspeed
 FIGURES += clipper_fig3 clipper_fig4 clipper_fig5 clipper_fig6
 FIGURES += clipper_fig7 clipper_fig8 clipper_fig9 clipper_fig10
+# The two pictures of README, simulated, in a minute.
+FIGURES += overload lanes
 # Live runs beside simulated ones: ten minutes on a machine with nothing else to do.
 FIGURES += truth
 # `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
@@ -40,6 +42,12 @@ bench: $(STAMP)
 
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
+	@$(BIN)/python -m experiments.results_page
+
+# The page of all results, from their records; a test compares.
+.PHONY: results-page
+results-page: $(STAMP)
+	@$(BIN)/python -m experiments.results_page
 
 # A live application whose best model is replaced by a bad version and then repaired.
 .PHONY: poisoned

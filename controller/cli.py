@@ -99,13 +99,13 @@ class ControllerFlags:
         from controller.selection.config import SelectionConfig
 
         return ControllerConfig(
+            scheduler=scheduler.config(),
             host=host,
             port=self.port,
             models_dir=self.models,
             telemetry_dir=self.telemetry,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
-            scheduler=scheduler.config(),
         )
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights, Result, StepTime
@@ -82,12 +82,16 @@ class Finished:
     outputs: Sequence[Buffer]
 
 
-@dataclass(slots=True)
 class _Worker(Generic[W]):
-    link: W
-    actions: dict[ActionId, Sent] = field(default_factory=dict)
-    #: The latest load of each model.
-    loads: dict[ModelId, StepTime] = field(default_factory=dict)
+    """A worker that is here; no dataclass, because mypyc makes none of a generic class."""
+
+    __slots__ = ("actions", "link", "loads")
+
+    def __init__(self, link: W) -> None:
+        self.link = link
+        self.actions: dict[ActionId, Sent] = {}
+        #: The latest load of each model.
+        self.loads: dict[ModelId, StepTime] = {}
 
 
 class Ledger(Generic[W, K]):
@@ -108,7 +112,7 @@ class Ledger(Generic[W, K]):
         arm: Callable[[int], int],
         tick_ns: int = 1,
     ) -> None:
-        """Keep the books of a shell. The callables must not raise.
+        """Keep the books of a shell. A callable that raises ends the loop.
 
         Args:
             scheduler: decides.

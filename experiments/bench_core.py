@@ -1,151 +1,385 @@
 """What one request costs the scheduler: CPU time inside `handle` and `next_wakeup_ns`, in us.
 
-Modelled devices in virtual time, so nothing but the core is timed. Three cases:
+The simulator plays the events, and nothing but the core is timed. Three cases:
 
 * 15x1: 15 instances of ResNet50 on one GPU, all resident; 900 r/s, SLO 100 ms.
 * 4026x6: 66 instances of each of 61 varieties of Table 1 on 6 GPUs of 1,376 pages; 4,860 r/s (the
-  paper's Azure replay), Zipf popularity (exponent 0.9), SLO 100 ms.
+  paper's Azure replay), Zipf popularity (exponent 1.2), SLO 100 ms.
 * 4026x20: the same on 20 GPUs at 1.5 times the rate (the paper's scale table).
 
 Each case runs some virtual seconds unmeasured until the caches are full. The mean is all time in the
 core divided by the requests that arrived; p99.9 is over single calls, which is how long a request can
 be held up by another's event.
+
+    python -m experiments.bench_core
+    python -m experiments.bench_core --beside TREE [--native]
+
+With `--beside` two trees are compared on the very same events: each case is played once here and its
+events are kept with their times; then each tree's scheduler hears them in processes of its own, the
+trees by turns. Both have to answer with the same commands. `--native` compares what `make native`
+made in each tree as well.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
 import itertools
+import json
+import os
+import pickle
 import random
+import subprocess
+import sys
+import tempfile
 from bisect import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from statistics import median
+from time import thread_time_ns
+from typing import Any
 
-from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES, ArchitectureId, ModelId
+import numpy as np
+
+from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
-from experiments.virtual_cluster import ModelledModel, VirtualCluster
-from modelzoo.profile import load_profile
+from controller.core.events import Command, Event, RequestsArrived
+from experiments import core_replay
+from experiments.results_file import RESULTS, write_results
+from experiments.simulator import Case, Cluster, HostedModel, Progress, Run, copies_of, run
+from modelzoo.profile import Noise, load_profile
+from traces.arrivals import Recorded, Workload
 
 SLO_NS = 100 * NS_PER_MS
 PAGES = 1376  # a V100's weights cache in the paper's configuration
 REPEATS = 3
+POLICIES = ("clockwork", "edf_mh")
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def table1_models(varieties: int, copies: int) -> list[ModelledModel]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A case of the benchmark."""
+
+    models: tuple[HostedModel, ...]
+    num_workers: int
+    rate_rps: float
+    #: The k-th most popular model is asked in proportion to k to the minus this.
+    zipf: float
+    #: Before anything counts; whole seconds.
+    warm_s: int
+    measured_s: int
+
+    def case_of(self, seed: int, policy: str = "clockwork") -> Case:
+        """The case to simulate: Poisson arrivals, and EXECs that vary by 1 %."""
+        generator = random.Random(seed)
+        shuffled = list(range(len(self.models)))
+        generator.shuffle(shuffled)
+        weights = list(
+            itertools.accumulate(rank**-self.zipf for rank in range(1, len(shuffled) + 1))
+        )
+        until_ns = (self.warm_s + self.measured_s) * NS_PER_S
+        times_ns, asked, at_ns = [], [], 0
+        while at_ns < until_ns:
+            times_ns.append(at_ns)
+            asked.append(shuffled[bisect(weights, generator.random() * weights[-1])])
+            at_ns += int(generator.expovariate(self.rate_rps) * NS_PER_S)
+        arrivals = Recorded(
+            times_ns=np.array(times_ns, np.int64),
+            models=np.array(asked, np.int64),
+            slo_ns=SLO_NS,
+            end_ns=until_ns,
+        )
+        names = tuple(model.model_id for model in self.models)
+        return Case(
+            workload=Workload(models=names, sources=(arrivals,)),
+            cluster=Cluster(
+                models=self.models,
+                num_workers=self.num_workers,
+                num_pages=PAGES,
+                noise=Noise(exec_sigma=0.01),
+            ),
+            duration_ns=until_ns,
+            scheduler=SchedulerConfig(policy=policy),
+            seed=seed,
+        )
+
+
+def table1_models(varieties: int, copies: int) -> tuple[HostedModel, ...]:
     """Instances of the first varieties of Table 1, in the table's order."""
     rows = list(load_profile("table1").rows.values())[:varieties]
-    return [
-        ModelledModel(
-            model_id=ModelId(f"{row.name}-{copy}"),
-            architecture_id=ArchitectureId(row.name),
-            num_pages=-(-row.weights_bytes // PAGE_BYTES),
-            load_ns=row.load_ns,
-            exec_ns=row.exec_ns,
-        )
-        for row in rows
-        for copy in range(copies)
-    ]
+    return tuple(model for row in rows for model in copies_of(row, copies))
 
 
-def resnet50_models(copies: int) -> list[ModelledModel]:
-    """Instances of Table 1's resnet50_v1b."""
-    row = load_profile("table1").rows["resnet50_v1b"]
-    return [
-        ModelledModel(
-            model_id=ModelId(f"resnet50_v1b-{copy}"),
-            architecture_id=ArchitectureId("resnet50_v1b"),
-            num_pages=-(-row.weights_bytes // PAGE_BYTES),
-            load_ns=row.load_ns,
-            exec_ns=row.exec_ns,
-        )
-        for copy in range(copies)
-    ]
-
-
-def run_case(
-    models: list[ModelledModel],
-    num_workers: int,
-    rate: float,
-    *,
-    zipf: float,
-    warm_s: float,
-    measured_s: float,
-    seed: int,
-    policy: str = "clockwork",
-) -> tuple[float, float, float]:
-    """Run one case; returns mean us per request, p99.9 us per call, goodput share."""
-    scheduler = Scheduler(SchedulerConfig(policy=policy))
-    cluster = VirtualCluster(scheduler, seed=seed, exec_sigma=0.01)
-    cluster.add_models(models)
-    for index in range(num_workers):
-        cluster.add_worker(f"gpu{index}", PAGES, models)
-    generator = random.Random(seed)
-    shuffled = models[:]
-    generator.shuffle(shuffled)
-    weights = list(itertools.accumulate(1 / rank**zipf for rank in range(1, len(models) + 1)))
-    until_ns = int((warm_s + measured_s) * NS_PER_S)
-
-    def arrive() -> None:
-        if cluster.now_ns >= until_ns:
-            return
-        model = shuffled[bisect(weights, generator.random() * weights[-1])]
-        cluster.request(model.model_id, SLO_NS)
-        cluster.at(cluster.now_ns + int(generator.expovariate(rate) * NS_PER_S), arrive)
-
-    cluster.at(0, arrive)
-    cluster.run(int(warm_s * NS_PER_S))
-    before = len(cluster.deadlines)
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    cluster.core_ns = 0
-    costs: list[int] = []
-    cluster.costs_ns = costs
-    cluster.record_cost = True
-    cluster.run(until_ns + NS_PER_S)
-    gc.enable()
-    gc.unfreeze()
-    requests = len(cluster.deadlines) - before
-    costs.sort()
-    return (
-        cluster.core_ns / requests / 1000,
-        costs[int(len(costs) * 0.999)] / 1000,
-        cluster.num_in_time() / len(cluster.deadlines),
+def _resnet50() -> Setting:
+    return Setting(
+        models=copies_of(load_profile("table1").rows["resnet50_v1b"], 15),
+        num_workers=1,
+        rate_rps=900,
+        zipf=0,
+        warm_s=1,
+        measured_s=10,
     )
 
 
-CASES: dict[str, Callable[[], tuple[list[ModelledModel], int, float, float, float, float]]] = {
-    "15x1": lambda: (resnet50_models(15), 1, 900.0, 0.0, 1.0, 10.0),
-    "4026x6": lambda: (table1_models(61, 66), 6, 4860.0, 1.2, 10.0, 4.0),
-    "4026x20": lambda: (table1_models(61, 66), 20, 7290.0, 1.2, 10.0, 4.0),
+def _zoo(num_workers: int, rate_rps: float) -> Setting:
+    return Setting(
+        models=table1_models(61, 66),
+        num_workers=num_workers,
+        rate_rps=rate_rps,
+        zipf=1.2,
+        warm_s=10,
+        measured_s=4,
+    )
+
+
+SETTINGS: dict[str, Callable[[], Setting]] = {
+    "15x1": _resnet50,
+    "4026x6": lambda: _zoo(6, 4860),
+    "4026x20": lambda: _zoo(20, 7290),
 }
+
+
+class TimedScheduler(Scheduler):
+    """Notes the CPU ns of its calls: wall time counts whoever else is on the processor.
+
+    Each note contains one reading of the clock, some 0.2 us.
+    """
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Note nothing yet."""
+        super().__init__(config)
+        #: Of each event, `next_wakeup_ns` after it included; None: not noted.
+        self.costs_ns: list[int] | None = None
+
+    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        """Handle an event."""
+        begin_ns = thread_time_ns()
+        commands = super().handle(event, now_ns=now_ns)
+        cost_ns = thread_time_ns() - begin_ns
+        if self.costs_ns is not None:
+            self.costs_ns.append(cost_ns)
+        return commands
+
+    def next_wakeup_ns(self) -> int | None:
+        """Say when it wants to be woken."""
+        begin_ns = thread_time_ns()
+        wakeup_ns = super().next_wakeup_ns()
+        cost_ns = thread_time_ns() - begin_ns
+        if self.costs_ns:
+            self.costs_ns[-1] += cost_ns
+        return wakeup_ns
+
+
+class RecordedScheduler(Scheduler):
+    """Keeps the events that it hears, in a form that another tree can build them from."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Keep nothing yet."""
+        super().__init__(config)
+        self.told: list[tuple[tuple[str, dict[str, Any]], int]] = []
+
+    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        """Handle an event."""
+        self.told.append((_plain(event), now_ns))
+        return super().handle(event, now_ns=now_ns)
+
+
+def _plain(event: Event) -> tuple[str, dict[str, Any]]:
+    named = {field.name: getattr(event, field.name) for field in fields(event)}
+    if isinstance(event, RequestsArrived):
+        named["requests"] = [_plain(request) for request in event.requests]
+    if "exec_ns" in named:
+        named["exec_ns"] = dict(named["exec_ns"])
+    if "error" in named:
+        named["error"] = int(named["error"])
+    return type(event).__name__, named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a case cost."""
+
+    us_per_request: float
+    us_p999: float
+    goodput_share: float
+
+
+def run_case(setting: Setting, seed: int, policy: str = "clockwork") -> Costs:
+    """Play one case, and time the core."""
+    case = setting.case_of(seed, policy)
+    scheduler = TimedScheduler(case.scheduler)
+    costs_ns: list[int] = []
+
+    def warm() -> None:
+        scheduler.costs_ns = costs_ns
+
+    num_requests, result = _play(setting, case, scheduler, warm)
+    costs_ns.sort()
+    total = result.summary.total()
+    return Costs(
+        us_per_request=sum(costs_ns) / num_requests / 1000,
+        us_p999=costs_ns[int(len(costs_ns) * 0.999)] / 1000,
+        goodput_share=total.answered / total.arrived,
+    )
+
+
+def _play(
+    setting: Setting, case: Case, scheduler: Scheduler, warm: Callable[[], None]
+) -> tuple[int, Run]:
+    """Simulate; returns the requests that arrived after the warm-up, too."""
+    arrived_before: list[int] = []
+
+    def progress(progress: Progress) -> None:
+        if not arrived_before and progress.simulated_ns >= setting.warm_s * NS_PER_S:
+            arrived_before.append(progress.summary.total().arrived)
+            gc.collect()
+            gc.freeze()
+            warm()
+
+    gc.disable()
+    try:
+        result = run(case, make_scheduler=lambda _: scheduler, on_progress=progress)
+    finally:
+        gc.enable()
+    return result.num_requests - arrived_before[0], result
 
 
 def measure() -> dict[str, float]:
     """Run all cases `REPEATS` times; medians, with the spread of the means."""
     figures: dict[str, float] = {}
-    for name, case in CASES.items():
-        models, workers, rate, zipf, warm_s, measured_s = case()
-        runs = [
-            run_case(
-                models,
-                workers,
-                rate,
-                zipf=zipf,
-                warm_s=warm_s,
-                measured_s=measured_s,
-                seed=seed,
-            )
-            for seed in range(REPEATS)
-        ]
-        figures[f"core_us_{name}"] = median(run[0] for run in runs)
-        figures[f"core_us_{name}_min"] = min(run[0] for run in runs)
-        figures[f"core_us_{name}_max"] = max(run[0] for run in runs)
-        figures[f"core_us_p999_{name}"] = median(run[1] for run in runs)
-        figures[f"core_goodput_share_{name}"] = median(run[2] for run in runs)
+    for name, make in SETTINGS.items():
+        setting = make()
+        runs = [run_case(setting, seed) for seed in range(REPEATS)]
+        means = [costs.us_per_request for costs in runs]
+        figures[f"core_us_{name}"] = median(means)
+        figures[f"core_us_{name}_min"] = min(means)
+        figures[f"core_us_{name}_max"] = max(means)
+        figures[f"core_us_p999_{name}"] = median(costs.us_p999 for costs in runs)
+        figures[f"core_goodput_share_{name}"] = median(costs.goodput_share for costs in runs)
     return figures
 
 
+def compare(
+    beside: Path, *, names: Sequence[str] = tuple(SETTINGS), rounds: int = 5, native: bool = False
+) -> dict[str, float]:
+    """Compare this tree's core with another's on the same events.
+
+    Args:
+        beside: a checkout of the repository.
+        names: cases.
+        rounds: how often each tree hears them.
+        native: compare each tree's `build/native` as well.
+
+    Returns:
+        By case and policy: us of CPU time per request here and there (medians), and the ratio of this
+        tree's to the other's, round by round (median, least, most).
+
+    Raises:
+        RuntimeError: the trees' commands differ.
+    """
+    trees = ROOT, beside.resolve()
+    ways = {"": trees}
+    if native:
+        ways["_compiled"] = trees[0] / "build/native", trees[1] / "build/native"
+    figures: dict[str, float] = {}
+    for name, policy in itertools.product(names, POLICIES):
+        setting = SETTINGS[name]()
+        case = setting.case_of(0, policy)
+        scheduler = RecordedScheduler(case.scheduler)
+        first: list[int] = []
+        num_requests, _ = _play(
+            setting,
+            case,
+            scheduler,
+            lambda told=scheduler.told, first=first: first.append(len(told)),  # type: ignore[misc]
+        )
+        with tempfile.NamedTemporaryFile(suffix=".events") as file:
+            file.write(pickle.dumps((policy, first[0], scheduler.told)))
+            file.flush()
+            for way, (here, there) in ways.items():
+                ratios = _compare(here, there, file.name, rounds, num_requests)
+                figures |= {f"core_{part}_{name}_{policy}{way}": ratios[part] for part in ratios}
+                print(f"{name:8} {policy:10} {way[1:] or 'interpreted':12}", end="")
+                print(
+                    *(f"{part} {figure:.3f}" for part, figure in ratios.items()),
+                    sep=", ",
+                    flush=True,
+                )
+    return figures
+
+
+def _compare(
+    here: Path, there: Path, stream: str, rounds: int, num_requests: int
+) -> dict[str, float]:
+    digests = [_replay(tree, stream, "--digest")["digest"] for tree in (here, there)]
+    if digests[0] != digests[1]:
+        raise RuntimeError(f"the commands of {here} and {there} differ")
+    pairs = []
+    for number in range(rounds):
+        # Whoever comes second finds the processor as the first one left it.
+        order = (here, there) if number % 2 else (there, here)
+        cpu_ns = {tree: _replay(tree, stream)["cpu_ns"] for tree in order}
+        pairs.append((cpu_ns[here], cpu_ns[there]))
+    ratios = [mine / other for mine, other in pairs]
+    return {
+        "us": median(mine for mine, _ in pairs) / num_requests / 1000,
+        "us_beside": median(other for _, other in pairs) / num_requests / 1000,
+        "ratio": median(ratios),
+        # What else the machine does can only add.
+        "ratio_of_least": min(mine for mine, _ in pairs) / min(other for _, other in pairs),
+        "ratio_min": min(ratios),
+        "ratio_max": max(ratios),
+    }
+
+
+def _replay(tree: Path, stream: str, *options: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, "-P", core_replay.__file__, stream, *options]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    if not Path(found["core"]).is_relative_to(tree):
+        raise RuntimeError(f"expected the core of {tree}, found {found['core']}")
+    return found
+
+
+def main() -> None:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="CPU time of the scheduler's core per request")
+    parser.add_argument("--beside", type=Path, help="another checkout to compare with")
+    parser.add_argument("--native", action="store_true", help="with --beside: build/native as well")
+    parser.add_argument("--rounds", type=int, default=5, help="with --beside: of each case")
+    parser.add_argument("--cases", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS))
+    parser.add_argument("--directory", type=Path, help="record the comparison here, as core.json")
+    options = parser.parse_args()
+    if options.beside is None:
+        for key, value in measure().items():
+            print(f"{key:32} {value:10.2f}")
+        return
+    figures = compare(
+        options.beside, names=options.cases, rounds=options.rounds, native=options.native
+    )
+    command = "python -m experiments.bench_core --beside TREE" + " --native" * options.native
+    written = write_results(
+        "core",
+        figures,
+        command=command,
+        seeds=[0],
+        extra={"beside": _commit_of(options.beside)},
+        directory=options.directory or RESULTS,
+    )
+    print(f"recorded in {written}")
+
+
+def _commit_of(tree: Path) -> str:
+    return subprocess.run(
+        ["git", "-C", str(tree), "rev-parse", "--short=12", "HEAD"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
 if __name__ == "__main__":
-    for key, value in measure().items():
-        print(f"{key:32} {value:10.2f}")
+    main()

@@ -3,7 +3,7 @@
 A real `clockwright up` with one modelled device (batch size 1, 10 ms each), Poisson arrivals at 50, 90,
 150 and 300 requests per second, SLO 100 ms, open loop. Goodput is what the client had in hand within
 100 ms of the time the request was due to be sent, per second of offered load. The same experiment on
-six other servers is in the README's table.
+six other servers is in `experiments/results/other_servers.csv`.
 """
 
 from __future__ import annotations

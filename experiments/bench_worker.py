@@ -36,10 +36,10 @@ from experiments.local_server import LocalServer
 from experiments.telemetry_tables import read_actions
 from modelzoo.build import write_model
 from worker.devices.cpu import CpuDevice
+from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
 from worker.models.served_model import Offer, OfferedFile
-from worker.runtime import Outcome, Runtime
 
 COPIES = 6
 PAGES = 11  # three ResNet-18s of three pages, the MLP, one to spare
@@ -223,7 +223,7 @@ async def _paging(name: str, scratch: Path) -> tuple[list[int], list[int]]:
         outcomes.append(outcome)
         came.set()
 
-    runtime = Runtime(device, on_outcome)
+    runtime = LaneThreads(device, on_outcome)
     runtime.start()
     runtime.add_model(model)
     window = {"earliest_ns": 0, "latest_ns": 1 << 62, "expected_duration_ns": NS_PER_S}

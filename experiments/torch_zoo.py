@@ -24,7 +24,7 @@ import torch
 from clockwright.errors import ConfigError, ModelError
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import ARCHITECTURES, build_model, weights_bytes
-from worker.compiling.for_torch import TorchTarget, products_as_on_a_card
+from worker.compiling.for_torch import TorchTarget, products_as_on_a_gpu
 from worker.compiling.lift_weights import lift_weights
 from worker.engines.onnxruntime import plain_words
 from worker.engines.torch_program import Program
@@ -68,7 +68,7 @@ def errors(name: str) -> dict[str, float]:
         program = Program(lifted.graph, torch.device("cpu"))
         weights = weight_views(torch.from_numpy(lifted.blob), lifted.weights)
         tensors = [torch.from_numpy(array) for array in inputs.values()]
-        with torch.inference_mode(), products_as_on_a_card(precision):
+        with torch.inference_mode(), products_as_on_a_gpu(precision):
             outputs = program.run(tensors, weights, {})
         found[precision.value] = max(
             float(np.abs(output.numpy() - expected).max() / np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""What a worker is started with."""
+"""A worker's settings, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ class WorkerConfig:
     On the cpu device all memory is taken at start: pages, arena and IO memory, 1.7 GiB by default.
     """
 
-    #: HOST:PORT.
+    #: The controller's address, HOST:PORT.
     controller: str
     #: `cpu`, `cuda:N`, `modelled:PROFILE` or `container:FOLDER`; in tests also `torch:cpu`, which is
     #: the GPU's code on the processor.
     device: str = "cpu"
-    #: Unique among the controller's workers; HOST-PID if None.
+    #: The worker's name, unique among the controller's workers; HOST-PID if None.
     worker_id: str | None = None
     #: The weights cache, in pages of 16 MiB. Too few: models evict each other all the time. Too many:
     #: the machine swaps, or the worker does not start. 64 hold ten ResNet-50.
     num_pages: int = 64
-    #: Room for the weights of the model that runs, which caps a model's size. Never more than the
-    #: weights cache. 512 MiB is the paper's workspace.
+    #: Room for the weights of the model that runs; no model may be larger. Never more than the weights
+    #: cache. 512 MiB is the paper's workspace.
     arena_bytes: int = 512 * _MIB
     #: Room for inputs and outputs of Infers in hand. Too little: Infers wait for one another. One
     #: Infer may use a quarter of it, which caps batch sizes; 32 MiB is 53 images of 602 kB.
     io_bytes: int = 128 * _MIB
-    #: What models compute in on a GPU: `float32`, `tf32` or `float16`. See `worker.models.precision`.
+    #: The arithmetic on a GPU: `float32`, `tf32` or `float16` (`worker.models.precision`).
     precision: str = Precision.FLOAT32.value
-    #: What runs models on a GPU: `auto`, `torch` or `onnxruntime`. See `worker.engines.choice`.
+    #: The engine on a GPU: `auto`, `torch` or `onnxruntime` (`worker.engines.choice`).
     engine: str = Engine.AUTO.value
-    #: On a GPU: the host's memory for the weights of all models, locked at start. Too little: models
-    #: are refused. Too much: the host has none left, or locking it takes long (seconds per 10 GiB).
+    #: Host memory for the weights of all models of a GPU, locked at start. Too little: models are
+    #: refused. Too much: the host has none left, or locking takes long (seconds per 10 GiB).
     host_bytes: int = 4096 * _MIB
-    #: Model files and compiled models; several workers may share it.
+    #: The folder of model files and compiled models; several workers may share it.
     cache_dir: Path = field(default_factory=default_cache_dir)
-    #: A model that takes longer to compile, or to profile, is refused. Models queue behind it meanwhile.
+    #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
     #: How long to wait for the controller's consent when told to leave.
     drain_limit_s: float = 10.0
@@ -82,7 +82,7 @@ class WorkerConfig:
 
     @property
     def usable_arena_bytes(self) -> int:
-        """The arena; no model may be larger than the cache anyway."""
+        """The arena's size, at most the cache's: no model may be larger than the cache anyway."""
         return min(self.arena_bytes, self.num_pages * PAGE_BYTES)
 
     @property

@@ -15,7 +15,7 @@ def visible_gpus() -> int:
     """How many GPUs torch sees here; CUDA_VISIBLE_DEVICES may hide some.
 
     Raises:
-        ConfigError: none, with what is missing; or no torch.
+        ConfigError: there is no GPU, or no torch; says what is missing.
     """
     try:
         from worker.devices.cuda import check_installation, installation
@@ -27,13 +27,15 @@ def visible_gpus() -> int:
 
 
 def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlags) -> int:
-    """Run a worker process per GPU until all have left. One that ends is said; the others go on.
+    """Run a worker process per GPU until all have left.
+
+    When one ends early, a line on standard error says so, and the others go on.
 
     Args:
-        num_gpus: of this host.
-        name: of this host's workers; a GPU's number is added.
-        controller: HOST:PORT.
-        flags: of each, but for its device.
+        num_gpus: the number of this host's GPUs.
+        name: the name of this host's workers, to which each adds its GPU's number.
+        controller: the controller's address, HOST:PORT.
+        flags: the settings that all workers share; only the device differs.
 
     Returns:
         The exit code: 0 when all left as they were told to, else 1.
@@ -48,7 +50,7 @@ def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlag
     while workers.num_alive and not told_to_leave.wait(0.2):
         pass
     if told_to_leave.is_set():
-        # Each asks the controller for permission to go, and finishes what it has.
+        # Each worker asks the controller for permission to go, and finishes its actions.
         workers.tell_to_leave()
     codes = workers.wait()
     return 0 if all(code == 0 for code in codes) else 1

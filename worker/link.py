@@ -1,12 +1,12 @@
 """The worker's end of the stream to the controller.
 
-One asyncio loop. Messages are raw bytes on both ways, and tensors are cut out of them and put into
+One asyncio loop. Messages are raw bytes both ways, and tensors are cut out of messages and put into
 them without protobuf (`clockwright.bulk`). Times on the stream are this machine's: the controller
 translates.
 
 When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
-dials again, and starts empty. Its compiled models are on disk. What runs is let end before: a controller
-that gave up on an action may have been right, and what it would ask for next would wait behind it.
+dials again, and starts empty. Its compiled models are on disk. Before it dials, it lets running steps end:
+if the controller was right to give up on an action, the next action would only wait behind the stuck one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.units import PAGE_BYTES, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.devices.device import CardHealth, Device, M, QueueingDevice, WatchedDevice
+from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
+from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.offers import Offers
-from worker.runtime import Outcome, Runtime
 
 logger = logging.getLogger(__name__)
 
-# grpc has no types of its own, and those of others are not its present ones.
+# grpc has no types of its own, and the published stubs lag behind grpc.aio.
 aio: Any = grpc.aio
 _Call = Any
 
@@ -52,11 +52,11 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _BACKOFF_S, _BACKOFF_S_MAX = 0.1, 2.0
-# The controller answers a Register at once; whatever does not is no controller.
+# The controller answers a Register at once; a peer that does not is no controller.
 _WELCOME_LIMIT_S = 10.0
-# After our last word it has this long for its own.
+# How long the controller may take to end the stream after our last message.
 _PART_LIMIT_S = 2.0
-# No action of a GPU takes seconds: one that does not end in this time never will.
+# No action of a GPU takes seconds: a step that does not end in this time never will.
 _STEP_LIMIT_S = 10.0
 _STEP_LOOK_S = 0.02
 
@@ -71,8 +71,8 @@ class _End(enum.Enum):
     DRAINED = enum.auto()
 
 
-class Link(Generic[M]):
-    """Keeps a device attached to a controller."""
+class ControllerLink(Generic[M]):
+    """Keeps a device attached to a controller, over one stream after the other."""
 
     def __init__(self, config: WorkerConfig, device: Device[M], files: FileStore) -> None:
         self._config = config
@@ -82,10 +82,10 @@ class Link(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
         self._outcomes: deque[Outcome] = deque()
-        self._runtime: Runtime[M] = Runtime(device, self._on_outcome, self._on_lost)
+        self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
-        self._health: CardHealth | None = None
-        #: A step does not end, and thus no thread that waits for it.
+        self._health: GpuHealth | None = None
+        #: A step never ends, so its lane's thread can never be joined.
         self._hangs = False
 
     def leave(self) -> None:
@@ -99,7 +99,7 @@ class Link(Generic[M]):
             ConfigError: the controller rejected this worker.
             DeviceGoneError: the device hangs. Threads of this process will never end.
         """
-        self._runtime.start()
+        self._lanes.start()
         watching: asyncio.Task[None] | None = None
         if isinstance(self._device, WatchedDevice):
             watching = asyncio.create_task(self._device.watch(self._on_health))
@@ -107,7 +107,7 @@ class Link(Generic[M]):
         try:
             while not self._leaving.is_set():
                 session = self._session = _Session(
-                    self._config, self._device, self._files, self._runtime, self._leaving
+                    self._config, self._device, self._files, self._lanes, self._leaving
                 )
                 if self._health is not None:
                     session.tell_health(self._health)
@@ -115,7 +115,7 @@ class Link(Generic[M]):
                     end = await session.run()
                 finally:
                     self._session = None
-                    self._runtime.abandon()
+                    self._lanes.abandon()
                     self._outcomes.clear()
                 await self._let_steps_end()
                 if end is _End.DRAINED:
@@ -137,39 +137,39 @@ class Link(Generic[M]):
                 watching.cancel()
                 await asyncio.wait([watching])
             if not self._hangs:
-                await asyncio.to_thread(self._runtime.stop)
+                await asyncio.to_thread(self._lanes.stop)
 
     async def _let_steps_end(self) -> None:
-        """Wait for what still runs when nobody waits for it any more.
+        """Wait for steps that still run when nobody waits for their results any more.
 
-        Looks are counted, not time: when this process did not get to run, the device did all the same.
+        The limit is a count of looks, not of time: a pause of this process is no proof that the device hangs.
 
         Raises:
-            DeviceGoneError: it does not end.
+            DeviceGoneError: a step does not end.
         """
         if not isinstance(self._device, QueueingDevice):
-            return  # It computes here, however slowly, or has a limit of its own.
+            return  # Such a device computes here, however slowly, or has a time limit itself.
         for _ in range(round(_STEP_LIMIT_S / _STEP_LOOK_S)):
-            if not self._runtime.is_running:
+            if not self._lanes.is_running:
                 return
             await asyncio.sleep(_STEP_LOOK_S)
         self._hangs = True
         raise DeviceGoneError(f"an action has not ended for {_STEP_LIMIT_S:g} s")
 
-    def _on_health(self, health: CardHealth) -> None:
+    def _on_health(self, health: GpuHealth) -> None:
         self._health = health
         if self._session is not None:
             self._session.tell_health(health)
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        # From any thread. One wake-up of the loop serves all outcomes that gather meanwhile.
+        # Called from any thread. One wake-up of the loop serves all outcomes that gather until it comes.
         first = not self._outcomes
         self._outcomes.append(outcome)
         if first:
             self._loop.call_soon_threadsafe(self._send_outcomes)
 
     def _on_lost(self, reason: str) -> None:
-        # Behind the results that are on their way to the loop already.
+        # Queued behind the results that are on their way to the loop already.
         self._loop.call_soon_threadsafe(self._give_up, reason)
 
     def _give_up(self, reason: str) -> None:
@@ -192,19 +192,19 @@ class _Session(Generic[M]):
         config: WorkerConfig,
         device: Device[M],
         files: FileStore,
-        runtime: Runtime[M],
+        lanes: LaneThreads[M],
         leaving: asyncio.Event,
     ) -> None:
         self._config = config
         self._device = device
-        self._runtime = runtime
+        self._lanes = lanes
         self._leaving = leaving
-        self._offers: Offers[M] = Offers(device, files, self._send, runtime.add_model)
+        self._offers: Offers[M] = Offers(device, files, self._send, lanes.add_model)
         self._outgoing: deque[bytes] = deque()
-        # It is stamped when it is written: time in our queue is not the way's delay.
+        # A heartbeat is stamped when it is written: time in our queue is no delay of the network.
         self._heartbeat_due = False
-        #: Not told yet.
-        self._health: CardHealth | None = None
+        #: The last look at the GPU, until a heartbeat has told it.
+        self._health: GpuHealth | None = None
         self._something = asyncio.Event()
         self._deltas: deque[int] = deque(maxlen=_CLOCK_SAMPLES)
         self._heard_ns = 0
@@ -268,8 +268,8 @@ class _Session(Generic[M]):
 
     # --- out ------------------------------------------------------------------------------------
 
-    def tell_health(self, health: CardHealth) -> None:
-        """Tell what a look at the card showed: at once, because until then nobody knows its clock."""
+    def tell_health(self, health: GpuHealth) -> None:
+        """Tell the controller at once what a look at the GPU showed: until then it does not know the clock."""
         self._health = health
         if self.welcomed:  # nothing goes before the registration
             self._heartbeat_due = True
@@ -284,10 +284,10 @@ class _Session(Generic[M]):
         self.send_bytes(message.SerializeToString())
 
     async def _write(self, call: _Call) -> None:
-        # The stream has ended under a message of ours: gRPC has no better word for that.
+        # gRPC raises these when the stream ends while a message of ours is being written.
         with contextlib.suppress(asyncio.InvalidStateError, aio.InternalError):
             await self._write_until_given_up(call)
-        # However the controller ends it, or has, `_read` hears that.
+        # `_read` learns how the controller ends the stream, or how it ended.
         await asyncio.sleep(_PART_LIMIT_S)
 
     async def _write_until_given_up(self, call: _Call) -> None:
@@ -301,7 +301,7 @@ class _Session(Generic[M]):
                 else:
                     await call.write(wire.take_together(self._outgoing))
             if self._given_up:
-                # The controller reads to our end and then ends its own.
+                # The controller reads up to our end of the stream and then ends its own side.
                 await call.done_writing()
                 return
 
@@ -318,8 +318,8 @@ class _Session(Generic[M]):
     async def _beat(self, interval_ms: int, silence_limit_ms: int) -> None:
         """Send heartbeats; ends with a TimeoutError when the controller has fallen silent.
 
-        Silence is counted in ticks of this loop, not in time: when this process did not get to run for
-        a while, the controller's messages are in our buffers and it is not to blame.
+        Silence is counted in ticks of this loop, not in time: after a pause of this process, the
+        controller's messages lie unread in our buffers, and the controller is not to blame.
         """
         while True:
             self._heartbeat_due = True
@@ -396,7 +396,7 @@ class _Session(Generic[M]):
     def _handle(self, message: pb.ToWorker, payload: Sequence[memoryview | bytes]) -> None:
         match message.WhichOneof("kind"):
             case "infer" | "load_weights" | "evict_weights":
-                self._runtime.submit(wire.decode_action(message), payload)
+                self._lanes.submit(wire.decode_action(message), payload)
             case "heartbeat":
                 self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
             case "model_offer":
@@ -406,7 +406,7 @@ class _Session(Generic[M]):
             case "model_drop":
                 model_id = ModelId(message.model_drop.model_id)
                 self._offers.withdraw(model_id)
-                self._runtime.remove_model(model_id)
+                self._lanes.remove_model(model_id)
             case "welcome" | "rejected" as kind:
                 raise ProtocolError(f"sent a second {kind!r}")
             case _:
@@ -433,7 +433,7 @@ class _Session(Generic[M]):
 
 
 def _decode_all(data: bytes) -> Iterator[tuple[pb.ToWorker, Sequence[memoryview | bytes]]]:
-    """A message and those that travelled with it."""
+    """Decode a message and the messages that travelled inside it."""
     message, payload = _decode(data)
     yield message, payload
     for further in message.next:

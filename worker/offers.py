@@ -2,8 +2,8 @@
 
 Files come in chunks over the same stream as actions. Chunks are written and hashed on another thread
 and acknowledged one by one, so that the controller can keep a few in flight and actions never queue
-behind a file. Those that nobody needs any more are acknowledged too: they are in flight all the same,
-and a controller whose few are never acknowledged sends no other file.
+behind a file. Chunks that nobody needs any more are acknowledged too: the controller counts them as in
+flight, and would otherwise send no other file.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ class Offers(Generic[M]):
 
         Args:
             device: judges and prepares models.
-            files: where chunks end up.
-            send: to the controller, in order.
-            ready: accept actions for this model; called before the controller hears of it.
+            files: the store that received files go to.
+            send: sends a message to the controller, in order.
+            ready: accepts actions for a model from now on; called before the controller hears of the model.
         """
         self._device = device
         self._files = files
         self._send = send
         self._ready = ready
         self._queue: asyncio.Queue[Offer] = asyncio.Queue()
-        #: Not answered and not withdrawn.
+        #: Offers that are neither answered nor withdrawn.
         self._open: dict[ModelId, Offer] = {}
-        #: Being answered, by the task.
+        #: The offer that is being answered, and the task that does it.
         self._current: tuple[Offer, asyncio.Task[None]] | None = None
         self._chunks: asyncio.Queue[Chunk] = asyncio.Queue()
-        #: Which model's files are on their way.
+        #: The model whose files are on their way.
         self._fetching: ModelId | None = None
 
     def offer(self, message: pb.ModelOffer) -> None:
         """Queue an offer; replaces an unanswered one of the same model.
 
         Raises:
-            ProtocolError: it could not have come from a controller.
+            ProtocolError: no controller would send such an offer.
         """
         offer = _decode(message)
         self.withdraw(offer.model_id)
@@ -75,14 +75,14 @@ class Offers(Generic[M]):
     def withdraw(self, model_id: ModelId) -> None:
         """Forget an offer if it is not answered yet.
 
-        What is being done for it ends: its files may never come, and others wait for their turn.
+        Preparing it is broken off: its files may never come, and other offers wait for their turn.
         """
         offer = self._open.pop(model_id, None)
         if self._current is not None and self._current[0] is offer:
             self._current[1].cancel()
 
     def chunk(self, message: pb.ModelChunk, payload: Sequence[memoryview | bytes]) -> None:
-        """Take a piece of a file; one that nobody waits for any more is dropped."""
+        """Take a piece of a file; drop a piece that nobody waits for any more."""
         if message.model_id == self._fetching:
             self._chunks.put_nowait((message, payload))
         else:
@@ -144,7 +144,7 @@ class Offers(Generic[M]):
         """Receive files into the store.
 
         Raises:
-            ModelError: what came is not what was offered.
+            ModelError: a file is not the one that was offered.
         """
         wanted = {file.sha256: file for file in files}
         incoming: dict[str, _Incoming] = {}

@@ -20,11 +20,11 @@ from clockwright.units import PAGE_BYTES
 from modelzoo.profile import load_profile
 from worker.config import WorkerConfig
 from worker.devices.device import Device
-from worker.devices.gpu_health import CardMonitor, open_card, stay_near
+from worker.devices.gpu_health import GpuMonitor, open_gpu, stay_near
 from worker.devices.host_memory import available_bytes
 from worker.devices.modelled import ModelledDevice
 from worker.engines.choice import parse_engine
-from worker.link import Link
+from worker.link import ControllerLink
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
 from worker.models.precision import parse_precision
@@ -32,7 +32,7 @@ from worker.timing import tune_process
 
 logger = logging.getLogger(__name__)
 
-# One Infer may use this part of the IO memory, so that others always find room beside it.
+# One Infer may use a quarter of the IO memory, so that others always find room beside it.
 _IO_SHARE = 4
 
 
@@ -71,7 +71,7 @@ async def _run(config: WorkerConfig) -> None:
     except OSError as error:
         raise ConfigError(f"cache folder {config.cache_dir}: {error}") from None
     try:
-        link = Link(config, device, files)
+        link = ControllerLink(config, device, files)
         gone.add_done_callback(lambda _: link.leave())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, link.leave)
@@ -86,7 +86,7 @@ async def _run(config: WorkerConfig) -> None:
 
 
 def _end_at_once(reason: str) -> NoReturn:
-    """End without waiting for threads, as Python would: they wait for a device that says nothing more."""
+    """End without joining the threads, as Python would: they wait for a device that says nothing more."""
     logger.critical("%s", reason)
     logging.shutdown()
     os._exit(1)
@@ -100,9 +100,9 @@ def make_device(
     """Make the device that a configuration names.
 
     Args:
-        config: of the worker.
+        config: the worker's settings.
         files: where models' files lie.
-        on_lost: told, from any thread, why the device cannot be used by this process any more.
+        on_lost: told, from any thread, why this process cannot use the device any more.
 
     Raises:
         ConfigError: there is none of that name here, or not enough memory for it.
@@ -125,7 +125,7 @@ def make_device(
             compile_limit_s=config.compile_limit_s,
         )
     if kind == "container" and argument:
-        # Here, because only this device needs it.
+        # Imported here, because only this device needs it.
         from worker.containers.device import ContainerDevice
 
         return ContainerDevice(
@@ -152,24 +152,24 @@ def _torch_device(
         on_host += limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes
     _check_memory(on_host, "weights and IO on the host", "less host memory")
     try:
-        # Here, because torch takes seconds to import and other devices do without.
+        # Imported here, because torch takes seconds and other devices do without.
         from worker.devices.accelerator import Accelerator, HostAccelerator
         from worker.devices.gpu import TorchDevice
         from worker.engines.onnxruntime import plain_words
 
         accelerator: Accelerator
-        monitor: CardMonitor | None = None
+        monitor: GpuMonitor | None = None
         if kind == "cuda":
             from worker.devices.cuda import CudaAccelerator
 
             # Clockwork forbids the driver to compile and to cache kernels (CUDA_DISABLE_PTX_JIT,
-            # CUDA_CACHE_DISABLE). Here each has run before it is captured, so that none is new while
-            # serving, and an engine of cuDNN's may hand it some as PTX.
+            # CUDA_CACHE_DISABLE). Here every kernel has run before it is captured, so none is new while
+            # serving; and an engine of cuDNN may hand the driver some kernels as PTX.
             accelerator = CudaAccelerator(int(argument))
-            card = open_card(accelerator.uuid)
-            if card is not None:
-                monitor = CardMonitor(card)
-                # Before the host's memory is taken, which then lies near too.
+            gpu = open_gpu(accelerator.uuid)
+            if gpu is not None:
+                monitor = GpuMonitor(gpu)
+                # Move before the host's memory is taken, so that the memory lies near too.
                 stay_near(monitor.facts)
         else:
             accelerator = HostAccelerator()
@@ -188,7 +188,7 @@ def _torch_device(
         )
     except ImportError as error:
         raise ConfigError(f"device {config.device!r}: {error}; install clockwright[gpu]") from None
-    except RuntimeError as error:  # torch's own: the card is taken, full or broken
+    except RuntimeError as error:  # torch raises it when the GPU is taken, full or broken
         raise ConfigError(
             f"device {config.device!r}: it cannot be used: {plain_words(error)}"
         ) from None
@@ -198,7 +198,7 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
     wanted = limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes + limits.io_bytes
     _check_memory(wanted, f"{config.num_pages} pages, arena and IO memory", "fewer pages")
     try:
-        # Here, because a modelled device needs no engine.
+        # Imported here, because a modelled device needs no engine.
         from worker.devices.cpu import CpuDevice
     except ImportError as error:
         raise ConfigError(f"device 'cpu': {error}; install clockwright[cpu]") from None
@@ -214,17 +214,18 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
 def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:
     """Refuse to start a worker per GPU where there is not enough memory for all of them.
 
-    Each looks for itself when it starts, but they start together, before any of them has taken its own.
+    Each worker checks for itself when it starts; but workers that start together all check before any of
+    them has taken its memory.
 
     Raises:
-        ConfigError: says how much there is.
+        ConfigError: the memory does not suffice; says how much there is.
     """
     wanted = num_gpus * _locked_bytes(config)
     _check_memory(wanted, f"weights and IO of {num_gpus} GPUs on the host", "less host memory each")
 
 
 def _locked_bytes(config: WorkerConfig) -> int:
-    """What a worker with a GPU takes of the host's memory: weights, inputs and outputs on their way."""
+    """Bytes of host memory that a worker with a GPU locks: weights, inputs and outputs on their way."""
     return config.host_bytes + 2 * config.io_bytes
 
 
@@ -232,7 +233,7 @@ def check_packages(version_of: Callable[[str], str | None]) -> None:
     """Refuse an environment in which onnxruntime has lost its CUDA provider.
 
     Args:
-        version_of: a distribution; None where it is not installed.
+        version_of: gives a distribution's version; None where it is not installed.
 
     Raises:
         ConfigError: names what is installed, and what to do.

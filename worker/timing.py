@@ -1,4 +1,4 @@
-"""Being on time: waiting and thread priorities.
+"""Waiting until a time, and the priorities of threads.
 
 Measured on a busy machine of two cores: a plain `time.sleep` wakes 80 us late at the median; with the
 kernel's timer slack removed, at real-time priority and spinning the last 50 us, 0.2 us, and 5 us at p99.
@@ -44,11 +44,11 @@ def tune_process() -> None:
 def tune_thread(*, realtime: bool) -> None:
     """Prepare the calling thread for serving; whatever the system forbids is left out.
 
-    It is bound to no core of its own: at real-time priority it displaces whatever runs on the core that it
-    wakes on. On a host with a GPU the process keeps to the cores near it (`worker.devices.gpu_health.stay_near`).
+    The thread gets no core of its own: at real-time priority it displaces whatever runs on the core where it
+    wakes. On a host with a GPU the process keeps to the cores near it (`worker.devices.gpu_health.stay_near`).
 
     Args:
-        realtime: run before all ordinary threads. Only for threads that mostly wait: the kernel stops
+        realtime: run before all ordinary threads. Only for a thread that mostly waits: the kernel stops
             a real-time thread that computes for 0.95 s of a second.
     """
     libc = ctypes.CDLL(None, use_errno=True)

@@ -19,28 +19,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clockwright.actions import ActionError, Infer, LoadWeights
+from clockwright.actions import ActionError, Infer, LoadWeights, Result
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
-    ActionFailed,
-    ActionSucceeded,
     AnswerRequest,
-    Command,
-    Event,
     ModelAdded,
     ModelReady,
     RefuseRequest,
     RequestArrived,
     RequestsArrived,
-    SendAction,
-    TimerFired,
     WorkerJoined,
 )
+from controller.ledger import Finished, Ledger, Sent
 from experiments.digits import Array
 from experiments.figures.clipper_models import Prepared
-from worker.runtime import Outcome, Runtime
+from worker.lane_threads import LaneThreads, Outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,31 +129,43 @@ class _Log:
 
 
 class Bench:
-    """See the module."""
+    """The ledger's shell without a network: lanes of workers behind a queue, one thread."""
 
     def __init__(self, ready: Sequence[Prepared], config: SchedulerConfig, rows: Array) -> None:
         self._model_id = ModelId(ready[0].model.model_id)
         self._payloads = [row.tobytes() for row in rows]
-        self._scheduler = Scheduler(config)
         self._outcomes: queue.SimpleQueue[tuple[WorkerId, Outcome]] = queue.SimpleQueue()
-        self._runtimes: dict[WorkerId, Runtime[Any]] = {}
-        self._sent: dict[int, Infer] = {}
-        self._arrived: dict[RequestId, int] = {}
+        self._runtimes: list[LaneThreads[Any]] = []
         self._next_id = 0
         self._slo_ns = 0
         self._log = _Log()
         self._completed = 0
-        self._tell(ModelAdded(model_id=self._model_id))
+        self._ledger: Ledger[LaneThreads[Any], None] = Ledger(
+            Scheduler(config),
+            clock=time.monotonic_ns,
+            telemetry=None,
+            send=self._send,
+            answer=self._answer,
+            refuse=self._refuse,
+            forget=_unexpected,
+            close=_unexpected,
+            settled=_nothing,
+            # `run` looks when it is due.
+            arm=_same,
+        )
+        self._ledger.tell(ModelAdded(model_id=self._model_id))
         for number, each in enumerate(ready):
             worker_id = WorkerId(f"worker-{number}")
-            runtime: Runtime[Any] = Runtime(each.device, self._listener(worker_id))
-            self._runtimes[worker_id] = runtime
+            runtime: LaneThreads[Any] = LaneThreads(each.device, self._listener(worker_id))
+            self._runtimes.append(runtime)
             runtime.add_model(each.model)
             runtime.start()
             kind = GpuKind(each.device.gpu_kind)
             pages = each.device.limits.num_pages
-            self._tell(WorkerJoined(worker_id=worker_id, gpu_kind=kind, num_pages=pages))
-            self._tell(
+            self._ledger.join(
+                runtime, WorkerJoined(worker_id=worker_id, gpu_kind=kind, num_pages=pages)
+            )
+            self._ledger.tell(
                 ModelReady(
                     worker_id=worker_id,
                     model_id=self._model_id,
@@ -171,7 +178,7 @@ class Bench:
 
     def close(self) -> None:
         """End the lanes; what runs is finished."""
-        for runtime in self._runtimes.values():
+        for runtime in self._runtimes:
             runtime.stop()
 
     def run(
@@ -207,11 +214,11 @@ class Bench:
                 self._completed = 0
             if arrived:
                 self._arrive(arrived)
-            wakeup_ns = self._scheduler.next_wakeup_ns()
-            if wakeup_ns is not None and wakeup_ns <= time.monotonic_ns():
-                self._tell(TimerFired())
-                wakeup_ns = self._scheduler.next_wakeup_ns()
-            until_ns = min(wakeup_ns or end_ns, due[0] if due else end_ns, end_ns)
+            due_ns = self._ledger.due_ns
+            if due_ns is not None and due_ns <= time.monotonic_ns():
+                self._ledger.fire()
+                due_ns = self._ledger.due_ns
+            until_ns = min(due_ns or end_ns, due[0] if due else end_ns, end_ns)
             self._wait(until_ns)
         log = self._log
         return Measured(
@@ -241,80 +248,71 @@ class Bench:
         except queue.Empty:
             pass
 
-    def _take(self, worker_id: WorkerId, result: Any) -> None:  # noqa: ANN401
-        timing = result.exec or result.load
-        if result.error is not ActionError.NONE:
-            self._tell(
-                ActionFailed(
-                    worker_id=worker_id,
-                    action_id=result.action_id,
-                    error=result.error,
-                    message=result.message,
-                )
-            )
-            return
-        infer = self._sent.pop(result.action_id, None)
-        if infer is not None:
+    def _take(self, worker_id: WorkerId, result: Result) -> None:
+        sent = self._ledger.finish(worker_id, result)
+        if (
+            sent is not None
+            and isinstance(infer := sent.command.action, Infer)
+            and not result.error
+        ):
             rows = sum(infer.rows)
             self._log.batches.append((rows, time.monotonic_ns() - infer.earliest_ns))
             self._log.rows_of[worker_id] = self._log.rows_of.get(worker_id, 0) + rows
-        if timing is not None:  # an EvictWeights has none, and nobody waits for it
-            self._tell(
-                ActionSucceeded(
-                    worker_id=worker_id,
-                    action_id=result.action_id,
-                    begin_ns=timing.begin_ns,
-                    end_ns=timing.end_ns,
-                    duration_ns=timing.duration_ns,
-                    received_ns=result.received_ns,
-                )
-            )
 
     def _arrive(self, times_ns: Sequence[int]) -> None:
         requests = []
         for at_ns in times_ns:
             self._next_id += 1
-            request_id = RequestId(self._next_id)
-            self._arrived[request_id] = at_ns
-            requests.append(
-                RequestArrived(
-                    request_id=request_id,
-                    model_id=self._model_id,
-                    rows=1,
-                    arrival_ns=at_ns,
-                    slo_ns=self._slo_ns,
-                )
+            request = RequestArrived(
+                request_id=RequestId(self._next_id),
+                model_id=self._model_id,
+                rows=1,
+                arrival_ns=at_ns,
+                slo_ns=self._slo_ns,
             )
-        self._tell(RequestsArrived(requests=tuple(requests)))
+            self._ledger.open(request, None)
+            requests.append(request)
+        self._ledger.tell(RequestsArrived(requests=tuple(requests)))
 
-    def _tell(self, event: Event) -> None:
-        for command in self._scheduler.handle(event, now_ns=time.monotonic_ns()):
-            self._obey(command)
+    def _send(self, runtime: LaneThreads[Any], sent: Sent) -> None:
+        payloads, number = self._payloads, len(self._payloads)
+        payload = [payloads[request_id % number] for request_id in sent.command.request_ids]
+        runtime.submit(sent.command.action, payload)
 
-    def _obey(self, command: Command) -> None:
-        match command:
-            case SendAction(action=Infer() as action):
-                self._sent[action.action_id] = action
-                payloads, number = self._payloads, len(self._payloads)
-                payload = [payloads[request_id % number] for request_id in command.request_ids]
-                self._runtimes[command.worker_id].submit(action, payload)
-            case SendAction():
-                self._runtimes[command.worker_id].submit(command.action)
-            case AnswerRequest():
-                self._respond(command.request_id)
-            case RefuseRequest(refusal=Refusal.LATE):
-                self._log.num_late += 1
-                self._respond(command.request_id)
-            case RefuseRequest():
-                raise RuntimeError(
-                    f"a request was refused: {command.refusal.name} {command.detail}"
-                )
-            case _:
-                raise RuntimeError(f"the scheduler wants {command}")
+    def _answer(
+        self,
+        request: RequestArrived,
+        _: None,
+        _command: AnswerRequest,
+        _finished: Finished,
+        now_ns: int,
+        _in_time: bool,
+    ) -> None:
+        self._respond(request, now_ns)
 
-    def _respond(self, request_id: RequestId) -> None:
-        self._log.latency_ns.append(time.monotonic_ns() - self._arrived.pop(request_id))
+    def _refuse(
+        self, request: RequestArrived, _: None, command: RefuseRequest, now_ns: int
+    ) -> None:
+        if command.refusal is not Refusal.LATE:
+            raise RuntimeError(f"a request was refused: {command.refusal.name} {command.detail}")
+        self._log.num_late += 1
+        self._respond(request, now_ns)
+
+    def _respond(self, request: RequestArrived, now_ns: int) -> None:
+        self._log.latency_ns.append(now_ns - request.arrival_ns)
         self._completed += 1
+
+
+def _unexpected(_runtime: LaneThreads[Any], *what: object) -> None:
+    raise RuntimeError(f"the scheduler lets a model or a worker go: {what}")
+
+
+def _nothing() -> None:
+    return
+
+
+def _same(wakeup_ns: int) -> int:
+    return wakeup_ns
 
 
 def _arrivals(load: Saturating | Offered, begin_ns: int, end_ns: int) -> deque[int]:
@@ -339,7 +337,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
         budget_s: see `runs`.
     """
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: Runtime[Any] = Runtime(ready.device, outcomes.put)
+    runtime: LaneThreads[Any] = Runtime(ready.device, outcomes.put)
     runtime.add_model(ready.model)
     runtime.start()
     try:
@@ -373,7 +371,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
 def answer(ready: Prepared, rows: Array) -> list[bytes]:
     """What the model answers to one request of these rows, whose number is one of its batch sizes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: Runtime[Any] = Runtime(ready.device, outcomes.put)
+    runtime: LaneThreads[Any] = Runtime(ready.device, outcomes.put)
     runtime.add_model(ready.model)
     runtime.start()
     try:

@@ -24,7 +24,7 @@ from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Accelerator, HostAccelerator, Stream
 from worker.devices.cuda import CudaAccelerator
 from worker.devices.gpu import TorchDevice, TorchModel
-from worker.devices.gpu_health import open_card
+from worker.devices.gpu_health import open_gpu
 from worker.models.file_store import FileStore
 from worker.models.model_files import CompiledModel, Limits
 from worker.models.precision import Precision
@@ -105,9 +105,9 @@ def about(accelerator: Accelerator) -> dict[str, object]:
     found: dict[str, object] = {"accelerator": accelerator.name, "torch": torch.__version__}
     if isinstance(accelerator, CudaAccelerator):
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        card = open_card(accelerator.uuid)
-        if card is not None:
-            found["card"] = card.look().as_table()
+        gpu = open_gpu(accelerator.uuid)
+        if gpu is not None:
+            found["card"] = gpu.look().as_table()
     return found
 
 

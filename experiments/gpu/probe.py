@@ -58,7 +58,7 @@ from worker.models.model_files import (
     BoundTensor,
     CompiledModel,
     Limits,
-    Source,
+    ModelSource,
 )
 from worker.models.precision import Precision
 from worker.timing import sleep_until, tune_thread
@@ -384,7 +384,9 @@ def compiled_for(name: str, precision: Precision, scratch: Path) -> tuple[Path, 
     if not folder.exists():
         folder.mkdir()
         limits = Limits(arena_bytes=2 << 30, num_pages=128, io_bytes=256 << 20)
-        compile_model(Source(source), folder, limits, lambda stage: None, TorchTarget(precision))
+        compile_model(
+            ModelSource(source), folder, limits, lambda stage: None, TorchTarget(precision)
+        )
     metadata = (folder / "model.json").read_text(encoding="utf-8")
     return folder, CompiledModel.from_json(metadata)
 

@@ -39,7 +39,7 @@ from experiments.results_file import write_results
 from traces.arrivals import Poisson, Workload
 from worker.devices.accelerator import Accelerator
 from worker.devices.gpu import TorchModel
-from worker.runtime import Outcome, Runtime
+from worker.lane_threads import LaneThreads, Outcome
 
 _SLO_NS = 100 * NS_PER_MS
 _LATEST_NS = 1 << 62
@@ -128,7 +128,7 @@ async def lanes(
         for model_id in model.model_ids
     ]
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime = Runtime(bench.device, outcomes.put)
+    runtime = LaneThreads(bench.device, outcomes.put)
     runtime.start()
     for model in models:
         runtime.add_model(model)
@@ -155,7 +155,7 @@ async def lanes(
 
 
 def _drive(
-    runtime: Runtime[TorchModel],
+    runtime: LaneThreads[TorchModel],
     models: Sequence[TorchModel],
     outcomes: queue.SimpleQueue[Outcome],
     num_pages: int,

@@ -48,6 +48,7 @@ class Controller:
         on_closed: Callable[[Worker], None],
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
+        tick_ns: int = NS_PER_MS,
     ) -> None:
         """Announce the cluster's models.
 
@@ -60,6 +61,7 @@ class Controller:
             on_closed: told when the scheduler lets a worker go.
             check: assert the scheduler's invariants after every event.
             make_scheduler: for the case.
+            tick_ns: the timer fires at whole multiples: event loops keep no finer time.
         """
         #: Set before the first arrival.
         self.clients: Clients
@@ -69,6 +71,7 @@ class Controller:
         self._on_closed = on_closed
         self._check = check
         self._scheduler = make_scheduler(case)
+        self._tick_ns = tick_ns
         self._next_request = 1
         self._armed_ns: int | None = None
         #: Clients with an answer, until the event that brought it is dealt with.
@@ -84,7 +87,7 @@ class Controller:
             close=self._close,
             settled=self._settled,
             arm=self._arm,
-            tick_ns=NS_PER_MS,
+            tick_ns=tick_ns,
         )
         for model in case.cluster.models:
             self.ledger.tell(ModelAdded(model_id=model.model_id))
@@ -225,9 +228,8 @@ class Controller:
     # --- the timer --------------------------------------------------------------------------------
 
     def _arm(self, wakeup_ns: int) -> int:
-        """Fire at the next whole millisecond: event loops keep no finer time."""
         after_ns = max(wakeup_ns, self._loop.now_ns + 1)
-        at_ns = -(-after_ns // NS_PER_MS) * NS_PER_MS
+        at_ns = -(-after_ns // self._tick_ns) * self._tick_ns
         if at_ns != self._armed_ns:
             self._armed_ns = at_ns
             self._loop.at(at_ns, self._fire, at_ns)

@@ -14,7 +14,7 @@ from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
 from experiments.simulator.loop import Loop
 from experiments.simulator.network import Link
 from worker.core.io_pool import aligned
-from worker.core.lanes import Core, Lane, Model, Step
+from worker.core.lanes import Core, Lane, LoadedModel, Step
 
 # To look a member up in its enum takes ten times as long as a global.
 _LOAD: Final = Lane.LOAD
@@ -24,7 +24,7 @@ _DEVICE_LANES: Final = (_LOAD, _EXEC)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SimulatedModel(Model):
+class SimulatedModel(LoadedModel):
     """A model and the times it takes, in ns."""
 
     load_ns: int

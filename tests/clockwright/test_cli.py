@@ -121,6 +121,15 @@ def test_a_broken_command_breaks_no_other(run: Run) -> None:
     assert out.count("cannot be loaded") == 3
 
 
+def test_a_stale_installation_is_told_to_install_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("clockwright.cli.main.entry_points", lambda group: ())
+    code, out, _ = run("--help")
+    assert code == 0
+    assert "No command is registered: install clockwright" in out
+
+
 def test_a_setting_that_counts_as_false_is_passed_on_to_the_workers() -> None:
     arguments = WorkerFlags(pages=0, verbose=False, cache_dir=None).to_arguments()
     assert "--pages=0" in arguments

@@ -13,14 +13,14 @@ from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
+from tests.kit.nvml import driver
 from tests.kit.processes import write_models
-from tests.worker.test_gpu_health import driver
-from tests.worker.test_runtime import IO_POOL_BYTES, LIMITS
+from tests.kit.worker_models import IO_POOL_BYTES, LIMITS
 from worker.config import WorkerConfig
 from worker.devices.accelerator import HostAccelerator
 from worker.devices.gpu import TorchDevice
-from worker.devices.gpu_health import Card, CardMonitor
-from worker.link import Link
+from worker.devices.gpu_health import GpuMonitor, NvmlGpu
+from worker.link import ControllerLink
 from worker.models.file_store import FileStore
 from worker.models.precision import Precision
 
@@ -50,10 +50,10 @@ def test_a_throttled_card_is_told_to_scheduler_and_operator_and_so_is_its_recove
                 cache_dir=tmp_path / "cache",
                 compile_limit_s=LIMIT_S,
                 on_lost=lambda reason: None,
-                monitor=CardMonitor(Card(nvml, "GPU-1"), interval_s=0.01),
+                monitor=GpuMonitor(NvmlGpu(nvml, "GPU-1"), interval_s=0.01),
             )
             config = WorkerConfig(controller=address, cache_dir=tmp_path / "cache")
-            worker = Link(config, device, files)
+            worker = ControllerLink(config, device, files)
             serving = asyncio.create_task(worker.run())
             with Operator(address) as operator:
 

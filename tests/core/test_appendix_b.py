@@ -13,12 +13,12 @@ from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, Reque
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
-from controller.core.invariants import check
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState
-from experiments.virtual_cluster import ModelledModel, VirtualCluster
+from experiments.simulator import HostedModel
 from tests.kit import appendix_b
+from tests.kit.simulated_cluster import SimulatedCluster, row
 
 MS = NS_PER_MS
 
@@ -123,19 +123,20 @@ def test_a_whole_run_decides_as_appendix_b_at_every_step() -> None:
         return batch
 
     policy.next_infer = both  # type: ignore[method-assign]
-    cluster = VirtualCluster(scheduler, after_event=lambda: check(scheduler))
     models = [
-        ModelledModel(
-            model_id=ModelId(f"m{number}"),
-            architecture_id=ArchitectureId(f"a{number % 3}"),
-            num_pages=5,
-            load_ns=8 * MS,
-            exec_ns={1: (2 + number % 3) * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS},
+        HostedModel(
+            ModelId(f"m{number}"),
+            row(
+                f"a{number % 3}",
+                pages=5,
+                load_ns=8 * MS,
+                exec_ns={1: (2 + number % 3) * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS},
+            ),
         )
         for number in range(8)
     ]
-    cluster.add_models(models)
-    cluster.add_worker("gpu", 30, models)
+    cluster = SimulatedCluster(scheduler, models)
+    cluster.add_worker("gpu", 30)
     generator = random.Random(7)
     for _ in range(1500):
         at_ns = generator.randrange(4_000 * MS)

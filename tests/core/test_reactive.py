@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from clockwright.errors import ConfigError, Refusal
-from clockwright.units import NS_PER_MS, ArchitectureId, ModelId, RequestId
+from clockwright.units import NS_PER_MS, ModelId, RequestId
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.policies.batching import (
     AIMD_DECREASE,
@@ -18,23 +18,16 @@ from controller.core.policies.batching import (
 )
 from controller.core.policies.reactive import ClipperPolicy
 from controller.core.state import Model
-from experiments.virtual_cluster import ModelledModel, VirtualCluster
+from experiments.simulator import HostedModel
+from tests.kit.simulated_cluster import SimulatedCluster, row
 
 MS = NS_PER_MS
 EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS, 16: 17 * MS}
 
 
-def models(number: int) -> list[ModelledModel]:
-    return [
-        ModelledModel(
-            model_id=ModelId(f"m{index}"),
-            architecture_id=ArchitectureId("a"),
-            num_pages=7,
-            load_ns=8 * MS,
-            exec_ns=EXEC,
-        )
-        for index in range(number)
-    ]
+def models(number: int) -> list[HostedModel]:
+    cost = row("a", pages=7, load_ns=8 * MS, exec_ns=EXEC)
+    return [HostedModel(ModelId(f"m{index}"), cost) for index in range(number)]
 
 
 class ClosedLoop:
@@ -53,11 +46,10 @@ class ClosedLoop:
     ) -> None:
         config = SchedulerConfig(policy=policy, batching=batching, batch_delay_ns=batch_delay_ns)
         self.scheduler = Scheduler(config)
-        self.cluster = VirtualCluster(self.scheduler)
         served = models(num_models)
-        self.cluster.add_models(served)
+        self.cluster = SimulatedCluster(self.scheduler, served)
         for index in range(gpus):
-            self.cluster.add_worker(f"gpu{index}", 200, served)
+            self.cluster.add_worker(f"gpu{index}", 200)
         self.slo_ns = slo_ms * MS
         self.open: dict[RequestId, ModelId] = {}
         for model in served:
@@ -73,7 +65,7 @@ class ClosedLoop:
         for _ in range(seconds * 1000):
             self.cluster.run(self.cluster.now_ns + MS)
             for request, model_id in list(self.open.items()):
-                if request in self.cluster.answers or request in self.cluster.refusals:
+                if not self.cluster.is_open(request):
                     del self.open[request]
                     self.ask(model_id)
         return self.cluster.num_in_time() / seconds
@@ -107,7 +99,7 @@ def test_every_request_runs_and_late_ones_count_as_late(
     )
     loop.run(2)
     loop.cluster.run(loop.cluster.now_ns + 1000 * MS)
-    assert set(loop.cluster.refusal_counts()) == {Refusal.LATE}
+    assert set(loop.cluster.refusal_counts()) == {Refusal.LATE.value}
     assert loop.scheduler.num_open_requests == 0
 
 
@@ -147,7 +139,7 @@ def test_aimd_learns_from_batches_that_fill_its_cap_only() -> None:
 def test_without_batching_rows_go_one_by_one() -> None:
     loop = ClosedLoop("clipper", num_models=1, clients=8, slo_ms=500, batching="none")
     loop.run(1)
-    assert {answer.batch_size for answer, _ in loop.cluster.answers.values()} == {1}
+    assert {answer.batch_size for answer in loop.cluster.answers.values()} == {1}
 
 
 def test_quantile_regression_finds_the_line_that_a_share_of_the_points_is_above() -> None:
@@ -188,9 +180,8 @@ def test_quantile_regression_caps_batches_where_the_line_meets_the_slo_and_follo
 def test_a_batch_that_is_not_full_is_held_back_for_as_long_as_was_said() -> None:
     served = models(1)
     scheduler = Scheduler(SchedulerConfig(policy="clipper", batch_delay_ns=2 * MS))
-    cluster = VirtualCluster(scheduler)
-    cluster.add_models(served)
-    cluster.add_worker("gpu0", 200, served)
+    cluster = SimulatedCluster(scheduler, served)
+    cluster.add_worker("gpu0", 200)
     model_id = served[0].model_id
     # A cold start, and one answer after which the cap is three: batches of two are full.
     cluster.request(model_id, 500 * MS)
@@ -217,7 +208,7 @@ def test_a_batch_that_is_not_full_is_held_back_for_as_long_as_was_said() -> None
 def test_infaas_takes_the_most_efficient_batch_whose_profile_is_within_the_slo() -> None:
     loop = ClosedLoop("infaas", num_models=1, clients=32, slo_ms=11)
     loop.run(1)
-    assert {answer.batch_size for answer, _ in loop.cluster.answers.values()} <= {1, 2, 4, 8}
+    assert {answer.batch_size for answer in loop.cluster.answers.values()} <= {1, 2, 4, 8}
 
 
 def test_infaas_adds_a_replica_for_a_model_that_is_late() -> None:

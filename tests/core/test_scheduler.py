@@ -42,7 +42,8 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.invariants import check
-from experiments.virtual_cluster import ModelledModel, VirtualCluster
+from experiments.simulator import HostedModel
+from tests.kit.simulated_cluster import SimulatedCluster, row
 
 MS = NS_PER_MS
 A, B = ModelId("a"), ModelId("b")
@@ -748,23 +749,17 @@ def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: Bench) -
 
 def test_copies_share_the_work_by_who_is_free_first() -> None:
     scheduler = Scheduler()
-    cluster = VirtualCluster(scheduler, after_event=lambda: check(scheduler))
-    model = ModelledModel(
-        model_id=A,
-        architecture_id=ArchitectureId("a"),
-        num_pages=1,
-        load_ns=MS,
-        exec_ns={1: 4 * MS},  # less than the look-ahead: the first lane would take a second one
-    )
-    cluster.add_models([model])
-    cluster.add_worker("gpu", 4, [model])
-    cluster.add_worker("gpu2", 4, [model])
+    # Less than the look-ahead: the first lane would take a second one.
+    short = row("a", load_ns=MS, exec_ns={1: 4 * MS})
+    cluster = SimulatedCluster(scheduler, [HostedModel(A, short)])
+    cluster.add_worker("gpu", 4)
+    cluster.add_worker("gpu2", 4)
     for _ in range(6):
         cluster.request(A, 1000 * MS)
     cluster.run(2000 * MS)
     together = [cluster.request(A, 1000 * MS) for _ in range(2)]
     cluster.run(4000 * MS)
-    assert {cluster.answers[request][0].worker_id for request in together} == {GPU, GPU2}
+    assert {cluster.answers[request].worker_id for request in together} == {GPU, GPU2}
 
 
 def test_a_model_too_slow_for_one_kind_of_gpu_is_loaded_on_a_faster_one() -> None:

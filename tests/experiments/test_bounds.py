@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clockwright.units import NS_PER_MS, ArchitectureId, ModelId
+from clockwright.units import NS_PER_MS, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from experiments.bounds import (
     BoundProblem,
@@ -25,8 +25,9 @@ from experiments.bounds import (
     memoryless_bound,
     memoryless_rate,
 )
-from experiments.virtual_cluster import ModelledModel, VirtualCluster
+from experiments.simulator import HostedModel
 from modelzoo.profile import load_profile
+from tests.kit.simulated_cluster import SimulatedCluster, row
 
 MS = NS_PER_MS
 
@@ -270,20 +271,21 @@ def exact_scheduler() -> Scheduler:
 
 def serve(case: BoundProblem) -> int:
     """Answers in time of the production scheduler, with devices exactly as fast as the profile."""
-    cluster = VirtualCluster(exact_scheduler(), delay_ns=0)
     models = [
-        ModelledModel(
-            model_id=ModelId(f"m{number}"),
-            architecture_id=ArchitectureId(f"a{number}"),
-            num_pages=cost.num_pages,
-            load_ns=cost.load_ns,
-            exec_ns=dict(cost.exec_ns),
+        HostedModel(
+            ModelId(f"m{number}"),
+            row(
+                f"a{number}",
+                pages=cost.num_pages,
+                load_ns=cost.load_ns,
+                exec_ns=dict(cost.exec_ns),
+            ),
         )
         for number, cost in enumerate(case.costs)
     ]
-    cluster.add_models(models)
+    cluster = SimulatedCluster(exact_scheduler(), models, delay_ns=0)
     for gpu in range(case.num_gpus):
-        cluster.add_worker(f"gpu{gpu}", case.pages_per_gpu, models)
+        cluster.add_worker(f"gpu{gpu}", case.pages_per_gpu)
 
     def arrive(model: ModelId, slo_ns: int) -> None:
         cluster.request(model, slo_ns)

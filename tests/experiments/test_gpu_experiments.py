@@ -29,8 +29,8 @@ from experiments.gpu import probe, table1
 from experiments.gpu.hardware import Bench, Room, open_accelerator
 from modelzoo.profile import load_profile
 from tests.experiments.test_gpu_live import wanted_of
+from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
 from tests.kit.processes import PATIENCE_S, lives, until
-from tests.worker.test_torch_device import OnnxruntimeAccelerator, time_says
 from worker.devices.accelerator import HostAccelerator
 from worker.devices.cuda import Installation
 from worker.devices.gpu import TorchModel

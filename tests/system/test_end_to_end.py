@@ -6,8 +6,10 @@ import asyncio
 import os
 import queue
 import re
-import shutil
+import shlex
 import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -53,10 +55,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     ):
         path = models_dir / name / "1" / "model.onnx"
         models.append(DemoModel(name, questions, run_alone(path, questions)))
-    # The name that the README's model has.
-    shutil.copytree(models_dir / "digits-perceptron", models_dir / "digits")
     # One page less than all models need together: somebody is always evicted.
-    arguments = ["--pages", "8", "--arena-mib", "64", "--cache-dir", str(directory / "cache")]
+    arguments = ["--pages", "7", "--arena-mib", "64", "--cache-dir", str(directory / "cache")]
     with LocalServer(["--models", str(models_dir), *arguments]) as server:
         yield Served(server.address, models)
 
@@ -137,23 +137,39 @@ def test_our_client_is_told_where_the_time_went(served: Served) -> None:
     assert result.explanation["worker"] == "local-0"
 
 
-def test_the_readmes_programs_run(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_model_is_made_served_and_asked_as_it_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    programs = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    # What begins with a path is a file of a model: tests/worker/test_containers.py runs it.
-    programs = [program for program in programs if not program.startswith("# models/")]
+    section = readme.split("## A model of your own")[1]
+    block = re.findall(r"```\n(.*?)```", section, re.DOTALL)[0]
+    making, _, serving = block.rpartition("\nclockwright up")
+    # An SLO that no slow machine misses.
+    making = making.replace("slo_ms = 50", f"slo_ms = {SLO_MS}")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    subprocess.run(["bash", "-ec", making], cwd=tmp_path, env=environment, check=True)
+    options = shlex.split(serving, comments=True)
+    assert options == ["--models", "models"]
+    [command] = re.findall(r"`clockwright (infer .*?)`", section)
+    programs = re.findall(r"```python\n(.*?)```", section.split("## Ask it")[1], re.DOTALL)
     # The one about applications: tests/selection/test_applications_clients.py runs it.
     programs = [program for program in programs if "Feedback" not in program]
     assert len(programs) == 2
-    for program in programs:
-        assert "127.0.0.1:8001" in program
-        # Where this server is, and an SLO that no slow machine misses.
-        program = program.replace("127.0.0.1:8001", served.address)
-        program = re.sub(r"(slo_ms\W+)25\b", rf"\g<1>{SLO_MS}", program)
-        exec(compile(program, "README.md", "exec"), {})
-        out = capsys.readouterr().out
-        assert "COLD" not in out
-        assert out.strip()
+    folders = ["--models", str(tmp_path / "models"), "--cache-dir", str(tmp_path / "cache")]
+    with LocalServer(folders) as server:
+        asking = [*shlex.split(command), "--server", server.address]
+        subprocess.run([sys.executable, "-m", "clockwright.cli", *asking], check=True)
+        for program in programs:
+            assert "127.0.0.1:8001" in program
+            program = program.replace("127.0.0.1:8001", server.address)
+            program = re.sub(r"(slo_ms\W+)25\b", rf"\g<1>{SLO_MS}", program)
+            exec(compile(program, "README.md", "exec"), {})
+            out = capsys.readouterr().out
+            assert "COLD" not in out
+            # The digit that both ask about is a zero.
+            assert "[0]" in out
+    [said] = re.findall(r'says "(ready: .*?) on', serving)
+    assert any(line.startswith(said) for line in server.output)
 
 
 class Asker:

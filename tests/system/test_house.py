@@ -74,14 +74,16 @@ def folder_of(name: str) -> str:
     return name if MODULES[name].name == "__init__.py" else name.rpartition(".")[0]
 
 
+HAVE_FOLDERS = {folder_of(name).rpartition(".")[0] for name in MODULES}
+
+
 def room_of(name: str) -> str:
     """A package, or in a divided one a folder; a file beside such folders is a room of its own."""
     package = name.split(".")[0]
     if package not in DIVIDED:
         return package
     folder = folder_of(name)
-    divided = any(folder_of(other).startswith(f"{folder}.") for other in MODULES)
-    return name if divided else folder
+    return name if folder in HAVE_FOLDERS else folder
 
 
 def arrows_between_rooms() -> dict[str, set[str]]:

@@ -29,7 +29,7 @@ from worker.compiling.compiler import Compiler
 from worker.compiling.onnx_model import DATATYPES
 from worker.engines.onnxruntime import open_session, private_kernel
 from worker.models.file_store import FileStore, sha256_of
-from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits, Source
+from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits, ModelSource
 
 LIMITS = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=1 << 20)
 
@@ -96,17 +96,17 @@ def convolutional(*, seed: int) -> onnx.ModelProto:
     )
 
 
-def write(model: onnx.ModelProto, folder: Path) -> Source:
+def write(model: onnx.ModelProto, folder: Path) -> ModelSource:
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx")
-    return Source(folder)
+    return ModelSource(folder)
 
 
 def silent(stage: str) -> None:
     pass
 
 
-def compiled(source: Source, folder: Path, limits: Limits = LIMITS) -> CompiledModel:
+def compiled(source: ModelSource, folder: Path, limits: Limits = LIMITS) -> CompiledModel:
     folder.mkdir(parents=True)
     return compile_model(source, folder, limits, silent)
 
@@ -275,7 +275,7 @@ def test_open_dimensions_can_be_fixed(tmp_path: Path) -> None:
         outputs=[("y", TensorProto.FLOAT, ["n", "height", 2])],
     )
     folder = write(model, tmp_path / "source").folder
-    source = Source(folder, {"height": 7})
+    source = ModelSource(folder, {"height": 7})
     assert compiled(source, tmp_path / "out").outputs[0].spec.row_shape == (7, 2)
     assert describe_model(source).outputs[0].spec.row_shape == (7, 2)
     for sizes, words in (
@@ -285,7 +285,7 @@ def test_open_dimensions_can_be_fixed(tmp_path: Path) -> None:
         ({}, r"input 'x': dimension 1 is open \('height'\), .*; give height a size under"),
     ):
         with pytest.raises(ModelError, match=words):
-            describe_model(Source(folder, sizes))
+            describe_model(ModelSource(folder, sizes))
 
 
 def relu(
@@ -389,15 +389,15 @@ def test_what_is_not_onnx_is_refused(content: bytes | None, tmp_path: Path) -> N
     whole = dense().SerializeToString()
     (tmp_path / "model.onnx").write_bytes(whole[: len(whole) // 2] if content is None else content)
     with pytest.raises(ModelError, match="is not an ONNX file"):
-        compiled(Source(tmp_path), tmp_path / "out")
+        compiled(ModelSource(tmp_path), tmp_path / "out")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no model\.onnx"):
-        compiled(Source(tmp_path), tmp_path / "out")
+        compiled(ModelSource(tmp_path), tmp_path / "out")
 
 
-def external(tmp_path: Path, location: str) -> Source:
+def external(tmp_path: Path, location: str) -> ModelSource:
     model = dense()
     folder = tmp_path / "source"
     folder.mkdir()
@@ -408,7 +408,7 @@ def external(tmp_path: Path, location: str) -> Source:
         tensor.data_location = TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value=location.format(name=tensor.name))
     (folder / "model.onnx").write_bytes(model.SerializeToString())
-    return Source(folder)
+    return ModelSource(folder)
 
 
 def test_external_data_inside_the_folder_is_read(tmp_path: Path) -> None:
@@ -620,11 +620,11 @@ def test_a_compiler_that_never_ends_dies_with_its_worker(tmp_path: Path) -> None
     script = (
         "import asyncio, pathlib, sys\n"
         "from worker.compiling.compiler import Compiler\n"
-        "from worker.models.model_files import Limits, Source\n"
+        "from worker.models.model_files import Limits, ModelSource\n"
         "compiler = Compiler(time_limit_s=600)\n"
         "def told(stage):\n"
         "    print(compiler._process.pid if stage == 'optimising' else '', flush=True)\n"
-        "source, out = Source(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
+        "source, out = ModelSource(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
         "asyncio.run(compiler.compile(source, out, Limits(1 << 26, 8, 1 << 20), told))\n"
     )
     with subprocess.Popen(

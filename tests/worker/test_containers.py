@@ -29,12 +29,12 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.model_folder import ModelFolder, read_model_folder
 from experiments.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
-from tests.worker.test_attached import WELCOME, Stream, drain, infer, load, play
+from tests.kit.scripted_controller import WELCOME, Stream, drain, infer, load, play
 from worker.containers.container_process import name_outputs
 from worker.containers.device import Backoff, ContainerDevice, ContainerModel
+from worker.lane_threads import LaneThreads, Outcome
 from worker.models.model_files import Limits
 from worker.models.served_model import Offer, OfferedFile
-from worker.runtime import Outcome, Runtime
 
 SLO_MS = 30_000
 LIMITS = Limits(arena_bytes=1 << 20, num_pages=4, io_bytes=1 << 20)
@@ -206,7 +206,7 @@ class Bench:
         )
         self.outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self.runtime: Runtime[ContainerModel] = Runtime(
+        self.lanes: LaneThreads[ContainerModel] = LaneThreads(
             self.device, self.outcomes.put, self.lost.put
         )
         self.progress: list[str] = []
@@ -223,10 +223,10 @@ class Bench:
         async def fetch(files: object) -> None:
             raise AssertionError("no code comes over the link")
 
-        self.runtime.abandon()  # as the link does when it starts afresh
+        self.lanes.abandon()  # as the link does when it starts afresh
         offer = self.offer(**changes)
         model = asyncio.run(self.device.prepare(offer, fetch, self.progress.append))
-        self.runtime.add_model(model)
+        self.lanes.add_model(model)
         assert self.act(LoadWeights, [])[0].error is ActionError.NONE
         return model
 
@@ -246,7 +246,7 @@ class Bench:
         }
         if kind is Infer:
             window |= {"rows": rows, "batch_size": 1 if sum(rows) == 1 else 4}
-        self.runtime.submit(kind(**window), [array.tobytes() for array in arrays])
+        self.lanes.submit(kind(**window), [array.tobytes() for array in arrays])
         return self.last_id
 
     def infer(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> list[bytes]:
@@ -263,12 +263,12 @@ class Bench:
 @contextmanager
 def bench(folder: Path) -> Iterator[Bench]:
     made = Bench(folder)
-    made.runtime.start()
+    made.lanes.start()
     try:
         yield made
-        made.runtime.check()
+        made.lanes.check()
     finally:
-        made.runtime.stop()
+        made.lanes.stop()
         asyncio.run(made.device.close())
 
 

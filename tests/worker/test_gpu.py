@@ -78,7 +78,7 @@ def bench(
     bench = Bench(accelerator, ROOM, precision=request.param, cache_dir=folder)
     yield bench
     # Not closed: that would close the accelerator, which the others need.
-    asyncio.run(bench.device._compiler.close())
+    asyncio.run(bench.device._models.close())
 
 
 def outputs(bench: Bench, step: Step[TorchModel]) -> np.ndarray:
@@ -88,8 +88,7 @@ def outputs(bench: Bench, step: Step[TorchModel]) -> np.ndarray:
 
 def assert_close(found: np.ndarray, wanted: np.ndarray, bench: Bench) -> None:
     """But for the order of sums, which kernels that share one sum among blocks leave to chance."""
-    precision = bench.device._models._precision
-    assert precision is not None
+    precision = bench.device.precision
     tolerance = precision.tolerance * float(np.abs(wanted).max())
     np.testing.assert_allclose(found, wanted, rtol=0, atol=tolerance)
 
@@ -128,8 +127,7 @@ def check_answer(bench: Bench, name: str, model: TorchModel, *, tolerance: float
     indirect=["bench"],
 )
 def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
-    precision = bench.device._models._precision
-    assert precision is not None
+    precision = bench.device.precision
     model = asyncio.run(bench.model(name, (1, 4)))
     # cuDNN may choose another algorithm than the processor's: more than rounding in the last bits.
     check_answer(bench, name, model, tolerance=max(precision.tolerance, 2e-3))
@@ -137,11 +135,11 @@ def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)
 def test_the_other_engine_answers_as_on_the_processor_unless_it_refuses_the_network(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, accelerator: CudaAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if bench.device._place is None:
+    if accelerator.onnxruntime_place() is None:
         pytest.skip("onnxruntime is installed without CUDA")
-    monkeypatch.setattr(bench.device, "_ways", (Way.ONNXRUNTIME,))
+    monkeypatch.setattr(bench.device._kernels, "_ways", (Way.ONNXRUNTIME,))
     refused = []
     for name in FEW:
         try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,68 +16,25 @@ import worker.process
 from clockwright.cli.flags import WorkerFlags
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
+from tests.kit.nvml import NotSupportedError, driver, told_by
 from worker import gpu_workers
 from worker.config import WorkerConfig
-from worker.devices.device import CardHealth, WatchedDevice
+from worker.devices.device import GpuHealth
 from worker.devices.gpu_health import (
-    Card,
-    CardFacts,
-    CardMonitor,
     ClockLevel,
+    GpuFacts,
+    GpuMonitor,
+    NvmlGpu,
     complaints,
     near_cores,
-    open_card,
+    open_gpu,
     stay_near,
 )
 from worker.process import check_host_memory
 
 
-class NotSupportedError(Exception):
-    pass
-
-
-def driver(**answers: Any) -> Any:  # noqa: ANN401
-    """NVML of a card in good health, but for what is said otherwise."""
-    facts: dict[str, Any] = {
-        "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 << 30, free=79 << 30),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": 0x1,  # idle, which is no complaint
-        "nvmlDeviceGetName": b"NVIDIA A GPU",
-        "nvmlSystemGetDriverVersion": "580.1",
-        "nvmlDeviceGetPciInfo": SimpleNamespace(busId="00000000:3B:00.0"),
-        "nvmlDeviceGetCurrPcieLinkGeneration": 5,
-        "nvmlDeviceGetMaxPcieLinkGeneration": 5,
-        "nvmlDeviceGetCurrPcieLinkWidth": 16,
-        "nvmlDeviceGetMaxPcieLinkWidth": 16,
-        "nvmlDeviceGetClockInfo": 1980,
-        "nvmlDeviceGetMaxClockInfo": 1980,
-        "nvmlDeviceGetTemperature": 40,
-        "nvmlDeviceGetTotalEccErrors": 0,
-        **answers,
-    }
-
-    def answer(value: object) -> Any:  # noqa: ANN401
-        def function(*arguments: object) -> object:
-            if isinstance(value, Exception):
-                raise value
-            return value
-
-        return function
-
-    functions = {name: answer(value) for name, value in facts.items() if value is not None}
-    return SimpleNamespace(
-        NVMLError=NotSupportedError,
-        NVML_CLOCK_SM=1,
-        NVML_TEMPERATURE_GPU=0,
-        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
-        NVML_VOLATILE_ECC=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        **functions,
-    )
-
-
-def facts_of(**answers: Any) -> CardFacts:  # noqa: ANN401
-    return Card(driver(**answers), "GPU-1").look()
+def facts_of(**answers: Any) -> GpuFacts:  # noqa: ANN401
+    return NvmlGpu(driver(**answers), "GPU-1").look()
 
 
 def test_a_card_in_good_health_has_all_facts_and_no_complaint() -> None:
@@ -126,18 +81,18 @@ def test_a_card_that_the_driver_cannot_reach_any_more_is_a_complaint(
     facts = facts_of(**dict.fromkeys(questions, Lost("GPU is lost")))
     words = "the driver cannot reach it any more: restart the host"
     assert complaints(facts) == [words]
-    monitor = CardMonitor(Scripted(facts_of(), facts, facts_of()))
+    monitor = GpuMonitor(Scripted(facts_of(), facts, facts_of()))
     assert [monitor.look().complaints for _ in range(2)] == [(words,), ()]
     assert caplog.records[0].getMessage() == f"GPU 0000:3b:00.0 (NVIDIA A GPU): {words}"
 
 
-class Scripted(Card):
+class Scripted(NvmlGpu):
     """A card that looks like this, then that; the last for ever."""
 
-    def __init__(self, *looks: CardFacts) -> None:
+    def __init__(self, *looks: GpuFacts) -> None:
         self.looks = list(looks)
 
-    def look(self) -> CardFacts:
+    def look(self) -> GpuFacts:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
 
@@ -146,7 +101,7 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
 ) -> None:
     sick, well = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x20), facts_of()
     # Once by chance is not yet a complaint, nor the end of one.
-    monitor = CardMonitor(Scripted(well, sick, well, sick, sick, well, sick, well, well))
+    monitor = GpuMonitor(Scripted(well, sick, well, sick, sick, well, sick, well, well))
     with caplog.at_level(logging.WARNING, logger="worker.devices.gpu_health"):
         told = [monitor.look().complaints for _ in range(8)]
     words = "its clock is held down: too hot (software)"
@@ -157,33 +112,9 @@ def test_an_operator_hears_of_each_complaint_once_and_of_its_end(
     ]
 
 
-def told_by(watched: WatchedDevice, count: int) -> list[CardHealth]:
-    """What a watch tells first."""
-    told: list[CardHealth] = []
-
-    async def scenario() -> None:
-        enough = asyncio.Event()
-
-        def tell(health: CardHealth) -> None:
-            told.append(health)
-            if len(told) == count:
-                enough.set()
-
-        task = asyncio.create_task(watched.watch(tell))
-        await asyncio.wait(
-            [task, waiting := asyncio.create_task(enough.wait())], return_when="FIRST_COMPLETED"
-        )
-        waiting.cancel()
-        task.cancel()
-        await asyncio.wait([task])
-
-    asyncio.run(scenario())
-    return told[:count]
-
-
 def test_memory_errors_are_complained_about_at_once_however_fast_they_grow() -> None:
     looks = [facts_of(nvmlDeviceGetTotalEccErrors=count) for count in range(4)]
-    monitor = CardMonitor(Scripted(*looks))
+    monitor = GpuMonitor(Scripted(*looks))
     words = "memory errors could not be corrected: replace the card"
     assert [monitor.look().complaints for _ in range(3)] == [(f"{n} {words}",) for n in (1, 2, 3)]
 
@@ -191,11 +122,11 @@ def test_memory_errors_are_complained_about_at_once_however_fast_they_grow() -> 
 def test_a_watch_tells_every_look() -> None:
     slow = facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0x4, nvmlDeviceGetClockInfo=960)
     well, held = (
-        CardHealth(1980, 1980, ()),
-        CardHealth(966, 1980, ("its clock is held down: power cap",)),
+        GpuHealth(1980, 1980, ()),
+        GpuHealth(966, 1980, ("its clock is held down: power cap",)),
     )
     looks = [facts_of(), facts_of(), facts_of(), slow, slow, slow]
-    assert told_by(CardMonitor(Scripted(*looks), interval_s=0.0), 4) == [well, well, held, held]
+    assert told_by(GpuMonitor(Scripted(*looks), interval_s=0.0), 4) == [well, well, held, held]
 
 
 @pytest.mark.parametrize(
@@ -211,7 +142,7 @@ def test_a_clock_that_moves_is_told_at_the_second_look(seen: list[int], told: li
         facts_of(nvmlDeviceGetCurrentClocksThrottleReasons=0, nvmlDeviceGetClockInfo=mhz)
         for mhz in seen
     ]
-    monitor = CardMonitor(Scripted(looks[0], *looks), interval_s=0.0)
+    monitor = GpuMonitor(Scripted(looks[0], *looks), interval_s=0.0)
     assert [health.clock_mhz for health in told_by(monitor, 4)] == told
 
 
@@ -219,15 +150,15 @@ def test_looks_that_fail_do_not_end_a_watch_and_are_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Failing(Scripted):
-        def look(self) -> CardFacts:
+        def look(self) -> GpuFacts:
             facts = super().look()
             if facts.bus_id is None:
                 raise OSError("the driver makes no sense")
             return facts
 
     well, lost = facts_of(), facts_of(nvmlDeviceGetPciInfo=NotSupportedError("hidden"))
-    monitor = CardMonitor(Failing(well, lost, well, lost, lost, well), interval_s=0.0)
-    assert told_by(monitor, 2) == [CardHealth(1980, 1980, ())] * 2
+    monitor = GpuMonitor(Failing(well, lost, well, lost, lost, well), interval_s=0.0)
+    assert told_by(monitor, 2) == [GpuHealth(1980, 1980, ())] * 2
     (record,) = caplog.records
     assert record.getMessage() == "GPU 0000:3b:00.0: cannot be looked at; trying again"
     assert record.exc_info is not None
@@ -252,25 +183,25 @@ def test_levels_are_the_same_on_every_card_of_a_kind_whatever_it_went_through() 
 def test_an_idle_cards_clock_is_not_taken_for_the_one_that_kernels_run_at() -> None:
     resting = facts_of(nvmlDeviceGetClockInfo=345)  # with nothing to do
     busy = facts_of(nvmlDeviceGetClockInfo=345, nvmlDeviceGetCurrentClocksThrottleReasons=0x80)
-    monitor = CardMonitor(Scripted(resting, resting, busy, resting))
+    monitor = GpuMonitor(Scripted(resting, resting, busy, resting))
     assert [monitor.look().clock_mhz for _ in range(3)] == [1980, 346, 346]
 
 
 def test_a_card_that_does_not_tell_its_clock_has_none() -> None:
     refused = NotSupportedError("not supported")
-    monitor = CardMonitor(Scripted(facts_of(nvmlDeviceGetMaxClockInfo=refused)))
-    assert monitor.look() == CardHealth(0, 0, ())
+    monitor = GpuMonitor(Scripted(facts_of(nvmlDeviceGetMaxClockInfo=refused)))
+    assert monitor.look() == GpuHealth(0, 0, ())
 
 
 def test_without_nvml_there_are_no_facts_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert open_card("GPU-1") is None
+    assert open_gpu("GPU-1") is None
     broken = driver()
     broken.nvmlInit = lambda: (_ for _ in ()).throw(NotSupportedError("no driver"))
     monkeypatch.setitem(sys.modules, "pynvml", broken)
-    assert open_card("GPU-1") is None
+    assert open_gpu("GPU-1") is None
     assert "install nvidia-ml-py" in caplog.records[0].getMessage()
     assert "no driver" in caplog.records[1].getMessage()
 

@@ -11,7 +11,7 @@ from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, R
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ModelId
 from worker.core.io_pool import IoPool
-from worker.core.lanes import Core, Lane, Model, Step, WaitUntil
+from worker.core.lanes import Core, Lane, LoadedModel, Step, WaitUntil
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 FOREVER = 1_000_000
@@ -21,12 +21,14 @@ class Driver:
     """A core, and shorthands to drive it by hand."""
 
     def __init__(self, *, num_pages: int = 4, io_bytes: int = 1024) -> None:
-        self.core: Core[Model] = Core(num_pages=num_pages, io_bytes=io_bytes)
+        self.core: Core[LoadedModel] = Core(num_pages=num_pages, io_bytes=io_bytes)
         self.last_id = 0
 
     def add(self, model_id: ModelId, *, num_pages: int = 2, io_bytes: int = 64) -> None:
         self.core.add_model(
-            Model(model_id=model_id, num_pages=num_pages, io_bytes={1: io_bytes, 4: 4 * io_bytes})
+            LoadedModel(
+                model_id=model_id, num_pages=num_pages, io_bytes={1: io_bytes, 4: 4 * io_bytes}
+            )
         )
 
     def _id(self) -> ActionId:
@@ -73,13 +75,13 @@ class Driver:
         self.core.submit(action, now_ns=now)
         return action.action_id
 
-    def start(self, lane: Lane, now: int = 0) -> Step[Model]:
+    def start(self, lane: Lane, now: int = 0) -> Step[LoadedModel]:
         step = self.core.next_step(lane, now_ns=now)
         assert isinstance(step, Step), f"{lane} has {step}"
         return step
 
     def finish(
-        self, step: Step[Model], *, begin: int = 0, end: int = 0, error: str | None = None
+        self, step: Step[LoadedModel], *, begin: int = 0, end: int = 0, error: str | None = None
     ) -> None:
         self.core.finish_step(
             step, begin_ns=begin, end_ns=end, duration_ns=end - begin, error=error
@@ -478,8 +480,8 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
     models = [ModelId(f"m{index}") for index in range(5)]
     for index, model_id in enumerate(models):
         driver.add(model_id, num_pages=1 + index % 3)
-    running: dict[Lane, tuple[Step[Model], int]] = {}
-    ahead: Step[Model] | None = None
+    running: dict[Lane, tuple[Step[LoadedModel], int]] = {}
+    ahead: Step[LoadedModel] | None = None
     num_ahead = 0
     answers: dict[int, Result] = {}
     windows: dict[int, tuple[int, int]] = {}

@@ -31,29 +31,29 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
+from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
+from tests.kit.nvml import driver, told_by
 from tests.kit.processes import PATIENCE_S, until, write_models
-from tests.worker.test_gpu_health import driver, told_by
-from tests.worker.test_runtime import (
+from tests.kit.running_lanes import load_run_and_evict_at_random, running
+from tests.kit.worker_models import (
     IO_POOL_BYTES,
     LIMITS,
     NARROW,
     compiled_models,
-    load_run_and_evict_at_random,
     network,
     offer,
     prepared,
-    running,
 )
-from tests.worker.test_runtime import unpaged as onnxruntime_unpaged
+from tests.kit.worker_models import unpaged as onnxruntime_unpaged
 from worker.config import WorkerConfig
 from worker.core.lanes import Lane, Step
 from worker.devices.accelerator import Event, HostAccelerator, HostEvent, HostStream, Stream
 from worker.devices.cuda import Installation, check_installation, installation
-from worker.devices.device import CardHealth, DeviceLostError, Launched, WatchedDevice
+from worker.devices.device import DeviceLostError, GpuHealth, Launched, WatchedDevice
+from worker.devices.exec_queue import ExecQueue
 from worker.devices.gpu import TorchDevice, TorchModel
-from worker.devices.gpu_health import Card, CardMonitor
+from worker.devices.gpu_health import GpuMonitor, NvmlGpu
 from worker.engines.choice import Engine, Way, describe
-from worker.engines.onnxruntime import PROCESSOR, Place
 from worker.engines.torch_program import Program
 from worker.engines.torch_tensors import weight_views
 from worker.models.file_store import FileStore
@@ -74,7 +74,7 @@ def torch_device(
     precision: Precision = Precision.FLOAT32,
     engine: Engine = Engine.AUTO,
     on_lost: Callable[[str], object] = lambda reason: None,
-    monitor: CardMonitor | None = None,
+    monitor: GpuMonitor | None = None,
 ) -> TorchDevice:
     return TorchDevice(
         accelerator or HostAccelerator(),
@@ -150,7 +150,7 @@ def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unl
     assert len(set(two.values())) == 4
     with running(device) as harness:
         for model in models:
-            harness.runtime.add_model(model)
+            harness.lanes.add_model(model)
         resident: list[str] = []
         for _ in range(40):
             name = rng.choice(models).model_id
@@ -173,7 +173,7 @@ def test_a_batch_that_is_not_full_is_filled_with_zeros(instances: Instances) -> 
     x = np.random.default_rng(0).random((1, NARROW), dtype=np.float32)
     padded = by_model(instances, models, np.concatenate([x, np.zeros_like(x)]))
     with running(device) as harness:
-        harness.runtime.add_model(models[0])
+        harness.lanes.add_model(models[0])
         harness.ok(harness.load("m0"))
         noise = np.full((2, NARROW), 7, np.float32).tobytes()
         harness.ok(harness.infer("m0", noise, rows=(2,), batch_size=2))
@@ -190,7 +190,7 @@ def test_the_seeds_of_the_estimator_are_measured_and_durations_are_the_devices(
     assert set(models[0].exec_ns) == {1, 2}
     assert min(models[0].exec_ns.values()) > 1
     with running(device) as harness:
-        harness.runtime.add_model(models[0])
+        harness.lanes.add_model(models[0])
         load = harness.result(harness.load("m0")).load
         exec_time = harness.result(harness.infer("m0", bytes(4 * NARROW))).exec
     for step in (load, exec_time):
@@ -208,13 +208,13 @@ def test_kernels_and_weights_go_with_the_last_model_that_needs_them(instances: I
     models = prepared(device, *offers, offer(files, "c", contents["m1"]))
     assert models[0].weights is models[1].weights
     assert models[0].kernels == models[2].kernels
-    assert (len(device._kernels), len(device._blobs)) == (2, 2)
+    assert (len(device._kernels), len(device._weights)) == (2, 2)
     del models[:2]
     gc.collect()
-    assert (len(device._kernels), len(device._blobs)) == (2, 1)
+    assert (len(device._kernels), len(device._weights)) == (2, 1)
     models.clear()
     gc.collect()
-    assert (len(device._kernels), len(device._blobs)) == (0, 0)
+    assert (len(device._kernels), len(device._weights)) == (0, 0)
 
 
 def test_the_hosts_memory_for_weights_is_fixed_and_used_again(instances: Instances) -> None:
@@ -296,12 +296,12 @@ def test_convolutions_run_joined_with_their_relus_or_apart_whichever_works_and_i
 
     forget_trials(cache_dir)
     monkeypatch.setattr(Program, "run", slow_or_broken)
-    monkeypatch.setattr("worker.devices.gpu._PROFILE_RUNS", 3)
+    monkeypatch.setattr("worker.devices.kernels._PROFILE_RUNS", 3)
     device = torch_device(cache_dir, ApartAccelerator())
     (model,) = prepared(device, offer(FileStore(cache_dir), "m", content, (1,)))
     ways.clear()
     with running(device) as harness:
-        harness.runtime.add_model(model)
+        harness.lanes.add_model(model)
         harness.ok(harness.load("m"))
         harness.ok(harness.infer("m", bytes(4 * 64)))
     assert ways == [way == "joined is faster"]
@@ -319,27 +319,9 @@ def convolutional(instances: Instances) -> tuple[Path, bytes]:
 # --- engines ----------------------------------------------------------------------------------------
 
 
-def time_says(monkeypatch: pytest.MonkeyPatch, exec_ns: dict[Way, int]) -> None:
-    """Have EXECs run when they are measured, and take what the test wants."""
-    measure = TorchDevice._measure
-
-    def measured(device: TorchDevice, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
-        measure(device, kernel, num_pages)
-        return exec_ns[kernel.way]
-
-    monkeypatch.setattr(TorchDevice, "_measure", measured)
-
-
 def forget_trials(cache_dir: Path) -> None:
     for record in (cache_dir / "profiles").iterdir():
         record.unlink()
-
-
-class OnnxruntimeAccelerator(HostAccelerator):
-    """As on a GPU with onnxruntime-gpu: it computes where torch does."""
-
-    def onnxruntime_place(self) -> Place:
-        return PROCESSOR
 
 
 TORCH_FASTER = {Way.TORCH_JOINED: 1000, Way.ONNXRUNTIME: 2000}
@@ -365,7 +347,7 @@ def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances) 
     rng = random.Random(0)
     with running(device) as harness:
         for model in models:
-            harness.runtime.add_model(model)
+            harness.lanes.add_model(model)
         resident: list[str] = []
         for _ in range(20):
             name = rng.choice(models).model_id
@@ -391,7 +373,7 @@ def test_the_engine_that_is_measured_to_be_faster_is_taken_and_both_are_recorded
     time_says(monkeypatch, exec_ns)
     device = torch_device(cache_dir, OnnxruntimeAccelerator())
     assert device.gpu_kind == "cpu/float32/auto"
-    with caplog.at_level(logging.INFO, logger="worker.devices.gpu"):
+    with caplog.at_level(logging.INFO, logger="worker.devices.kernels"):
         (model,) = served(device, instances, 1)
     chosen = min(exec_ns, key=lambda way: exec_ns[way])
     assert [model.kernels[size].way for size in (1, 2)] == [chosen] * 2
@@ -420,7 +402,7 @@ def test_a_restarted_worker_takes_the_recorded_engine_without_another_contest(
     def refuse(*arguments: object, **settings: object) -> None:
         raise ModelError("another version does not accept it")
 
-    monkeypatch.setattr("worker.devices.gpu.open_session", refuse)
+    monkeypatch.setattr("worker.devices.kernels.open_session", refuse)
     (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
     assert model.kernels[2].way is Way.TORCH_JOINED
     (record,) = trials(cache_dir)
@@ -430,16 +412,16 @@ def test_a_restarted_worker_takes_the_recorded_engine_without_another_contest(
 def test_an_engine_that_fails_when_it_is_measured_leaves_the_model_to_the_other(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = TorchDevice._measure
+    measure = ExecQueue.measure
 
-    def fail(device: TorchDevice, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
+    def fail(execs: ExecQueue, kernel: Any, num_pages: int) -> int:  # noqa: ANN401
         if kernel.way is Way.ONNXRUNTIME:
             raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
-        return measure(device, kernel, num_pages)
+        return measure(execs, kernel, num_pages)
 
     cache_dir = instances[0]
     forget_trials(cache_dir)
-    monkeypatch.setattr(TorchDevice, "_measure", fail)
+    monkeypatch.setattr(ExecQueue, "measure", fail)
     (model,) = served(torch_device(cache_dir, OnnxruntimeAccelerator()), instances, 1)
     assert model.kernels[1].way is Way.TORCH_JOINED
     alone = torch_device(cache_dir, OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
@@ -575,7 +557,7 @@ def test_a_load_onto_pages_that_a_queued_exec_reads_waits_for_its_gather(
 def test_without_that_wait_some_order_gives_a_wrong_answer(
     instances: Instances, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TorchDevice, "_wait_for_readers", lambda self, pages: None)
+    monkeypatch.setattr(ExecQueue, "make_wait_for_readers", lambda *arguments: None)
     assert not all(rounds_that_went_right(instances))
 
 
@@ -705,7 +687,7 @@ def test_streams_beside_each_other_give_every_answer_bit_for_bit(
 
 
 def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behind_it(
-    instances: Instances, threaded: ThreadedAccelerator
+    instances: Instances, threaded: ThreadedAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = torch_device(instances[0], threaded)
     models = served(device, instances, 2)
@@ -717,26 +699,29 @@ def test_load_input_and_output_go_on_beside_an_exec_and_the_next_exec_waits_behi
         assert next(turns).wait(PATIENCE_S)
         run()
 
-    def is_done(launched: int) -> bool:
-        """Whether the EXEC that was launched as this one has ended."""
-        return device._launches[launched % len(device._launches)].is_done()
+    launched: list[Launched] = []
+    launch_exec = device.launch_exec
 
+    def noted(step: Step[TorchModel]) -> Launched:
+        launched.append(launch_exec(step))
+        return launched[-1]
+
+    monkeypatch.setattr(device, "launch_exec", noted)
     kernel.run = held
-    before = device._num_launched
     with running(device) as harness:
         try:
             for model in models:
-                harness.runtime.add_model(model)
+                harness.lanes.add_model(model)
             harness.ok(harness.load("m0"))
             first, second = (harness.infer("m0", bytes(4 * NARROW)) for _ in range(2))
-            until(lambda: device._num_launched == before + 2, what="the second is with the device")
-            assert not is_done(before + 1)
+            until(lambda: len(launched) == 2, what="the second is with the device")
+            assert not launched[0].is_done()
             harness.ok(harness.load("m1"))
             gates[0].set()
             harness.ok(first)  # its OUTPUT beside the second's EXEC
             third = harness.infer("m0", bytes(4 * NARROW))
-            until(lambda: device._num_launched == before + 3, what="the third's INPUT has ended")
-            assert not is_done(before + 2)
+            until(lambda: len(launched) == 3, what="the third's INPUT has ended")
+            assert not launched[1].is_done()
         finally:
             for gate in gates:
                 gate.set()
@@ -760,7 +745,7 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = torch_device(tmp_path, DeferredAccelerator(0))
-    stream: Any = device._load_stream
+    stream: Any = device._load.stream
     run = stream.run
     copied: list[int] = []
     on_their_way: list[int] = []
@@ -772,7 +757,7 @@ def test_a_load_copies_page_by_page_with_two_on_their_way_at_most(
         on_their_way.append(sum(isinstance(work, partial) for work, _ in stream.queue))
 
     monkeypatch.setattr(stream, "run", counted)
-    weights = SimpleNamespace(memory=device._host[: 4 * PAGE_BYTES - 5])
+    weights = SimpleNamespace(memory=device._memory.host[: 4 * PAGE_BYTES - 5])
     model: Any = SimpleNamespace(model_id="m", weights=weights)
     device.run_load(load_step(model, (3, 0, 2, 1)))
     assert copied == [PAGE_BYTES] * 3 + [PAGE_BYTES - 5]
@@ -917,12 +902,12 @@ def test_the_worker_of_a_gpu_watches_its_card_and_goes_near_it_before_it_takes_m
             done.append("memory")
             return super().host_memory(num_bytes)
 
-    def open_card(uuid: str) -> Card:
+    def open_gpu(uuid: str) -> NvmlGpu:
         done.append(uuid)
-        return Card(driver(), uuid)
+        return NvmlGpu(driver(), uuid)
 
     monkeypatch.setattr("worker.devices.cuda.CudaAccelerator", Gpu)
-    monkeypatch.setattr("worker.process.open_card", open_card)
+    monkeypatch.setattr("worker.process.open_gpu", open_gpu)
     monkeypatch.setattr("worker.process.stay_near", lambda facts: done.append(facts.bus_id))
     config = WorkerConfig(
         controller="there:1",
@@ -938,14 +923,14 @@ def test_the_worker_of_a_gpu_watches_its_card_and_goes_near_it_before_it_takes_m
     assert done[:4] == [1, "GPU-1", "0000:3b:00.0", "memory"]
     assert device.gpu_kind == "cpu/tf32"
     assert isinstance(device, WatchedDevice)
-    assert told_by(device, 1) == [CardHealth(1980, 1980, ())]
+    assert told_by(device, 1) == [GpuHealth(1980, 1980, ())]
 
 
 def test_seeds_carry_the_clock_that_they_were_measured_at(instances: Instances) -> None:
     cache_dir, _ = instances
     forget_trials(cache_dir)
     slow = driver(nvmlDeviceGetClockInfo=960, nvmlDeviceGetCurrentClocksThrottleReasons=0x4)
-    device = torch_device(cache_dir, monitor=CardMonitor(Card(slow, "GPU-1")))
+    device = torch_device(cache_dir, monitor=GpuMonitor(NvmlGpu(slow, "GPU-1")))
     (model,) = served(device, instances, 1)
     # The level that 960 MHz belong to.
     assert model.clock_mhz == 966
@@ -985,8 +970,8 @@ def test_an_error_in_one_action_fails_that_action_only(instances: Instances) -> 
     models = served(device, instances, 1)
     lost: list[str] = []
     with running(device) as harness:
-        harness.runtime._on_lost = lost.append
-        harness.runtime.add_model(models[0])
+        harness.lanes._on_lost = lost.append
+        harness.lanes.add_model(models[0])
         harness.ok(harness.load("m0"))
         accelerator.failing = True
         failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
@@ -1006,15 +991,15 @@ def test_an_error_after_which_nothing_runs_loses_the_device_with_the_reason(
     models = served(device, instances, 1)
     lost: list[str] = []
     with running(device) as harness:
-        harness.runtime._on_lost = lost.append
-        harness.runtime.add_model(models[0])
+        harness.lanes._on_lost = lost.append
+        harness.lanes.add_model(models[0])
         harness.ok(harness.load("m0"))
         accelerator.failing, accelerator.broken = True, "cuda:0: it fell off the bus"
         failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
         # Even if it seems to work again: what its memory holds is not known.
         accelerator.failing, accelerator.broken = False, None
-        harness.runtime.abandon()  # as the link does when it starts afresh
-        harness.runtime.add_model(models[0])
+        harness.lanes.abandon()  # as the link does when it starts afresh
+        harness.lanes.add_model(models[0])
         after = harness.result(harness.load("m0"))
     reason = "CUDA error: unspecified launch failure (cuda:0: it fell off the bus)"
     assert (failed.error, failed.message) == (ActionError.DEVICE, reason)
@@ -1073,7 +1058,7 @@ def test_a_lost_device_takes_no_model_and_is_closed_with_its_accelerator(
 ) -> None:
     accelerator = FailingAccelerator()
     device = torch_device(instances[0], accelerator)
-    device._lost = "gone"
+    device._loss.reason = "gone"
     with pytest.raises(ModelError, match="the device is lost: gone"):
         served(device, instances, 1)
     assert accelerator.closed

@@ -22,7 +22,7 @@ from worker.compiling.lift_weights import lift_weights
 from worker.engines.torch_operators import OPERATORS, Attribute
 from worker.engines.torch_program import Program, fuse
 from worker.engines.torch_tensors import weight_views
-from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision, parse_precision
 
 LIMITS = Limits(arena_bytes=256 << 20, num_pages=16, io_bytes=16 << 20)
@@ -403,7 +403,7 @@ def test_normalisations_go_into_their_convolutions_whose_weights_stay_outside_th
     onnx.save(any_batch(model_of(nodes, {"x": draw(1, 6, 9, 8)}, weights)), source / "model.onnx")
     # Which also compares the answers.
     found = compile_model(
-        Source(source), target, LIMITS, lambda stage: None, TorchTarget(precision)
+        ModelSource(source), target, LIMITS, lambda stage: None, TorchTarget(precision)
     )
     graph = (target / "graph.onnx").read_bytes()
     types = [each.op_type for each in Program(graph, CPU).nodes]
@@ -426,7 +426,7 @@ def compiled(name: str, precision: Precision, folder: Path) -> CompiledModel:
     target = folder / precision.value
     target.mkdir()
     return compile_model(
-        Source(folder / "source"), target, LIMITS, lambda stage: None, TorchTarget(precision)
+        ModelSource(folder / "source"), target, LIMITS, lambda stage: None, TorchTarget(precision)
     )
 
 
@@ -493,7 +493,7 @@ def test_weights_beyond_half_precision_are_refused_instead_of_answering_nonsense
     for precision in (Precision.FLOAT32, Precision.FLOAT16):
         target = tmp_path / precision.value
         target.mkdir()
-        arguments = (Source(tmp_path / "source"), target, LIMITS, lambda stage: None)
+        arguments = (ModelSource(tmp_path / "source"), target, LIMITS, lambda stage: None)
         if precision is Precision.FLOAT32:
             compile_model(*arguments, TorchTarget(precision))
         else:
@@ -558,7 +558,7 @@ def test_a_model_that_tf32_is_too_coarse_for_is_refused(tmp_path: Path) -> None:
     del model.graph.value_info[:]
     (tmp_path / "source").mkdir()
     onnx.save(model, tmp_path / "source" / "model.onnx")
-    arguments = (Source(tmp_path / "source"), tmp_path, LIMITS, lambda stage: None)
+    arguments = (ModelSource(tmp_path / "source"), tmp_path, LIMITS, lambda stage: None)
     compile_model(*arguments, TorchTarget(Precision.FLOAT32))
     with pytest.raises(ModelError, match="differs from the original's"):
         compile_model(*arguments, TorchTarget(Precision.TF32))

@@ -1,11 +1,11 @@
 """Compiled models and their profiles on disk, so that a worker that restarts compiles nothing again.
 
     compiled/KEY/           graph.onnx, weights.bin, model.json
-    profiles/KEY.json       exec ns by batch size, of an architecture on this processor; or on a GPU, by
+    profiles/KEY.json       an architecture's exec ns: by batch size on this processor; on a GPU by
                             batch size and way of running it (worker.engines.choice)
 
 Entries appear whole or not at all (written aside, then renamed), so several workers may share one
-folder. What cannot be read, or is not what its hash says, is thrown away and made anew.
+folder. An entry that cannot be read, or does not match its hash, is thrown away and made anew.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _FILES = (METADATA_FILE, GRAPH_FILE, WEIGHTS_FILE)
 
 
 class CompileCache:
-    """The folder, and everything that is done in it."""
+    """The folder of compiled models and profiles."""
 
     def __init__(self, folder: Path, *, target: str) -> None:
         """Open or make the folder.
 
         Args:
-            folder: where.
+            folder: the cache's folder; several workers may share it.
             target: what compiled code depends on besides the model: format, runtime, processor.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be made.
         """
         self._target = target
-        #: Files found to be what their hashes say, as they were then: a thousand copies of a model
+        #: By key, the state in which files matched their hashes: for a thousand copies of a model the files
         #: are read once.
         self._sound: dict[str, tuple[tuple[int, ...], ...]] = {}
         self._compiled = folder / "compiled"
@@ -49,18 +49,18 @@ class CompileCache:
             path.mkdir(parents=True, exist_ok=True)
 
     def key(self, contents: Mapping[str, str], fixed_dimensions: Mapping[str, int]) -> str:
-        """Of a compiled model: everything that it depends on.
+        """Hash everything that a compiled model depends on.
 
         Args:
-            contents: sha256 of each of the model's files, by path.
-            fixed_dimensions: sizes given at registration.
+            contents: the sha256 of each of the model's files, by path.
+            fixed_dimensions: the sizes given at registration.
         """
         return self._hash(["model", sorted(contents.items()), sorted(fixed_dimensions.items())])
 
     def find(self, key: str) -> tuple[Path, CompiledModel] | None:
-        """A compiled model and its folder; None if there is none that is sound.
+        """Find a sound compiled model and its folder; None if there is none.
 
-        Reads all of it, unless it did so before and nothing has changed since.
+        Reads all of the files, unless an earlier call did and nothing has changed since.
         """
         folder = self._compiled / key
         if not folder.is_dir():
@@ -83,7 +83,7 @@ class CompileCache:
 
     @contextmanager
     def new_folder(self) -> Iterator[Path]:
-        """An empty folder to compile into; gone at the end unless it was `publish`ed."""
+        """Make an empty folder to compile into; removed at the end unless it was `publish`ed."""
         folder = Path(tempfile.mkdtemp(dir=self._scratch))
         try:
             yield folder
@@ -96,13 +96,13 @@ class CompileCache:
         try:
             folder.rename(target)
         except OSError:
-            # Another worker was faster; its entry is as good, being made of the same things.
+            # Another worker was faster; its entry is as good, because it was made from the same inputs.
             if not target.is_dir():
                 raise
         return target
 
     def read_profile(self, architecture_id: str) -> dict[int, int]:
-        """Measured exec ns by batch size; empty when nothing sound is known."""
+        """Read the measured exec ns by batch size; empty when nothing sound is known."""
         try:
             table = json.loads(self._profile_path(architecture_id).read_text(encoding="utf-8"))
             return {int(size): int(duration) for size, duration in table.items()}
@@ -114,7 +114,7 @@ class CompileCache:
         self._write(self._profile_path(architecture_id), dict(exec_ns))
 
     def read_trials(self, architecture_id: str, gpu_kind: str) -> dict[int, dict[str, int | None]]:
-        """What `write_trials` wrote; empty when nothing sound is known."""
+        """Read what `write_trials` wrote; empty when nothing sound is known."""
         path = self._profile_path(architecture_id, gpu_kind)
         try:
             table = json.loads(path.read_text(encoding="utf-8"))["exec_ns"]
@@ -138,10 +138,10 @@ class CompileCache:
         """Remember how long each way to run an architecture took.
 
         Args:
-            architecture_id: which.
-            gpu_kind: where.
-            exec_ns: by batch size and way; None is a way that does not work.
-            clock_mhz: at that time, for people; 0 if not known.
+            architecture_id: the architecture.
+            gpu_kind: the kind of GPU that ran it.
+            exec_ns: durations by batch size and way; None for a way that does not work.
+            clock_mhz: the GPU's clock at that time, for people to read; 0 if not known.
         """
         table = {"exec_ns": exec_ns, "gpu_kind": gpu_kind, "clock_mhz": clock_mhz}
         self._write(self._profile_path(architecture_id, gpu_kind), table)
@@ -160,6 +160,6 @@ class CompileCache:
 
 
 def _identity(path: Path) -> tuple[int, ...]:
-    """What changes when a file does."""
+    """Numbers that change when the file changes."""
     stat = path.stat()
     return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns

@@ -1,7 +1,8 @@
-"""From an ONNX file to what a worker serves: a graph without weights, the weights, metadata.
+"""Compiles an ONNX file to what a worker serves: a graph without weights, the weights, metadata.
 
-Runs in a process of its own (`worker.compiling.compiler_process`), because a hostile or broken model may crash or hang the
-runtime. Order matters: optimise first, lift the weights afterwards (see `worker.compiling.lift_weights`).
+This runs in a process of its own (`worker.compiling.compiler_process`), because a hostile or broken model
+may crash or hang the runtime. Order matters: optimise first, lift the weights afterwards
+(`worker.compiling.lift_weights`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 import onnxruntime as ort
+from typing_extensions import override
 
 from clockwright.errors import ModelError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
@@ -45,17 +47,17 @@ from worker.models.model_files import (
     BoundTensor,
     CompiledModel,
     Limits,
-    Source,
+    ModelSource,
 )
 
-# Part of the compile cache's key: raise it when the files' meaning changes.
+# A part of the compile cache's key: raise it when the files' meaning changes.
 COMPILE_FORMAT = 2
 
-# Kernels may sum in another order than the reference, no more.
+# A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
 _NUMPY_FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 
-# Seeds of the estimator, replaced by measurements as they come: a few runs are enough.
+# Profiles seed the controller's estimates, which measurements replace soon: a few runs are enough.
 _PROFILE_RUNS = 7
 _PROFILE_BUDGET_NS = NS_PER_S // 2
 
@@ -64,7 +66,7 @@ _Outputs = list[tuple[tuple[int, ...], Bytes]]
 
 
 class Target(Protocol):
-    """What compiled models are for."""
+    """The engine that compiled models are for."""
 
     #: How far onnxruntime optimises a graph before its weights are lifted.
     level: ort.GraphOptimizationLevel
@@ -73,7 +75,7 @@ class Target(Protocol):
         """Bring graph and weights into the form that is served.
 
         Raises:
-            ModelError: the graph cannot be.
+            ModelError: the engine cannot serve the graph.
         """
 
     def run(
@@ -82,26 +84,27 @@ class Target(Protocol):
         """Run a batch on this machine.
 
         Raises:
-            ModelError: the graph is not accepted, or fails; carries the engine's words.
+            ModelError: the engine does not accept the graph, or fails; carries its words.
         """
 
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
-        """How far an output may be from the original's: relative to each number, and absolute."""
+        """How far an output may be from the original's: relative to each number, and absolutely."""
 
 
-class OnnxruntimeTarget:
+class OnnxruntimeTarget(Target):
     """This machine's processor."""
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 
+    @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
-        """See `Target`. Optimisation has done everything."""
+        # onnxruntime's optimisation has laid everything out already.
         return lifted
 
+    @override
     def run(
         self, lifted: LiftedGraph, compiled: CompiledModel, batch_size: int, inputs: list[Bytes]
     ) -> list[Bytes]:
-        """See `Target`."""
         session = open_session(lifted.graph)
         weights = aligned_bytes(lifted.blob.nbytes)
         weights[:] = lifted.blob
@@ -114,13 +117,13 @@ class OnnxruntimeTarget:
             raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
         return outputs
 
+    @override
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
-        """See `Target`. Kernels may sum in another order, no more."""
         return _TOLERANCE, _TOLERANCE
 
 
 def compile_model(
-    source: Source,
+    source: ModelSource,
     folder: Path,
     limits: Limits,
     progress: Callable[[str], None],
@@ -130,10 +133,10 @@ def compile_model(
 
     Args:
         source: the model.
-        folder: where to write; exists and is empty.
+        folder: the folder to write to; exists and is empty.
         limits: what the worker has room for.
         progress: told the stage, in words.
-        target: what for; this machine's processor unless said otherwise.
+        target: the engine to compile for; this machine's processor by default.
 
     Raises:
         ModelError: the model cannot be served; says what was found and what is expected.
@@ -145,7 +148,7 @@ def compile_model(
     inputs = [tensor_spec(value, "input") for value in model_inputs(model.graph)]
     for value in model.graph.output:
         tensor_spec_type(value, "output")
-    # Before the runtime makes copies of them, and before inputs are made to try it on.
+    # Check the limits before the runtime copies the weights, and before sample inputs are made.
     limits.check_weights(sum(len(t.raw_data) for t in model.graph.initializer))
     limits.usable_batch_sizes(inputs, [1], fixed_batch=fixed_batch)
 
@@ -194,11 +197,11 @@ def compile_model(
     return compiled
 
 
-def describe_model(source: Source) -> CompiledModel:
-    """What a device that computes nothing needs to know of a model: its inputs and outputs.
+def describe_model(source: ModelSource) -> CompiledModel:
+    """Read a model's inputs and outputs, all that a device needs that computes nothing.
 
     Raises:
-        ModelError: as `compile_model`, as far as can be seen without running the model.
+        ModelError: the model cannot be served, as far as that shows without running it.
     """
     model = read_model(source)
     fixed_batch = has_fixed_batch(model.graph)
@@ -220,7 +223,7 @@ def describe_model(source: Source) -> CompiledModel:
 def profile_model(
     folder: Path, batch_sizes: Sequence[int], progress: Callable[[str], None]
 ) -> dict[int, int]:
-    """Measure the kernels of a compiled model, in ns by batch size, without any copies around them."""
+    """Measure a compiled model's kernels, in ns by batch size, without the copies around them."""
     compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
     weights = read_weights(folder, compiled)
     durations = {}
@@ -241,7 +244,7 @@ def profile_model(
 
 
 def read_weights(folder: Path, compiled: CompiledModel) -> Bytes:
-    """Read a compiled model's weights into memory of their own."""
+    """Read a compiled model's weights into private memory."""
     weights = aligned_bytes(compiled.weights_bytes)
     if compiled.weights_bytes:
         with (folder / WEIGHTS_FILE).open("rb") as file:
@@ -256,8 +259,8 @@ def _least_ns(launch: Callable[[], None]) -> int:
         start_ns = time.monotonic_ns()
         launch()
         samples.append(time.monotonic_ns() - start_ns)
-    # What else runs on the machine only adds. The median, taken while others
-    # were busy, once said 59 ms for a ResNet-18 that takes 19.
+    # Take the least, because other load on the machine only adds. Under such load the median once said
+    # 59 ms for a ResNet-18 that takes 19.
     return min(samples)
 
 
@@ -269,10 +272,10 @@ def _element_types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _sample_inputs(inputs: Sequence[TensorSpec], batch_size: int) -> list[Bytes]:
-    """Something to run on: small positive floats; zeros else, which are legal indices anywhere."""
+    """Make inputs to run on: small positive floats, and otherwise zeros, which are legal indices anywhere."""
     arrays = []
     for seed, spec in enumerate(inputs):
-        # One generator per input: the first row is the same whatever the batch size.
+        # One generator per input, so that the first row is the same whatever the batch size.
         generator = np.random.default_rng(seed)
         array = aligned_bytes(spec.row_bytes * batch_size)
         if spec.datatype in _NUMPY_FLOATS:
@@ -286,7 +289,7 @@ def _sample_inputs(inputs: Sequence[TensorSpec], batch_size: int) -> list[Bytes]
 def _output_specs(
     names: Sequence[str], element_types: dict[str, int], runs: dict[int, _Outputs]
 ) -> list[TensorSpec]:
-    """Output specs from what runs returned: shapes in files are often missing, and sometimes wrong."""
+    """Read output specs off what runs returned: shapes in files are often missing, and sometimes wrong."""
     specs = []
     for index, name in enumerate(names):
         shapes = {size: run[index][0] for size, run in runs.items()}
@@ -310,7 +313,7 @@ def _check_rows(
     outputs: Sequence[TensorSpec],
     together: _Outputs,
 ) -> None:
-    """Run both rows of a batch of two alone: requests that share a batch must not notice.
+    """Run both rows of a batch of two alone: requests must not notice that they share a batch.
 
     Raises:
         ModelError: a row's outputs depend on the other row.
@@ -330,7 +333,7 @@ def _check_rows(
             one = single.view(dtype).astype(np.float64)
             other = both[row * spec.row_bytes : (row + 1) * spec.row_bytes].view(dtype)
             scale = float(np.max(np.abs(one[np.isfinite(one)]), initial=0.0))
-            # Kernels differ between batch sizes by rounding; a neighbour's influence is no rounding.
+            # Kernels of two batch sizes differ by rounding. A neighbour's influence is larger.
             if not np.allclose(one, other.astype(np.float64), atol=0.02 * scale, equal_nan=True):
                 raise ModelError(
                     f"output {spec.name!r} of a row depends on the other rows of its batch, which are "
@@ -375,7 +378,7 @@ def _compare(
     """Run the compiled graph beside the reference.
 
     Raises:
-        ModelError: it is not accepted, fails, or answers otherwise.
+        ModelError: the engine does not accept the graph, fails, or answers something else.
     """
     for size, samples in batches.items():
         outputs = target.run(lifted, compiled, size, samples)

@@ -1,19 +1,58 @@
-"""Compiled models by offer: from the cache, or fetched and compiled now."""
+"""Compiled models by offer: from the cache, or fetched and compiled now.
+
+A device with an engine owns one `CompiledModels`, and through it the compile cache, the compiler process
+and the thread on which models are set up beside the event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar, TypeVarTuple
 
+from clockwright.tensors import TensorSpec
 from worker.compiling.cache import CompileCache
 from worker.compiling.compiler import Compiler
 from worker.models.file_store import FileStore
-from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
-from worker.models.served_model import Fetch, Offer
+from worker.models.served_model import Fetch, Offer, io_bytes_of
+from worker.timing import tune_background_thread
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+@dataclass(frozen=True, slots=True)
+class FittingModel:
+    """A compiled model that this worker has room for."""
+
+    #: The folder that holds the compiled model's files.
+    folder: Path
+    compiled: CompiledModel
+    #: The offered batch sizes that fit, in ascending order.
+    batch_sizes: tuple[int, ...]
+    #: Whether nothing had to be fetched or compiled.
+    from_cache: bool
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """The inputs as the client knows them."""
+        return tuple(tensor.spec for tensor in self.compiled.inputs)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """The outputs as the client knows them."""
+        return tuple(tensor.spec for tensor in self.compiled.outputs)
+
+    @property
+    def io_bytes(self) -> dict[int, int]:
+        """Bytes of an IO slot by batch size."""
+        return io_bytes_of((*self.inputs, *self.outputs), self.batch_sizes)
 
 
 class CompiledModels:
@@ -22,60 +61,83 @@ class CompiledModels:
     def __init__(
         self,
         files: FileStore,
-        cache: CompileCache,
-        compiler: Compiler,
-        executor: Executor,
+        *,
+        cache_dir: Path,
+        target: str,
+        compile_limit_s: float,
         limits: Limits,
         precision: Precision | None = None,
     ) -> None:
-        """Set up.
+        """Open the cache; the compiler's process and the thread start when they are needed.
 
         Args:
-            files: where fetched files lie.
-            cache: of what this device's target compiles.
-            compiler: makes the rest.
-            executor: for what takes long and must not hold up the event loop.
-            limits: of the worker.
-            precision: of the torch engine; None for onnxruntime.
+            files: the store that fetched files lie in.
+            cache_dir: the folder of compiled models.
+            target: what compiled code depends on besides the model: format, runtime, processor.
+            compile_limit_s: a model that takes longer to compile is refused.
+            limits: what the worker has room for.
+            precision: that of the torch engine; None for onnxruntime.
+
+        Raises:
+            OSError: the cache folder cannot be made.
         """
         self._files = files
-        self._cache = cache
-        self._compiler = compiler
-        self._executor = executor
         self._limits = limits
         self._precision = precision
+        self.cache = CompileCache(cache_dir, target=target)
+        self.compiler = Compiler(time_limit_s=compile_limit_s)
+        # One thread: models are set up one after the other.
+        self._setup = ThreadPoolExecutor(
+            1, thread_name_prefix="setup", initializer=tune_background_thread
+        )
 
     async def get(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
-    ) -> tuple[Path, CompiledModel, bool]:
-        """Find or make a compiled model.
-
-        Returns:
-            Its folder, what is in it, and whether it was in the cache.
+    ) -> FittingModel:
+        """Find or make a compiled model, and say which batch sizes of it fit.
 
         Raises:
-            ModelError: it cannot be served here; the message says why.
+            ModelError: the model cannot be served here; the message says why.
         """
-        loop = asyncio.get_running_loop()
-        key = self._cache.key(offer.contents, offer.fixed_dimensions)
-        if found := await loop.run_in_executor(self._executor, self._cache.find, key):
+        offer.check_onnx()
+        folder, compiled, from_cache = await self._find_or_make(offer, fetch, progress)
+        self._limits.check_weights(compiled.weights_bytes)
+        batch_sizes = self._limits.usable_batch_sizes(
+            [tensor.spec for tensor in (*compiled.inputs, *compiled.outputs)],
+            offer.batch_sizes,
+            fixed_batch=compiled.fixed_batch,
+        )
+        return FittingModel(folder, compiled, batch_sizes, from_cache)
+
+    async def set_up(self, work: Callable[[*Ts], T], *arguments: *Ts) -> T:
+        """Do something that takes long on the setup thread, so that the event loop goes on."""
+        return await asyncio.get_running_loop().run_in_executor(self._setup, work, *arguments)
+
+    async def close(self) -> None:
+        """Wait for the setup thread, then end the compiler's process."""
+        self._setup.shutdown(wait=True, cancel_futures=True)
+        await self.compiler.close()
+
+    async def _find_or_make(
+        self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
+    ) -> tuple[Path, CompiledModel, bool]:
+        key = self.cache.key(offer.contents, offer.fixed_dimensions)
+        if found := await self.set_up(self.cache.find, key):
             return *found, True
         missing = [
-            file
-            for file in offer.files
-            if not await loop.run_in_executor(self._executor, self._files.has, file.sha256)
+            file for file in offer.files if not await self.set_up(self._files.has, file.sha256)
         ]
         await fetch(missing)
         with ExitStack() as stack:
-            source = await loop.run_in_executor(
-                self._executor, stack.enter_context, self._files.model_folder(offer.contents)
+            source = await self.set_up(
+                stack.enter_context, self._files.model_folder(offer.contents)
             )
-            folder = stack.enter_context(self._cache.new_folder())
-            compiled = await self._compiler.compile(
-                Source(source, offer.fixed_dimensions),
+            folder = stack.enter_context(self.cache.new_folder())
+            compiled = await self.compiler.compile(
+                ModelSource(source, offer.fixed_dimensions),
                 folder,
                 self._limits,
                 progress,
                 precision=self._precision,
             )
-            return self._cache.publish(folder, key), compiled, False
+            return self.cache.publish(folder, key), compiled, False

@@ -1,4 +1,4 @@
-"""Asks the compiler process, and survives whatever becomes of it."""
+"""The worker's end of the compiler process, which may crash or hang at any time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
-from worker.models.model_files import CompiledModel, Limits, Source
+from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
 
 
 class Compiler:
-    """One compiler process, started when first needed and again after it died. One job at a time."""
+    """One compiler process, started at the first job and again after it died. One job at a time."""
 
     def __init__(self, *, time_limit_s: float) -> None:
         self._time_limit_s = time_limit_s
@@ -28,14 +28,14 @@ class Compiler:
 
     async def compile(
         self,
-        source: Source,
+        source: ModelSource,
         folder: Path,
         limits: Limits,
         progress: Callable[[str], None],
         *,
         precision: Precision | None = None,
     ) -> CompiledModel:
-        """As `worker.compiling.compile.compile_model`; a crash or a hang is a ModelError too.
+        """Do what `worker.compiling.compile.compile_model` does; a crash or a hang is a ModelError too.
 
         `precision` is that of the torch engine; None is for onnxruntime on this processor.
         """
@@ -45,21 +45,21 @@ class Compiler:
         reply = await self._ask(job, progress)
         return CompiledModel.from_json(reply["done"])
 
-    async def describe(self, source: Source) -> CompiledModel:
-        """As `worker.compiling.compile.describe_model`; a crash or a hang is a ModelError too."""
+    async def describe(self, source: ModelSource) -> CompiledModel:
+        """Do what `worker.compiling.compile.describe_model` does; a crash or a hang is a ModelError too."""
         reply = await self._ask(_describe(source, "describe"), _ignore)
         return CompiledModel.from_json(reply["done"])
 
     async def profile(
         self, folder: Path, batch_sizes: Sequence[int], progress: Callable[[str], None]
     ) -> dict[int, int]:
-        """As `worker.compiling.compile.profile_model`; a crash or a hang is a ModelError too."""
+        """Do what `worker.compiling.compile.profile_model` does; a crash or a hang is a ModelError too."""
         job = {"kind": "profile", "folder": str(folder), "batch_sizes": list(batch_sizes)}
         reply = await self._ask(job, progress)
         return {int(size): ns for size, ns in reply["done"].items()}
 
     async def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process, whatever it is doing."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -104,9 +104,9 @@ class Compiler:
 
 
 def _start() -> subprocess.Popen[bytes]:
-    # Not by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop had
-    # forked were dead before they read anything; of those started this way (vfork, so no fork
-    # handlers run in the child), none of 14.
+    # Not started by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop
+    # had forked died before they read anything. subprocess uses vfork, so no fork handlers run in the
+    # child, and of 14 children started this way none died.
     return subprocess.Popen(
         [sys.executable, "-m", "worker.compiling.compiler_process", str(os.getpid())],
         stdin=subprocess.PIPE,
@@ -118,18 +118,18 @@ def _start() -> subprocess.Popen[bytes]:
 
 def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError):  # it died, which reading tells
+    with contextlib.suppress(BrokenPipeError):  # it died; the read that follows tells why
         process.stdin.write(data)
         process.stdin.flush()
 
 
 def _reap(process: subprocess.Popen[bytes]) -> None:
-    # Closes the pipes; unwritten data has nowhere to go.
+    # Leaving the block closes the pipes and waits; unwritten data has nowhere to go.
     with contextlib.suppress(BrokenPipeError), process:
         pass
 
 
-def _describe(source: Source, kind: str) -> dict[str, Any]:
+def _describe(source: ModelSource, kind: str) -> dict[str, Any]:
     return {
         "kind": kind,
         "source": str(source.folder),

@@ -1,7 +1,9 @@
-"""The process that compiles: `python -m worker.compiling.compiler_process PARENT`, a JSON object per line both ways.
+"""The process that compiles: `python -m worker.compiling.compiler_process PARENT`.
 
-It runs at low priority and is the first to go when memory runs out, so that neither a large model nor
-a hostile one costs the worker more than a refusal; and it dies with its worker, also in the middle of
+Each way carries a JSON object per line: jobs come in, progress and results go out.
+
+The process runs at low priority and is the first to be killed when memory runs out, so that neither a large
+model nor a hostile one costs the worker more than a refusal. It dies with its worker, even in the middle of
 a model that never ends. `worker.compiling.compiler` is the other end.
 """
 
@@ -19,14 +21,14 @@ from typing import Any
 from clockwright.errors import ModelError
 from clockwright.process import end_with
 
-# Lower than whatever serves; not the lowest, because people wait for it.
+# A lower priority than serving has; not the lowest, because people wait for the result.
 _NICENESS = 10
 
 
 def main() -> int:
     """Answer jobs until standard input ends."""
     end_with(int(sys.argv[1]), signal.SIGKILL)
-    # Libraries print; the protocol keeps standard output to itself.
+    # Libraries print, so the protocol takes standard output and leaves them standard error.
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     os.nice(_NICENESS)
@@ -45,7 +47,7 @@ def main() -> int:
             reply(done=_run(json.loads(line), progress))
         except ModelError as error:
             reply(refused=str(error))
-        except Exception as error:  # whatever a model makes libraries raise is about that model
+        except Exception as error:  # whatever libraries raise is about this model only
             reply(refused=f"{type(error).__name__}: {error}")
     return 0
 
@@ -53,7 +55,7 @@ def main() -> int:
 def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     try:
         from worker.compiling.compile import Target, compile_model, describe_model, profile_model
-        from worker.models.model_files import Limits, Source
+        from worker.models.model_files import Limits, ModelSource
     except ImportError as error:
         raise ModelError(
             f"this worker cannot read models: {error}; install clockwright[cpu]"
@@ -62,14 +64,14 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     kind = job["kind"]
     if kind == "profile":
         return profile_model(Path(job["folder"]), job["batch_sizes"], progress)
-    source = Source(Path(job["source"]), job["fixed_dimensions"])
+    source = ModelSource(Path(job["source"]), job["fixed_dimensions"])
     if kind == "describe":
         return describe_model(source).to_json()
     assert kind == "compile", kind
     limits = Limits(**job["limits"])
     target: Target | None = None
     if "precision" in job:
-        # Here, because torch takes seconds to import.
+        # Imported here, because torch takes seconds.
         from worker.compiling.for_torch import TorchTarget
         from worker.models.precision import Precision
 

@@ -1,6 +1,6 @@
 """Reads a model as its owner wrote it, and says in words why it cannot be served.
 
-Everything here is about the file; what the runtime thinks of it is `worker.compiling.compile`'s affair.
+Everything here is about the file. `worker.compiling.compile` finds out what the runtime makes of it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from onnx import TensorProto, ValueInfoProto
 
 from clockwright.errors import ModelError
 from clockwright.tensors import TensorSpec
-from worker.models.model_files import MODEL_FILE, Source
+from worker.models.model_files import MODEL_FILE, ModelSource
 
-#: Open Inference Protocol's name by ONNX's number.
+#: The Open Inference Protocol's names of datatypes, by ONNX's numbers.
 DATATYPES: dict[int, str] = {
     TensorProto.BOOL: "BOOL",
     TensorProto.UINT8: "UINT8",
@@ -33,15 +33,15 @@ DATATYPES: dict[int, str] = {
     TensorProto.DOUBLE: "FP64",
 }
 
-# Far above any real tensor, far below what overflows when multiplied by a batch size.
+# A limit far above any real tensor, and far below an overflow when multiplied by a batch size.
 _MOST_ROW_BYTES = 1 << 40
 
 
-def read_model(source: Source) -> onnx.ModelProto:
-    """Parse and check a model; its open dimensions are fixed and external data is read in.
+def read_model(source: ModelSource) -> onnx.ModelProto:
+    """Parse and check a model, fix its open dimensions and read external data in.
 
     Raises:
-        ModelError: it is not a valid ONNX model, or refers to files outside its folder.
+        ModelError: the file is not a valid ONNX model, or refers to files outside its folder.
     """
     path = source.folder / MODEL_FILE
     try:
@@ -60,7 +60,7 @@ def read_model(source: Source) -> onnx.ModelProto:
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         raise ModelError(f"{MODEL_FILE}: its external data cannot be read: {error}") from None
     try:
-        # By path, because a model in memory may not be larger than 2 GiB.
+        # Checked by path, because a model in memory must not be larger than 2 GiB.
         onnx.checker.check_model(str(path))
     except (onnx.checker.ValidationError, ValueError) as error:
         raise ModelError(f"{MODEL_FILE} is not valid ONNX: {_first_line(error)}") from None
@@ -69,7 +69,7 @@ def read_model(source: Source) -> onnx.ModelProto:
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[ValueInfoProto]:
-    """The inputs that a client provides; old files list the initializers too."""
+    """The inputs that a client provides. Old files list initializers as inputs; those are left out."""
     initializers = {tensor.name for tensor in graph.initializer}
     return [value for value in graph.input if value.name not in initializers]
 
@@ -102,7 +102,7 @@ def fix_dimensions(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
         for dimension in _dimensions(value):
             if dimension.dim_param in sizes:
                 dimension.dim_value = sizes[dimension.dim_param]
-    # Shapes inside the graph still speak of the open dimension; the runtime infers them anew.
+    # Shapes recorded inside the graph still have the open dimension; the runtime infers them anew.
     del graph.value_info[:]
 
 
@@ -144,12 +144,12 @@ def tensor_spec_type(value: ValueInfoProto, role: str) -> str:
     """The datatype of an input or output.
 
     Raises:
-        ModelError: it is not a tensor, or of a datatype that cannot be served.
+        ModelError: the value is no tensor, or its datatype cannot be served.
     """
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
         found = (kind or "nothing").removesuffix("_type")
-        # What skl2onnx makes of a classifier's probabilities unless it is told otherwise.
+        # skl2onnx makes a sequence of a classifier's probabilities unless it is told otherwise.
         hint = " (skl2onnx: convert with options={'zipmap': False})" if found == "sequence" else ""
         raise ModelError(f"{role} {value.name!r} is of type {found}, expected a tensor{hint}")
     number = value.type.tensor_type.elem_type
@@ -168,7 +168,7 @@ def tensor_spec(value: ValueInfoProto, role: str) -> TensorSpec:
     """The spec of an input or output.
 
     Raises:
-        ModelError: not a tensor that can be served, or a dimension other than the first is open.
+        ModelError: the tensor cannot be served, or a dimension other than the first is open.
     """
     datatype = tensor_spec_type(value, role)
     row_shape = []
@@ -193,7 +193,7 @@ def tensor_spec(value: ValueInfoProto, role: str) -> TensorSpec:
 
 
 def describe_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
-    """Output specs by ONNX's shape inference, for who does not run the model.
+    """Find the output specs by ONNX's shape inference, without running the model.
 
     Raises:
         ModelError: a shape cannot be inferred.

@@ -1,7 +1,7 @@
-"""A process that runs somebody's code, from this side: started, asked, given up after too long, ended.
+"""A process that runs somebody's code, seen from the worker: started, asked, given up, ended.
 
-Rows cross in memory that both map; a line of JSON each way says where they lie. See
-`worker.containers.container_process` for the other end.
+Rows cross in memory that both processes map; a line of JSON each way says where they lie.
+`worker.containers.container_process` is the other end.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from clockwright.tensors import TensorSpec
 
 _READ_BYTES = 1 << 16
 # A batch runs on one core, unless the operator's environment says otherwise: its duration must not
-# depend on who else computes (4,096 rows of a LinearSVC: 19 ms with OpenBLAS's own choice on two busy
-# cores, 3 ms so). The libraries read it when they are loaded, so it has to be there from the start.
+# depend on other computations (4,096 rows of a LinearSVC on two busy cores: 19 ms with OpenBLAS's own
+# choice, 3 ms with one thread). Libraries read these variables when they are loaded, so they are set from
+# the start.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-# What a process that was killed may take to be gone.
+# How long a killed process may take to be gone.
 _REAP_LIMIT_S = 10.0
 
 
@@ -46,7 +47,7 @@ class ContainerFailedError(Exception):
 
 
 class SharedMemory:
-    """Bytes that other processes can map; gone with the last of them."""
+    """Bytes that other processes can map; the memory is freed with its last user."""
 
     def __init__(self, num_bytes: int) -> None:
         if hasattr(os, "memfd_create"):
@@ -60,19 +61,19 @@ class SharedMemory:
         )
 
     def close(self) -> None:
-        """Give the file up; the mapping stays for those who hold it."""
+        """Close the file; existing mappings stay."""
         os.close(self.fd)
 
 
 class Container:
-    """One process. `start` belongs to the thread that lives longest; one caller at a time otherwise."""
+    """One process. A long-lived thread must call `start`; the other methods take one caller at a time."""
 
     def __init__(self, spec: ContainerSpec, folder: Path, memory: SharedMemory) -> None:
         """Set up; starts nothing.
 
         Args:
-            spec: what it is.
-            folder: of the version.
+            spec: the container's declaration.
+            folder: the version's folder.
             memory: holds the rows.
         """
         self._spec = spec
@@ -82,13 +83,13 @@ class Container:
         self._received = b""
         self._killing = threading.Lock()
         self._asking = threading.RLock()
-        #: Ended from here, on purpose.
+        #: Whether `stop` ended the process, on purpose.
         self.stopped = False
 
     def start(self) -> None:
         """Start the process; `wait_ready` says what became of it.
 
-        The kernel ends it with the thread that called this.
+        The kernel ends the process together with the thread that called this method.
         """
         self._process = subprocess.Popen(
             [
@@ -108,7 +109,7 @@ class Container:
         """Wait until the code is loaded.
 
         Raises:
-            ModelError: it cannot be, or it took longer than `limit_s`.
+            ModelError: the code cannot be loaded, or loading took longer than `limit_s`.
         """
         spec = self._spec
         job = {
@@ -130,9 +131,9 @@ class Container:
         """Run one batch.
 
         Args:
-            rows: how many.
-            inputs: where each input begins in the shared memory.
-            outputs: where each output is to begin.
+            rows: the number of rows.
+            inputs: the offset of each input in the shared memory.
+            outputs: the offset that each output is to get.
 
         Raises:
             ContainerFailedError: the code raised.
@@ -145,25 +146,28 @@ class Container:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """The process's id, if there is a process."""
         process = self._process
         return process.pid if process else None
 
     def stop(self) -> None:
-        """End it on purpose, whatever it does."""
+        """End the process on purpose, whatever it is doing."""
         self.stopped = True
         self.kill()
 
     def kill(self) -> None:
-        """End the process, and wait until it has gone: it writes to the shared memory."""
+        """End the process, and wait until it has gone, because it writes to the shared memory."""
         with self._killing:
             process, self._process = self._process, None
             if process is None:
                 return
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it started goes too
+                os.killpg(process.pid, signal.SIGKILL)  # ends its children too
             process.wait(_REAP_LIMIT_S)
-        with self._asking, process:  # whoever reads has heard of the end; closes the pipes
+        with (
+            self._asking,
+            process,
+        ):  # a reader has seen the end by now; leaving the block closes the pipes
             pass
 
     def _ask(self, job: dict[str, Any], limit_s: float, doing: str) -> dict[str, Any]:
@@ -172,7 +176,7 @@ class Container:
             if process is None:
                 raise ContainerDiedError("the container was stopped")
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # it died, which reading tells
+            with contextlib.suppress(BrokenPipeError):  # it died; the read that follows tells how
                 process.stdin.write(json.dumps(job).encode() + b"\n")
             line = self._read_line(process, time.monotonic() + limit_s)
             if line:
@@ -182,13 +186,13 @@ class Container:
                 why = f"hung: {doing} took more than {limit_s:g} s, the time limit"
             else:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_REAP_LIMIT_S)  # its pipe closes a moment before
+                    process.wait(_REAP_LIMIT_S)  # its pipe closes a moment before it is gone
                 why = f"{how_it_ended(process.returncode or 0)} while {doing}"
             self.kill()
             raise ContainerDiedError(f"the container {why}")
 
     def _read_line(self, process: subprocess.Popen[bytes], deadline_s: float) -> bytes | None:
-        """A line; empty when the process is gone; None when it is too late."""
+        """Read a line; empty when the process is gone, None after the deadline."""
         assert process.stdout is not None
         fd = process.stdout.fileno()
         poll = select.poll()

@@ -1,9 +1,9 @@
 """The process that runs a container's code: `python -m worker.containers.container_process PARENT FD`.
 
-A JSON object per line both ways; rows lie in the shared memory FD. First line in: what to load; line
-out: `ready` or `refused`. Then per batch: where the rows lie; `done` or `failed`. `worker.containers.container` is
-the other end. The code may do whatever it likes: this process is the first to go when memory runs out,
-and dies with its worker.
+Each way carries a JSON object per line; rows lie in the shared memory FD. The first line in says what to load,
+and the answer is `ready` or `refused`. Then each batch is a line that says where its rows lie, and the answer
+is `done` or `failed`. `worker.containers.container` is the other end. The code may do whatever it likes: this
+process is the first to be killed when memory runs out, and dies with its worker.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Predict = Callable[..., object]
 def main() -> int:
     """Load, then answer batches until standard input ends."""
     end_with(int(sys.argv[1]), signal.SIGKILL)
-    # Code prints; the protocol keeps standard output to itself.
+    # The code may print, so the protocol takes standard output and leaves it standard error.
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def main() -> int:
         batch = json.loads(line)
         rows: int = batch["rows"]
         arguments = [
-            # A copy: the code may keep it, or change it.
+            # Copied, because the code may keep its argument or change it.
             _view(memory, spec, rows, offset).copy()
             for spec, offset in zip(inputs, batch["inputs"], strict=True)
         ]
@@ -88,17 +88,17 @@ def main() -> int:
 
 
 def load(folder: Path, name: str, method: str) -> Predict:
-    """Load the code: this runs it.
+    """Load the code, which runs it.
 
     Args:
-        folder: of the version; code may import what lies in it.
+        folder: the version's folder; the code may import files from it.
         name: a file, or `package.module:name`.
-        method: what to call.
+        method: the method or function to call.
 
     Raises:
-        ModelError: it cannot be loaded, or there is nothing to call.
+        ModelError: the code cannot be loaded, or there is nothing to call.
     """
-    # The files are hashed; bytecode beside them would be news.
+    # The folder's files are hashed, so no bytecode may appear beside them.
     sys.dont_write_bytecode = True
     sys.path.insert(0, str(folder))
     try:
@@ -134,15 +134,15 @@ def load(folder: Path, name: str, method: str) -> Predict:
 
 
 def name_outputs(result: object, outputs: Sequence[TensorSpec], rows: int) -> list[Array]:
-    """What the code returned, in the order of the outputs and fit to be copied.
+    """Bring what the code returned into the order of the outputs, fit to be copied.
 
     Args:
         result: one array for one output; a sequence of arrays, or a dictionary by name, for several.
-        outputs: what was declared.
-        rows: of the batch.
+        outputs: the declared outputs.
+        rows: the batch's number of rows.
 
     Raises:
-        ValueError: it is not what was declared.
+        ValueError: the result is not what was declared.
     """
     if isinstance(result, Mapping):
         if set(result) != {spec.name for spec in outputs}:

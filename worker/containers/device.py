@@ -1,12 +1,12 @@
-"""Models that are code, each in a process of its own: one lane, one model, nobody else's trouble.
+"""A device for a model that is code in a process of its own: one lane, one model, nobody else's trouble.
 
 The worker runs the container of one folder, which the operator named and whose files lie here: no code
-comes over the link. An offer has to be of that folder, file by file.
+comes over the link. An offer must match that folder, file by file.
 
-Nothing has weights that could be paged, so LOAD does nothing. EXEC hands the IO slot, which both
+Code has no weights that could be paged, so LOAD does nothing. EXEC hands the IO slot, which both
 processes map, to the container and waits. Code that raises fails its own batch. A container that
-crashes or hangs costs the batch it had; the device is then lost, what waited goes to other workers, and
-the worker attaches again and starts the container anew, with growing pauses when it keeps dying.
+crashes or hangs costs the batch it had. The device is then lost, waiting actions go to other workers, and
+the worker attaches again and starts the container anew, with growing pauses if the container keeps dying.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from typing_extensions import override
+
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.containers import ContainerSpec, read_container
@@ -32,13 +34,13 @@ from worker.containers.container import (
     SharedMemory,
 )
 from worker.core.lanes import Lane, Step
-from worker.devices.device import DeviceLostError
+from worker.devices.device import Device, DeviceLostError
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.models.file_store import sha256_of
 from worker.models.model_files import Limits
 from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
 
-# Seeds of the estimator, replaced by measurements as they come.
+# Profiles seed the controller's estimates, which measurements replace soon.
 _PROFILE_RUNS = 7
 _PROFILE_BUDGET_NS = NS_PER_S // 2
 
@@ -51,10 +53,10 @@ class ContainerModel(ServedModel):
 
 
 class Backoff:
-    """How long to pause before a container is started again."""
+    """The pause before a container is started again."""
 
     FIRST_S, LIMIT_S = 0.1, 10.0
-    #: One that lived this long has not died of how it starts.
+    #: A container that lived this long did not die from starting up.
     FORGET_S = 30.0
 
     def __init__(self) -> None:
@@ -62,11 +64,11 @@ class Backoff:
         self._started_s = 0.0
 
     def started(self, now_s: float) -> None:
-        """It was started."""
+        """Note that a container was started."""
         self._started_s = now_s
 
     def died(self, now_s: float) -> None:
-        """It died."""
+        """Note that the container died."""
         if now_s - self._started_s >= self.FORGET_S:
             self._pause_s = 0.0
         else:
@@ -74,14 +76,14 @@ class Backoff:
 
     @property
     def pause_s(self) -> float:
-        """Before the next start."""
+        """Seconds to pause before the next start."""
         return self._pause_s
 
 
-class ContainerDevice:
-    """See the module. Satisfies `worker.devices.device.Device`."""
+class ContainerDevice(Device[ContainerModel]):
+    """One container as a device. See the module."""
 
-    # It only copies and waits: the code computes elsewhere.
+    # The lanes only copy and wait: the code computes in its own process.
     computing_lanes: frozenset[Lane] = frozenset()
 
     def __init__(
@@ -90,9 +92,9 @@ class ContainerDevice:
         """Take the memory that rows cross in.
 
         Args:
-            folder: of the model; its last component is the model's name.
+            folder: the model's folder; its last component is the model's name.
             limits: what there is room for.
-            io_pool_bytes: of all IO slots together.
+            io_pool_bytes: the size of all IO slots together.
             start_limit_s: how long loading the code may take.
 
         Raises:
@@ -107,25 +109,26 @@ class ContainerDevice:
         self.limits = limits
         self.io_pool_bytes = io_pool_bytes
         self._start_limit_s = start_limit_s
-        # Behind the slots, room for the batch that is measured while others are served.
+        # Behind the slots there is room for the batch that is measured while others are served.
         self._memory = SharedMemory(io_pool_bytes + limits.io_bytes)
         self._setup = ThreadPoolExecutor(1, thread_name_prefix="setup")
         self._backoff = Backoff()
         #: Why the last container died; empty when none did.
         self._death = ""
-        #: They end with their models; by model, to find those whose step still runs.
+        #: Containers by model, to find one whose step still runs. A container ends with its model.
         self._containers: weakref.WeakValueDictionary[ModelId, Container] = (
             weakref.WeakValueDictionary()
         )
-        #: By architecture and batch size: a container that is started again need not be measured.
+        #: Exec ns by architecture and batch size, so that a container started again is not measured again.
         self._profile: dict[tuple[str, int], int] = {}
 
     # --- models ---------------------------------------------------------------------------------
 
+    @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> ContainerModel:
-        """See `Device`. Fetches nothing."""
+        # Nothing is fetched: the files lie here.
         name = self._folder.name
         if offer.profile != name:
             raise ModelError(f"this worker runs the container of model {name!r} only")
@@ -148,7 +151,7 @@ class ContainerDevice:
             except ModelError as error:
                 if not served_before:
                     raise
-                # It has been served, so it is fit: what is wrong now may pass.
+                # The container has been served before, so the trouble may pass: try again.
                 self._died(str(error))
         model = ContainerModel(
             model_id=offer.model_id,
@@ -178,7 +181,7 @@ class ContainerDevice:
         """Start a container and measure it."""
         progress("starting")
         loop = asyncio.get_running_loop()
-        # Of an earlier stream, whose last step may still wait for it.
+        # A container of an earlier stream is stopped first; that stream's last step may still wait for it.
         if old := self._containers.pop(model_id, None):
             await loop.run_in_executor(self._setup, old.stop)
         container = self._containers[model_id] = Container(spec, folder, self._memory)
@@ -206,15 +209,17 @@ class ContainerDevice:
 
     # --- steps ----------------------------------------------------------------------------------
 
+    @override
     def run_load(self, step: Step[ContainerModel]) -> None:
-        """See `Device`. There are no weights."""
+        pass  # there are no weights
 
+    @override
     def run_input(self, step: Step[ContainerModel], payload: Sequence[Buffer]) -> None:
-        """See `Device`."""
         write_inputs(self._memory.bytes, step, payload)
 
+    @override
     def run_exec(self, step: Step[ContainerModel]) -> None:
-        """See `Device`. The code sees the rows that were sent, never padding."""
+        # The code sees the rows that were sent, never padding.
         action, model = step.action, step.model
         assert isinstance(action, Infer)
         layout = model.layouts[action.batch_size]
@@ -222,16 +227,16 @@ class ContainerDevice:
             _run(model.container, layout, sum(action.rows), step.io_offset)
         except ContainerDiedError as error:
             if model.container.stopped:
-                raise  # on purpose: its successor is fine
+                raise  # stopped on purpose: its successor is fine
             self._died(str(error))
             raise DeviceLostError(str(error)) from None
 
+    @override
     def run_output(self, step: Step[ContainerModel]) -> list[bytes]:
-        """See `Device`."""
         return read_outputs(self._memory.bytes, step)
 
+    @override
     async def close(self) -> None:
-        """See `Device`."""
         for container in list(self._containers.values()):
             container.stop()
         self._setup.shutdown(wait=True, cancel_futures=True)
@@ -243,10 +248,10 @@ class ContainerDevice:
 
 
 def _check_contents(offer: Offer, version_folder: Path) -> None:
-    """The controller's files have to be those that the operator placed here.
+    """Check that the controller offers the files that the operator placed here.
 
     Raises:
-        ModelError: they are not.
+        ModelError: a file differs.
     """
     for file in offer.files:
         try:
@@ -275,13 +280,13 @@ def _run(container: Container, layout: IoLayout, rows: int, begin: int) -> None:
 def _profile(
     container: Container, memory: SharedMemory, spec: ContainerSpec, size: int, begin: int
 ) -> int:
-    """Measure a batch of zeros, in ns: legal values anywhere.
+    """Measure a batch of zeros, which are legal values anywhere, in ns.
 
     Raises:
         ModelError: the code cannot run it.
     """
     layout = IoLayout.of(spec.inputs, spec.outputs, size)
-    # Another size left its outputs there.
+    # The measurement of another size left its outputs in this memory.
     memory.bytes[begin : begin + layout.outputs_begin] = 0
     samples: list[int] = []
     try:
@@ -293,5 +298,5 @@ def _profile(
             samples.append(max(time.monotonic_ns() - begin_ns, 1))
     except (ContainerDiedError, ContainerFailedError) as error:
         raise ModelError(f"a batch of {size} zeros: {error}") from None
-    # What else runs on the machine only adds.
+    # Take the least, because other load on the machine only adds.
     return min(samples)

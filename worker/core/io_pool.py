@@ -1,10 +1,10 @@
-"""Where inputs and outputs lie between the steps of an Infer."""
+"""The memory that inputs and outputs lie in between the steps of an Infer."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-# Tensors start on a cache line, which is also what vector instructions like best.
+# Tensors start on a cache line, which also suits vector instructions best.
 ALIGNMENT_BYTES = 64
 
 
@@ -22,12 +22,12 @@ class IoPool:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes in all."""
+        """The size of the whole pool."""
         return self._num_bytes
 
     @property
     def num_slots(self) -> int:
-        """Slots handed out."""
+        """The number of slots handed out."""
         return len(self._slots)
 
     def acquire(self, num_bytes: int) -> int | None:

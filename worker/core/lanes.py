@@ -43,7 +43,7 @@ from worker.core.pages import PageCache
 
 
 class Lane(enum.Enum):
-    """An executor: whatever runs on one lane never overlaps."""
+    """An executor: steps on one lane never overlap."""
 
     LOAD = "load"
     INPUT = "input"
@@ -55,7 +55,7 @@ class Lane(enum.Enum):
     __hash__ = object.__hash__
 
 
-# To go through an enum, or to look up a member, costs as much as all that is done with it.
+# Iterating an enum or looking a member up costs as much as the work that is done with the lane.
 _LANES = tuple(Lane)
 _LOAD: Final = Lane.LOAD
 _INPUT: Final = Lane.INPUT
@@ -64,17 +64,17 @@ _OUTPUT: Final = Lane.OUTPUT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Model:
-    """What the core knows of a model. Shells may derive from it and find their own in a `Step`."""
+class LoadedModel:
+    """What the core knows of a model. Shells derive from it, and find their own class in a `Step`."""
 
     model_id: ModelId
-    #: Pages that its weights fill, at least 1.
+    #: The pages that its weights fill, at least 1.
     num_pages: int
-    #: Of the inputs and outputs together, by compiled batch size.
+    #: Bytes of inputs and outputs together, by compiled batch size.
     io_bytes: Mapping[int, int]
 
 
-M = TypeVar("M", bound=Model)
+M = TypeVar("M", bound=LoadedModel)
 
 
 # Generic records are spelled out: mypyc cannot compile a generic dataclass (`make native`).
@@ -94,11 +94,11 @@ class Step(Generic[M]):
         self.lane = lane
         self.action = action
         self.model = model
-        #: Where the weights lie (LOAD, EXEC), in the order of the model's bytes.
+        #: The pages that hold the weights (LOAD, EXEC), in the order of the model's bytes.
         self.pages = pages
-        #: Where the IO slot begins (INPUT, EXEC, OUTPUT).
+        #: The offset of the IO slot (INPUT, EXEC, OUTPUT).
         self.io_offset = io_offset
-        #: How long the device itself was busy with it, once it says so; not all can.
+        #: How long the device itself was busy with the step; None until the device says so. Not all can.
         self.duration_ns: int | None = None
 
 
@@ -117,7 +117,7 @@ class _Residency:
     pages: tuple[int, ...] = ()
     loaded: bool = False
     evicted: bool = False
-    #: Steps that read or write its pages now; two when an EXEC is queued behind another.
+    #: The number of steps that read or write its pages now; two when an EXEC is queued behind another.
     num_users: int = 0
 
 
@@ -153,12 +153,12 @@ class _Job(Generic[M]):
         self.action = action
         self.entry = entry
         self.result = result
-        #: Its turn on LOAD and EXEC.
+        #: The job's turn on LOAD and EXEC: `earliest_ns`, then arrival.
         self.order = action.earliest_ns, seq
         self.residency: _Residency | None = None
         self.io_offset: int | None = None
         self.abandoned = False
-        #: Given to the device while another EXEC ran.
+        #: Whether the device got the job while another EXEC ran.
         self.queued_ahead = False
 
 
@@ -181,11 +181,11 @@ class Core(Generic[M]):
             _OUTPUT: self._output,
         }
         self._running: dict[Lane, _Job[M] | None] = dict.fromkeys(Lane)
-        #: The EXEC that the device will begin when the one that runs ends.
+        #: The EXEC that the device will begin when the running one ends.
         self._ahead: _Job[M] | None = None
         #: Every residency that holds or awaits pages.
         self._residencies: list[_Residency] = []
-        #: Sum of the pages of those that are not evicted.
+        #: The pages that all residencies that are not evicted need together.
         self._num_promised = 0
         self._results: list[Result] = []
         self._changed: set[Lane] = set()
@@ -194,13 +194,13 @@ class Core(Generic[M]):
     # --- models ---------------------------------------------------------------------------------
 
     def add_model(self, model: M) -> None:
-        """Accept actions for a model from now on; one of the same id, if any, is removed first."""
+        """Accept actions for a model from now on; a model of the same id is removed first."""
         assert model.num_pages >= 1, f"model {model.model_id}: {model.num_pages} pages"
         self.remove_model(model.model_id)
         self._models[model.model_id] = _Entry(model)
 
     def remove_model(self, model_id: ModelId) -> None:
-        """Accept no more actions for a model; forget it when those it has are done."""
+        """Accept no more actions for a model; forget the model when its actions are done."""
         entry = self._models.pop(model_id, None)
         if entry is not None:
             entry.removed = True
@@ -213,9 +213,9 @@ class Core(Generic[M]):
         return entry.model if entry else None
 
     def abandon(self) -> None:
-        """Forget all models and actions, silently: whoever asked has gone.
+        """Forget all models and actions, silently: the controller that asked has gone.
 
-        Steps that run are finished as usual, and then nothing is said of them.
+        Running steps are finished as usual, but give no result.
         """
         running = self._all_running()
         for job in list(self._jobs.values()):
@@ -235,7 +235,7 @@ class Core(Generic[M]):
     # --- actions --------------------------------------------------------------------------------
 
     def submit(self, action: Action, *, now_ns: int) -> None:
-        """Take an action in; what can be refused now is.
+        """Take an action in; refuse it now if that can be known now.
 
         Raises:
             ProtocolError: an unanswered action has the same id.
@@ -300,11 +300,11 @@ class Core(Generic[M]):
     # --- lanes ----------------------------------------------------------------------------------
 
     def next_step(self, lane: Lane, *, now_ns: int) -> Step[M] | WaitUntil | None:
-        """What a lane is to do now.
+        """Ask what a lane is to do now.
 
         Returns:
-            A step, which runs from now on and must be finished; or until when to wait; or None:
-            nothing before something is submitted or finished, as while the lane runs a step.
+            A step, which runs from now on and must be finished; or the time until which to wait; or None
+            when nothing can happen before something is submitted or finished, as while the lane runs a step.
         """
         if self._running[lane] is not None:
             return None
@@ -327,7 +327,7 @@ class Core(Generic[M]):
                 return WaitUntil(job.action.earliest_ns)
             assert job.residency is not None
             pages = self._pages.acquire(job.residency.num_pages)
-            if pages is None:  # They belong to evicted weights that an EXEC still reads.
+            if pages is None:  # the missing pages hold evicted weights that an EXEC still reads
                 return WaitUntil(job.action.latest_ns + 1)
             job.residency.pages = pages
             job.residency.num_users += 1
@@ -355,21 +355,20 @@ class Core(Generic[M]):
         return self._start(_EXEC, due) if isinstance(due, _Job) else due
 
     def next_exec_ahead(self, *, now_ns: int, begin_ns: int) -> Step[M] | None:
-        """An EXEC for the device to begin by itself as soon as the one that runs ends.
+        """Take an EXEC that the device is to begin by itself as soon as the running one ends.
 
-        What is queued cannot be taken back, and nobody knows for sure when the device comes to it. So only
-        an EXEC whose window is open already, and will be then as far as one can tell, is queued. If it
-        has closed all the same, `finish_step` refuses it: an action that is answered did begin in its
-        window. What can no longer begin is refused on the way: while each EXEC is queued behind
-        another, the lane is never asked for its `next_step`.
+        A queued EXEC cannot be taken back, and nobody knows for sure when the device comes to it. So its
+        window must be open already, and still be open at `begin_ns`. If the window has closed all the
+        same, `finish_step` refuses the action: an action that succeeds did begin in its window. Actions
+        that can no longer begin are refused here too, because while each EXEC is queued behind another,
+        nobody asks the lane for its `next_step`.
 
         Args:
             now_ns: the time.
-            begin_ns: when the EXEC that runs is expected to end.
+            begin_ns: when the running EXEC is expected to end.
 
         Returns:
-            A step, to be finished after the one that runs; None when no EXEC may be queued behind it, or
-            one is already.
+            A step, to be finished after the running one; None when no EXEC may be queued, or one is already.
         """
         if self._running[_EXEC] is None or self._ahead is not None:
             return None
@@ -381,7 +380,7 @@ class Core(Generic[M]):
         return self._step(_EXEC, job)
 
     def _take_exec(self, now_ns: int, *, begin_ns: int) -> _Job[M] | WaitUntil | None:
-        """Take the first EXEC that may begin at `begin_ns` out of the queue, and refuse those that never can."""
+        """Take the first EXEC that may begin at `begin_ns` from the queue; refuse those that never may."""
         wait_ns: int | None = None
         index = 0
         while index < len(self._exec):
@@ -422,11 +421,11 @@ class Core(Generic[M]):
         """Report a step that `next_step` or `next_exec_ahead` returned.
 
         Args:
-            step: which.
+            step: the step that ended.
             begin_ns: when it began.
-            end_ns: when it was seen to have ended.
+            end_ns: when its end was seen.
             duration_ns: how long the device was busy with it.
-            error: the device's words if it failed.
+            error: the device's words if the step failed.
         """
         lane = step.lane
         job = self._running[lane]
@@ -500,12 +499,12 @@ class Core(Generic[M]):
         self._leave(job)
 
     def take_results(self) -> list[Result]:
-        """Results since the last call, in order."""
+        """Return the results since the last call, in order."""
         results, self._results = self._results, []
         return results
 
     def take_changed(self) -> list[Lane]:
-        """Lanes that have something queued and may now be told otherwise than at their last `next_step`."""
+        """Return the lanes with something queued whose `next_step` may now say something new."""
         if not self._changed:
             return []
         changed, self._changed = self._changed, set()
@@ -523,7 +522,7 @@ class Core(Generic[M]):
 
     @property
     def num_pending(self) -> int:
-        """Actions that are not answered."""
+        """The number of actions that are not answered."""
         return len(self._jobs)
 
     def is_running(self) -> bool:
@@ -531,7 +530,7 @@ class Core(Generic[M]):
         return any(job is not None for job in self._running.values())
 
     def resident(self) -> list[ModelId]:
-        """Models whose weights are loaded, in the order in which they were added."""
+        """The models whose weights are loaded, in the order in which they were added."""
         return [
             model_id
             for model_id, entry in self._models.items()
@@ -601,7 +600,7 @@ class Core(Generic[M]):
             return
         residency.evicted = True
         self._num_promised -= residency.num_pages
-        self._changed.add(_EXEC)  # to refuse Infers that waited for it
+        self._changed.add(_EXEC)  # to refuse Infers that waited for the load
         if not residency.num_users:
             self._forget(residency)
         for index, job in enumerate(self._load):

@@ -1,10 +1,10 @@
-"""Which pages of the weights cache are free."""
+"""The free pages of the weights cache."""
 
 from __future__ import annotations
 
 
 class PageCache:
-    """Hands out pages. Any free pages do, so what is free is a single number and never fragments.
+    """Hands out pages. Any free pages do, so a single number says how many are free, and nothing fragments.
 
     Source: Clockwork, section 5.2; gathering pages before EXEC is what makes non-adjacent ones usable.
     """
@@ -16,12 +16,12 @@ class PageCache:
 
     @property
     def num_pages(self) -> int:
-        """Pages in all."""
+        """The number of pages, free or not."""
         return self._num_pages
 
     @property
     def num_free(self) -> int:
-        """Pages that `acquire` could hand out now."""
+        """The number of pages that `acquire` could hand out now."""
         return len(self._free)
 
     def acquire(self, num_pages: int) -> tuple[int, ...] | None:

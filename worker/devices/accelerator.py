@@ -1,8 +1,8 @@
-"""What `worker.devices.gpu` asks of the hardware: memory, queues, events, captured kernels.
+"""The contract between `worker.devices.gpu` and the hardware: memory, streams, events, captured kernels.
 
 Work is handed to a stream, which runs it in order and, on a GPU, later. Two streams know of each
-other only through events. `worker.devices.cuda` is a GPU; `HostAccelerator` is the processor, on which work is
-done when it is handed over. A test has a third one, which puts work off as long as events allow it.
+other only through events. `worker.devices.cuda` is a GPU; `HostAccelerator` is the processor, which works
+at once. A test has a third accelerator, which puts work off as long as events allow it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from typing_extensions import override
 
 from worker.devices.host_memory import present_memory
 from worker.engines.onnxruntime import Place
@@ -22,32 +23,32 @@ class Event(Protocol):
     """A point in a stream's work; made once, recorded again and again."""
 
     def synchronize(self) -> None:
-        """Return when everything before the last `Stream.record` of it is done."""
+        """Wait until everything before the event's last `Stream.record` is done."""
 
     def is_done(self) -> bool:
-        """Whether that would return at once."""
+        """Whether `synchronize` would return at once."""
 
     def ns_since(self, earlier: Event) -> int:
-        """Time on the device between two events that are done; at least 1."""
+        """The time on the device between two events that are done, in ns; at least 1."""
 
 
 class Stream(Protocol):
     """A queue of work, done in order."""
 
     def run(self, work: Callable[[], object]) -> None:
-        """Do this, after what was handed over before."""
+        """Hand work over; it runs after all work that was handed over before."""
 
     def record(self, event: Event) -> None:
-        """Let the event be the point that has been reached so far."""
+        """Set the event behind all work that was handed over so far."""
 
     def wait(self, event: Event) -> None:
-        """Begin nothing more before the point that the event is at now; returns at once."""
+        """Begin no further work before the event is done; returns at once."""
 
 
 class Accelerator(Protocol):
     """One GPU, or what stands in for it."""
 
-    #: As torch names it.
+    #: The device's name in torch.
     device: torch.device
     #: Accelerators of one name run the same kernels equally fast.
     name: str
@@ -58,24 +59,25 @@ class Accelerator(Protocol):
         """Make a stream; the kernels of an urgent one go first."""
 
     def event(self, *, patient: bool = False) -> Event:
-        """Make an event, not yet recorded: it is done.
+        """Make an event. Until its first record it counts as done.
 
         Args:
-            patient: whoever waits for it sleeps, and wakes tens of microseconds late; others may spin.
+            patient: a thread that waits for the event sleeps, and wakes tens of microseconds late;
+                otherwise it may spin.
         """
 
     def device_memory(self, num_bytes: int) -> Tensor:
         """Take zeroed memory for good: uint8, one dimension.
 
         Raises:
-            MemoryError: there is not enough; says how much there is.
+            MemoryError: the memory does not suffice; says how much there is.
         """
 
     def host_memory(self, num_bytes: int) -> Tensor:
-        """Take zeroed memory of the host for good, all of it present, which the device can copy from.
+        """Take zeroed memory of the host for good, all of it present; the device can copy from it.
 
         Raises:
-            MemoryError: there is not enough, or it may not be locked; says what to do.
+            MemoryError: the memory does not suffice, or must not be locked; says what to do.
         """
 
     def capture(
@@ -84,77 +86,79 @@ class Accelerator(Protocol):
         """Prepare work that is done again and again, always with the same memory.
 
         Args:
-            work: hands kernels to the current stream. Nothing that it writes to is written to here.
-            rehearsal: the same kernels, writing elsewhere. Called here, while other streams compute.
+            work: hands kernels to the current stream. Capturing them writes nothing.
+            rehearsal: the same kernels, writing elsewhere. Runs during the call, while other streams compute.
             tensor_cores: whether float32 products may be TF32.
 
         Returns:
-            What a stream is to run.
+            The prepared work, for a stream to run.
         """
 
     def onnxruntime_place(self) -> Place | None:
         """How onnxruntime computes here; None where it cannot.
 
-        What it does is handed to the stream that `capture` works on.
+        onnxruntime hands its kernels to the stream that `capture` works on.
         """
 
     def num_allocations(self) -> int:
-        """How often device memory has been taken from the driver so far: it stands still while serving."""
+        """How often device memory has been taken from the driver so far: constant while serving."""
 
     def reserved_bytes(self) -> int:
-        """Device memory that this process keeps: what was taken for good, and what captured kernels work in."""
+        """Device memory that this process keeps: memory taken for good, and the captured kernels' workspace."""
 
     def free_bytes(self) -> int | None:
-        """Device memory that nobody has; None where it is not the device's own.
+        """Device memory that is free; None where the device has no memory of its own.
 
-        Unlike `num_allocations` it also shows what libraries take that have an allocator of their own.
+        Unlike `num_allocations` it also notices libraries with an allocator of their own.
         """
 
     def fault(self) -> str | None:
-        """Why nothing can run on it any more, in words; None while it works. May take a moment."""
+        """Why nothing can run on the device any more; None while it works. May take a moment."""
 
     def close(self) -> None:
         """Give everything back."""
 
 
-class HostEvent:
-    """A reading of the clock."""
+class HostEvent(Event):
+    """A reading of the clock: all work before it is done already."""
 
     def __init__(self) -> None:
         self.time_ns = 0
 
+    @override
     def synchronize(self) -> None:
-        """See `Event`."""
+        pass
 
+    @override
     def is_done(self) -> bool:
-        """See `Event`."""
         return True
 
+    @override
     def ns_since(self, earlier: Event) -> int:
-        """See `Event`."""
         assert isinstance(earlier, HostEvent)
         return max(self.time_ns - earlier.time_ns, 1)
 
 
-class HostStream:
+class HostStream(Stream):
     """Does everything at once."""
 
+    @override
     def run(self, work: Callable[[], object]) -> None:
-        """See `Stream`."""
         with torch.inference_mode():
             work()
 
+    @override
     def record(self, event: Event) -> None:
-        """See `Stream`."""
         assert isinstance(event, HostEvent)
         event.time_ns = time.monotonic_ns()
 
+    @override
     def wait(self, event: Event) -> None:
-        """See `Stream`. All work that was handed over is done."""
+        pass  # all work that was handed over is done
 
 
-class HostAccelerator:
-    """The processor, one core of it. Satisfies `Accelerator`: the same code as for a GPU, for tests."""
+class HostAccelerator(Accelerator):
+    """The processor, one core of it: tests run the GPU's code on it."""
 
     device = torch.device("cpu")
     on_host = True
@@ -163,55 +167,62 @@ class HostAccelerator:
         self.name = "cpu"
         self._num_allocations = 0
         self._reserved_bytes = 0
-        # The lanes are threads already, and durations must not depend on who else computes.
+        # The lanes are threads already, and durations must not depend on other computations.
         torch.set_num_threads(1)
 
+    @override
     def stream(self, *, urgent: bool = False) -> Stream:
-        """See `Accelerator`."""
         return HostStream()
 
+    @override
     def event(self, *, patient: bool = False) -> Event:
-        """See `Accelerator`."""
         return HostEvent()
 
+    @override
     def device_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`."""
         self._num_allocations += 1
         self._reserved_bytes += num_bytes
-        # Written to, so that no later use faults.
+        # Written to now, so that no later use faults.
         return torch.empty(num_bytes, dtype=torch.uint8).zero_()
 
+    @override
     def host_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`. Nothing to lock: the processor reads whatever is there."""
+        # Nothing to lock: the processor reads whatever is there.
         return torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)[:num_bytes]
 
+    @override
     def capture(
         self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
     ) -> Callable[[], None]:
-        """See `Accelerator`. Launches kernels anew every time."""
+        # Nothing is captured: each call launches the kernels anew.
         with torch.inference_mode():
             rehearsal()
         return work
 
+    @override
     def onnxruntime_place(self) -> Place | None:
-        """See `Accelerator`. It could, but there `worker.devices.cpu` is the faster way to do so."""
+        # onnxruntime could compute here, but `worker.devices.cpu` is the faster way to that.
         return None
 
+    @override
     def num_allocations(self) -> int:
-        """See `Accelerator`. Intermediates are not counted: of captured kernels they have their place."""
+        # Intermediates are not counted: on a GPU captured kernels keep a place for them.
         return self._num_allocations
 
+    @override
     def reserved_bytes(self) -> int:
-        """See `Accelerator`. Without intermediates, as above."""
+        # Intermediates are not counted here either.
         return self._reserved_bytes
 
+    @override
     def free_bytes(self) -> int | None:
-        """See `Accelerator`. Everybody on this machine takes from the host's memory."""
+        # The host's memory is shared with everything else on this machine.
         return None
 
+    @override
     def fault(self) -> str | None:
-        """See `Accelerator`."""
         return None
 
+    @override
     def close(self) -> None:
-        """See `Accelerator`."""
+        pass

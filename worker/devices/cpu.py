@@ -1,34 +1,32 @@
 """The processor as a device: real models on onnxruntime, with the memory of a GPU.
 
 Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC gathers the
-model's pages into the arena and runs a kernel that was bound once to the arena and the static batch,
-always, even if the arena still holds that very model: a duration that depends on what ran before
-could not be predicted.
+model's pages into the arena and runs a kernel that was bound once to the arena and the static batch. It does
+so even if the arena still holds that very model: a duration that depends on what ran before could not be
+predicted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnxruntime as ort
+from typing_extensions import override
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
-from worker.compiling.cache import CompileCache
 from worker.compiling.compile import COMPILE_FORMAT, read_weights
 from worker.compiling.compiled_models import CompiledModels
-from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
+from worker.devices.device import Device
 from worker.devices.host_io import read_outputs, write_inputs
 from worker.engines.onnxruntime import (
     Bytes,
@@ -41,14 +39,13 @@ from worker.engines.onnxruntime import (
 )
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
-from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel, io_bytes_of
-from worker.timing import tune_background_thread
+from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel
 
 _PAGE_COPIES = 5
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class _Kernel:
+class BoundKernel:
     """A kernel bound to the arena and the static batch, which is laid out like an IO slot."""
 
     ort: OrtKernel
@@ -60,14 +57,14 @@ class CpuModel(ServedModel):
     """A model whose weights lie in host memory."""
 
     weights: Bytes
-    #: By batch size, shared with all models of the architecture.
-    kernels: dict[int, _Kernel]
+    #: The kernels by batch size; all models of the architecture share them.
+    kernels: dict[int, BoundKernel]
 
 
-class CpuDevice:
-    """See the module. Satisfies `worker.devices.device.Device`."""
+class CpuDevice(Device[CpuModel]):
+    """The processor, one core of it. See the module."""
 
-    # Copies and kernels alike: at real-time priority the kernel would throttle them.
+    # Copies and models keep a core busy, and the kernel would throttle such threads at real-time priority.
     computing_lanes = frozenset({Lane.LOAD, Lane.EXEC})
 
     def __init__(
@@ -88,78 +85,67 @@ class CpuDevice:
         self.gpu_kind = f"cpu:{processor}"
         self.limits = limits
         self.io_pool_bytes = io_pool_bytes
-        self._cache = CompileCache(
-            cache_dir, target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}"
+        self._models = CompiledModels(
+            files,
+            cache_dir=cache_dir,
+            target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}",
+            compile_limit_s=compile_limit_s,
+            limits=limits,
         )
-        self._compiler = Compiler(time_limit_s=compile_limit_s)
         self._pages = aligned_bytes(limits.num_pages * PAGE_BYTES).reshape(-1, PAGE_BYTES)
         self._arena = aligned_bytes(limits.arena_bytes)
         self._io = aligned_bytes(io_pool_bytes)
         self._batch = aligned_bytes(limits.io_bytes)
         self._page_copy_ns = self._measure_page_copy()
-        # Kernels live as long as a model uses them.
-        self._kernels: weakref.WeakValueDictionary[tuple[str, int], _Kernel] = (
+        # A kernel lives as long as a model uses it.
+        self._kernels: weakref.WeakValueDictionary[tuple[str, int], BoundKernel] = (
             weakref.WeakValueDictionary()
         )
-        # One per architecture, whatever the batch size: what could not be lifted (the integers of a
-        # quantised model) lies in the session, a copy each.
+        # One session per architecture, whatever the batch size: each session has a copy of the weights that
+        # could not be lifted (the integers of a quantised model).
         self._sessions: weakref.WeakValueDictionary[str, ort.InferenceSession] = (
             weakref.WeakValueDictionary()
         )
-        # What takes long and must not hold up the event loop.
-        self._setup = ThreadPoolExecutor(
-            1, thread_name_prefix="setup", initializer=tune_background_thread
-        )
-        self._models = CompiledModels(files, self._cache, self._compiler, self._setup, limits)
 
     # --- models ---------------------------------------------------------------------------------
 
+    @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> CpuModel:
-        """See `Device`."""
-        offer.check_onnx()
-        folder, compiled, from_cache = await self._models.get(offer, fetch, progress)
-        inputs = tuple(tensor.spec for tensor in compiled.inputs)
-        outputs = tuple(tensor.spec for tensor in compiled.outputs)
-        self.limits.check_weights(compiled.weights_bytes)
-        batch_sizes = self.limits.usable_batch_sizes(
-            (*inputs, *outputs), offer.batch_sizes, fixed_batch=compiled.fixed_batch
-        )
-        profile = self._cache.read_profile(compiled.architecture_id)
-        if unknown := [size for size in batch_sizes if size not in profile]:
-            profile |= await self._compiler.profile(folder, unknown, progress)
-            self._cache.write_profile(compiled.architecture_id, profile)
+        fitting = await self._models.get(offer, fetch, progress)
+        folder, compiled, cache = fitting.folder, fitting.compiled, self._models.cache
+        profile = cache.read_profile(compiled.architecture_id)
+        if unknown := [size for size in fitting.batch_sizes if size not in profile]:
+            profile |= await self._models.compiler.profile(folder, unknown, progress)
+            cache.write_profile(compiled.architecture_id, profile)
         progress("setting up kernels")
-        loop = asyncio.get_running_loop()
-        weights = await loop.run_in_executor(self._setup, read_weights, folder, compiled)
+        weights = await self._models.set_up(read_weights, folder, compiled)
         kernels = {
-            size: await loop.run_in_executor(
-                self._setup, self._kernel, folder, compiled, size, weights
-            )
-            for size in batch_sizes
+            size: await self._models.set_up(self._kernel, folder, compiled, size, weights)
+            for size in fitting.batch_sizes
         }
         copy_ns = self._page_copy_ns * compiled.weights_bytes // PAGE_BYTES
         return CpuModel(
             model_id=offer.model_id,
             num_pages=compiled.num_pages,
-            io_bytes=io_bytes_of((*inputs, *outputs), batch_sizes),
+            io_bytes=fitting.io_bytes,
             architecture_id=ArchitectureId(compiled.architecture_id),
-            inputs=inputs,
-            outputs=outputs,
+            inputs=fitting.inputs,
+            outputs=fitting.outputs,
             weights_bytes=compiled.weights_bytes,
             # A seed of zero would say that the action takes no time.
             load_ns=max(copy_ns, 1),
-            # The profile knows the kernel; EXEC also gathers the pages.
-            exec_ns={size: max(profile[size] + copy_ns, 1) for size in batch_sizes},
-            from_cache=from_cache,
+            # The profile is the kernel's alone; EXEC also gathers the pages.
+            exec_ns={size: max(profile[size] + copy_ns, 1) for size in fitting.batch_sizes},
+            from_cache=fitting.from_cache,
             weights=weights,
             kernels=kernels,
         )
 
     def _kernel(
         self, folder: Path, compiled: CompiledModel, batch_size: int, weights: Bytes
-    ) -> _Kernel:
+    ) -> BoundKernel:
         key = (compiled.architecture_id, batch_size)
         if (known := self._kernels.get(key)) is not None:
             return known
@@ -167,7 +153,7 @@ class CpuDevice:
         if session is None:
             session = open_session(str(folder / GRAPH_FILE))
             self._sessions[compiled.architecture_id] = session
-        # The first run allocates. It has memory of its own: the arena belongs to what is served now.
+        # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
         private, _, _ = private_kernel(session, compiled, batch_size, weights)
         try:
             private.launch()
@@ -187,23 +173,23 @@ class CpuDevice:
             input_addresses=[begin + offset for offset in layout.input_offsets],
             output_addresses=[begin + offset for offset in layout.output_offsets],
         )
-        self._kernels[key] = kernel = _Kernel(bound, layout)
+        self._kernels[key] = kernel = BoundKernel(bound, layout)
         return kernel
 
     # --- steps ----------------------------------------------------------------------------------
 
+    @override
     def run_load(self, step: Step[CpuModel]) -> None:
-        """See `Device`."""
-        # Page by page: on a GPU that bounds how long an INPUT waits for the copy engine.
+        # Page by page, as on a GPU, where pages bound how long an INPUT waits for the copy engine.
         for stretch, page in _stretches(step):
             self._pages[page, : len(stretch)] = step.model.weights[stretch.start : stretch.stop]
 
+    @override
     def run_input(self, step: Step[CpuModel], payload: Sequence[Buffer]) -> None:
-        """See `Device`."""
         write_inputs(self._io, step, payload)
 
+    @override
     def run_exec(self, step: Step[CpuModel]) -> None:
-        """See `Device`."""
         action = step.action
         assert isinstance(action, Infer)
         kernel = step.model.kernels[action.batch_size]
@@ -215,14 +201,13 @@ class CpuDevice:
         kernel.ort.launch()
         slot[begin:] = self._batch[begin:end]
 
+    @override
     def run_output(self, step: Step[CpuModel]) -> list[bytes]:
-        """See `Device`."""
         return read_outputs(self._io, step)
 
+    @override
     async def close(self) -> None:
-        """See `Device`."""
-        self._setup.shutdown(wait=True, cancel_futures=True)
-        await self._compiler.close()
+        await self._models.close()
 
     def _measure_page_copy(self) -> int:
         """How long one page takes, in ns: the seed of every LOAD's duration and part of every EXEC's."""
@@ -235,14 +220,14 @@ class CpuDevice:
 
 
 def _stretches(step: Step[CpuModel]) -> Iterator[tuple[range, int]]:
-    """Which bytes of a model lie on which page; the last page may be used in part."""
+    """The bytes of a model with the page that they lie on; the last page may be used in part."""
     end = step.model.weights_bytes
     for begin, page in zip(range(0, end, PAGE_BYTES), step.pages, strict=False):
         yield range(begin, min(begin + PAGE_BYTES, end)), page
 
 
 def processor_name() -> str:
-    """The processor's model and a digest of its features: what compiled code depends on."""
+    """The processor's model and a digest of its features, both of which compiled code depends on."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

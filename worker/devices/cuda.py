@@ -3,10 +3,10 @@
 Nothing in this file has been run on a GPU yet; `tests/worker/test_gpu.py` and `make gpu` do.
 
 Graphs are captured on one stream into one pool, so that they share the memory of their intermediates: one
-EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. They are
-rehearsed on another stream: what torch keeps for a stream, cuBLAS's workspace above all, is then taken from the
-pool. It is forgotten whenever a graph of the stream goes (pytorch#193402), but the pool's memory stays for the
-graphs that are left.
+EXEC runs at a time, and each graph's last kernels write its outputs to memory of their own. Rehearsals use
+another stream, so that the memory torch keeps for the capture stream, cuBLAS's workspace above all, comes
+from the pool. torch forgets that workspace whenever a graph of the stream goes (pytorch#193402), but the
+pool's memory stays for the graphs that are left.
 
 Locked memory is a mapping of our own, registered with the driver: torch's allocator of pinned memory rounds
 every block up to a power of two.
@@ -23,34 +23,35 @@ from functools import partial
 
 import onnxruntime as ort
 import torch
+from typing_extensions import override
 
 from clockwright.errors import ConfigError
-from worker.devices.accelerator import Event, Stream
+from worker.devices.accelerator import Accelerator, Event, Stream
 from worker.devices.host_memory import present_memory
 from worker.engines.onnxruntime import Place, plain_words
 from worker.engines.torch_operators import Tensor
 
-# cuDNN may look for its fastest algorithm in the first run; the others are for the allocator.
+# In the first run cuDNN may look for its fastest algorithm; the other runs settle the allocator.
 _WARM_UP_RUNS = 3
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What torch says of CUDA here."""
+    """What torch says about CUDA on this machine."""
 
     torch_version: str
-    #: That torch was built for; None in a build without.
+    #: The CUDA version that torch was built for; None in a build without CUDA.
     cuda_version: str | None
     num_devices: int
-    #: Why there is none, in torch's words; empty if there is.
+    #: Why no GPU is usable, in torch's words; empty if one is.
     complaint: str = ""
 
 
 def installation() -> Installation:
-    """Ask torch. Takes no GPU into use."""
+    """Ask torch, without taking a GPU into use."""
     with warnings.catch_warnings(record=True) as caught:
-        # How torch says that a driver is too old.
+        # torch says by a warning that a driver is too old.
         warnings.simplefilter("always")
         usable = torch.cuda.is_available()
     complaint = str(caught[0].message).strip().splitlines()[0] if caught else ""
@@ -62,7 +63,7 @@ def check_installation(found: Installation, index: int) -> None:
     """Refuse a GPU that is not there.
 
     Raises:
-        ConfigError: says which of torch, driver and GPU is missing or does not fit.
+        ConfigError: torch, the driver or the GPU is missing or does not fit; says which.
     """
     device = f"device 'cuda:{index}'"
     if found.cuda_version is None:
@@ -85,60 +86,60 @@ def check_installation(found: Installation, index: int) -> None:
         )
 
 
-class CudaEvent:
+class CudaEvent(Event):
     """A CUDA event with a time."""
 
     def __init__(self, *, patient: bool = False) -> None:
         self.event = torch.cuda.Event(enable_timing=True, blocking=patient)
 
+    @override
     def synchronize(self) -> None:
-        """See `Event`."""
         self.event.synchronize()
 
+    @override
     def is_done(self) -> bool:
-        """See `Event`."""
         return bool(self.event.query())
 
+    @override
     def ns_since(self, earlier: Event) -> int:
-        """See `Event`."""
         assert isinstance(earlier, CudaEvent)
         return max(int(1e6 * earlier.event.elapsed_time(self.event)), 1)
 
 
-class CudaStream:
+class CudaStream(Stream):
     """A CUDA stream."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
+    @override
     def run(self, work: Callable[[], object]) -> None:
-        """See `Stream`."""
-        # Each thread begins on the first GPU, and would take memory there for nothing.
+        # Every thread begins on the first GPU, and would take memory there for nothing.
         if torch.cuda.current_device() != self._stream.device_index:
             torch.cuda.set_device(self._stream.device)
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             work()
 
+    @override
     def record(self, event: Event) -> None:
-        """See `Stream`."""
         assert isinstance(event, CudaEvent)
         event.event.record(self._stream)
 
+    @override
     def wait(self, event: Event) -> None:
-        """See `Stream`."""
         assert isinstance(event, CudaEvent)
         self._stream.wait_event(event.event)
 
 
 class LockedMemory:
-    """Memory of the host that the driver knows, so that copies from and to it need no processor."""
+    """Host memory that is registered with the driver, so that copies need no processor."""
 
     def __init__(self) -> None:
         self._taken: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """See `Accelerator.host_memory`."""
-        # Its tensor keeps the mapping.
+        """Take memory as `Accelerator.host_memory` promises it."""
+        # The tensor keeps the mapping alive.
         memory = torch.frombuffer(present_memory(num_bytes), dtype=torch.uint8)
         status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
         if status != 0:
@@ -150,13 +151,13 @@ class LockedMemory:
         return memory[:num_bytes]
 
     def close(self) -> None:
-        """Let the driver forget all of it."""
+        """Unregister all of the memory."""
         while self._taken:
             torch.cuda.cudart().cudaHostUnregister(self._taken.pop().data_ptr())
 
 
-class CudaAccelerator:
-    """One GPU. Satisfies `worker.devices.accelerator.Accelerator`."""
+class CudaAccelerator(Accelerator):
+    """One GPU."""
 
     on_host = False
 
@@ -164,9 +165,9 @@ class CudaAccelerator:
         """Open it.
 
         Args:
-            index: of those that CUDA_VISIBLE_DEVICES leaves.
-            search: have cuDNN try all its algorithms in the first run of each convolution; it guesses
-                otherwise, which is sooner done.
+            index: the GPU's number among those that CUDA_VISIBLE_DEVICES leaves.
+            search: have cuDNN try all its algorithms in the first run of each convolution; otherwise
+                cuDNN guesses, which takes less time.
 
         Raises:
             ConfigError: there is no such GPU, or no driver for it.
@@ -176,17 +177,17 @@ class CudaAccelerator:
         torch.cuda.set_device(self.device)
         properties = torch.cuda.get_device_properties(self.device)
         self.name = f"cuda:{properties.name}"
-        #: As NVML knows it.
+        #: The GPU's name in NVML.
         self.uuid = f"GPU-{properties.uuid}"
         torch.backends.cudnn.benchmark = search
         self._pool = torch.cuda.graph_pool_handle()
-        # Captured kernels keep the priority of the stream that they were captured on: EXEC's.
+        # Captured kernels keep the priority of their capture stream, so it has that of EXEC.
         self._capture_stream = torch.cuda.Stream(self.device, priority=-1)
         self._rehearsal_stream = torch.cuda.Stream(self.device)
-        # Two captures at once would need two pools. Held by `fault` too.
+        # Held by each capture, because two at once would need two pools, and by `fault`.
         self._capturing = threading.Lock()
         self._locked = LockedMemory()
-        # torch takes no pool again that had graphs and has none: this one is never replayed, and stays.
+        # torch does not reuse a pool that has lost all its graphs. This graph is never replayed, and stays.
         self._anchor = self._capture_anchor()
 
     def _capture_anchor(self) -> Callable[[], None]:
@@ -194,16 +195,16 @@ class CudaAccelerator:
         work = partial(memory.add_, 1)
         return self.capture(work, rehearsal=work, tensor_cores=False)
 
+    @override
     def stream(self, *, urgent: bool = False) -> Stream:
-        """See `Accelerator`."""
         return CudaStream(torch.cuda.Stream(self.device, priority=-1 if urgent else 0))
 
+    @override
     def event(self, *, patient: bool = False) -> Event:
-        """See `Accelerator`."""
         return CudaEvent(patient=patient)
 
+    @override
     def device_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`."""
         try:
             memory = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
         except torch.OutOfMemoryError:
@@ -212,18 +213,18 @@ class CudaAccelerator:
                 f"{self.name}: {num_bytes // _MIB} MiB are needed, {free // _MIB} of "
                 f"{total // _MIB} MiB are free"
             ) from None
-        # Zeroed on another stream than the ones it is used on, none of which waits for that one.
+        # The memory is zeroed on torch's current stream, for which none of our streams waits.
         torch.cuda.current_stream(self.device).synchronize()
         return memory
 
+    @override
     def host_memory(self, num_bytes: int) -> Tensor:
-        """See `Accelerator`."""
         return self._locked.take(num_bytes)
 
+    @override
     def capture(
         self, work: Callable[[], None], *, rehearsal: Callable[[], None], tensor_cores: bool
     ) -> Callable[[], None]:
-        """See `Accelerator`."""
         with self._capturing, torch.inference_mode():
             torch.backends.cuda.matmul.allow_tf32 = tensor_cores
             torch.backends.cudnn.allow_tf32 = tensor_cores
@@ -231,17 +232,17 @@ class CudaAccelerator:
                 for _ in range(_WARM_UP_RUNS):
                     rehearsal()
             self._rehearsal_stream.synchronize()
-            # onnxruntime rehearses where it is captured (`onnxruntime_place`).
+            # onnxruntime rehearses on the capture stream (`onnxruntime_place`).
             self._capture_stream.synchronize()
-            graph = torch.cuda.CUDAGraph(keep_graph=True)  # to be looked into
+            graph = torch.cuda.CUDAGraph(keep_graph=True)  # kept for `_refuse_host_functions`
             with torch.cuda.stream(self._capture_stream):
                 # Not `torch.cuda.graph`, which waits for the whole device and collects garbage. Other
-                # threads go on serving meanwhile, so only this thread's calls may spoil the capture.
+                # threads go on serving during a capture, so only this thread's calls may spoil it.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
                 except BaseException:
-                    # Its own complaint would hide what went wrong.
+                    # A complaint of `capture_end` would hide what went wrong.
                     with contextlib.suppress(RuntimeError):
                         graph.capture_end()
                     raise
@@ -251,13 +252,11 @@ class CudaAccelerator:
         replay: Callable[[], None] = graph.replay
         return replay
 
+    @override
     def onnxruntime_place(self) -> Place | None:
-        """See `Accelerator`.
-
-        Its own capture of graphs is left alone: a graph of its would have to be captured by the thread
-        that replays it. It is given the stream that is being captured instead, like torch's kernels, and
-        told not to wait for it.
-        """
+        # onnxruntime's own capture of graphs stays off: the thread that replays such a graph would have to
+        # be the one that captured it. onnxruntime gets the stream that is being captured instead, as torch's
+        # kernels do, and is told not to wait for that stream.
         provider = "CUDAExecutionProvider"
         if provider not in ort.get_available_providers():
             return None
@@ -265,32 +264,34 @@ class CudaAccelerator:
             "device_id": str(self.device.index),
             "user_compute_stream": str(self._capture_stream.cuda_stream),
             "do_copy_in_default_stream": "1",
-            # The search is each session's own, and there is one session per batch size: to try all
-            # algorithms takes too long. What is found is measured against torch anyway.
+            # Each session would search anew, and there is a session per batch size, so an exhaustive search
+            # takes too long. onnxruntime competes with torch by measurement anyway.
             "cudnn_conv_algo_search": "HEURISTIC",
             "arena_extend_strategy": "kSameAsRequested",
-            # By default float32 is TF32.
+            # By default onnxruntime computes float32 in TF32.
             "use_tf32": "0",
         }
         run_options = {"disable_synchronize_execution_providers": "1"}
         return Place(provider, "cuda", self.device.index, options, run_options)
 
+    @override
     def num_allocations(self) -> int:
-        """See `Accelerator`."""
         return int(torch.cuda.memory_stats(self.device)["num_device_alloc"])
 
+    @override
     def reserved_bytes(self) -> int:
-        """See `Accelerator`. Without what onnxruntime takes, of which torch knows nothing."""
+        # torch knows nothing of onnxruntime's memory, so it is not counted.
         return int(torch.cuda.memory_reserved(self.device))
 
+    @override
     def free_bytes(self) -> int | None:
-        """See `Accelerator`."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return int(free)
 
+    @override
     def fault(self) -> str | None:
-        """See `Accelerator`. After a fault in a kernel every call of the process fails."""
-        # Nobody may wait for the whole device while a stream of it is being captured.
+        # After a fault in a kernel every call of this process fails, so a small computation tells. The lock:
+        # waiting for the whole device would spoil a capture on one of its streams.
         with self._capturing:
             try:
                 torch.cuda.synchronize(self.device)
@@ -301,15 +302,16 @@ class CudaAccelerator:
                 return f"{self.name}: {plain_words(error)}"
         return None
 
+    @override
     def close(self) -> None:
-        """See `Accelerator`."""
         self._locked.close()
 
 
 def _refuse_host_functions(graph: torch.cuda.CUDAGraph) -> None:
-    """What onnxruntime frees in a function of the host would be freed again by each replay.
+    """Refuse a graph that calls functions of the host: each replay would call them again.
 
-    Releases before 1.31 do so, and the process is aborted (onnxruntime#32081).
+    onnxruntime before 1.31 frees memory in such a function, and a replay aborts the process
+    (onnxruntime#32081).
 
     Raises:
         RuntimeError: the graph calls such a function.
@@ -317,7 +319,7 @@ def _refuse_host_functions(graph: torch.cuda.CUDAGraph) -> None:
     try:
         from cuda.bindings import runtime
     except ImportError:
-        return  # clockwright[gpu] has it, and an onnxruntime that needs no such look
+        return  # clockwright[gpu] installs cuda.bindings, and an onnxruntime that needs no such check
     raw = graph.raw_cuda_graph()
     _, _, count = runtime.cudaGraphGetNodes(raw)
     _, nodes, _ = runtime.cudaGraphGetNodes(raw, count or 0)

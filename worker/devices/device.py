@@ -1,4 +1,7 @@
-"""What the worker asks of a device: see the modules `worker.*_device`."""
+"""The contract between a worker and its device.
+
+`cpu`, `gpu` and `modelled` beside this module satisfy it, and so does `worker.containers.device`.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ M = TypeVar("M", bound=ServedModel)
 class DeviceLostError(Exception):
     """Raised by a step: nothing more can run before models are prepared anew.
 
-    The action fails with these words, and no other step runs; then the worker ends its stream, so that
-    what waits behind the action goes to other workers, and attaches again.
+    The action fails with these words, and no other step runs. The worker then ends its stream, so that the
+    controller sends the waiting actions to other workers, and attaches again.
     """
 
 
 class Device(Protocol[M]):
     """One GPU, or what stands in for it.
 
-    The `run_` methods are called from lane threads, at most one at a time per lane; whatever they raise
-    fails the action. One that can tell how long the device itself was busy says so in
-    `step.duration_ns`. The other methods belong to the link's event loop.
+    The `run_` methods are called from lane threads, at most one at a time per lane; an exception that they
+    raise fails the action. A device that can tell how long it was busy sets `step.duration_ns`. The other
+    methods belong to the link's event loop.
     """
 
-    #: Workers of one kind run the same kernels equally fast.
+    #: The kind of GPU: workers of one kind run the same kernels equally fast.
     gpu_kind: str
     limits: Limits
-    #: Of all IO slots together.
+    #: The size of all IO slots together.
     io_pool_bytes: int
-    #: Lanes whose steps keep a processor busy, so that real-time priority is not for them.
+    #: Lanes whose steps keep a core busy; their threads must not run at real-time priority.
     computing_lanes: frozenset[Lane]
 
     async def prepare(self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]) -> M:
@@ -43,12 +46,11 @@ class Device(Protocol[M]):
 
         Args:
             offer: the model.
-            fetch: gets the named files into the worker's file store; asked for those only that are
-                needed and not there.
+            fetch: gets files into the worker's file store; asked only for files that are missing there.
             progress: told the stage, in words.
 
         Raises:
-            ModelError: it cannot be served here; the message says why.
+            ModelError: the model cannot be served here; the message says why.
         """
 
     def run_load(self, step: Step[M]) -> None:
@@ -58,39 +60,39 @@ class Device(Protocol[M]):
         """Copy a batch's inputs, per request and per input, into the IO slot."""
 
     def run_exec(self, step: Step[M]) -> None:
-        """Run the batch in the IO slot; outputs go there too."""
+        """Run the batch in the IO slot; the outputs go into the slot too."""
 
     def run_output(self, step: Step[M]) -> list[bytes]:
         """Copy the outputs out of the IO slot, per request and per output."""
 
     async def close(self) -> None:
-        """Let go of everything outside this process; nothing runs any more."""
+        """Let go of everything outside this process. Called when no step runs any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class CardHealth:
-    """What the controller is told of a look at a card."""
+class GpuHealth:
+    """The findings of one look at a GPU, as the controller is told."""
 
-    #: The level of the clock that kernels run at; 0 where the card does not say.
+    #: The level of the clock that kernels run at; 0 where the GPU does not say.
     clock_mhz: int
     clock_mhz_max: int
-    #: What makes it slower than it could be, or wrong, in words.
+    #: What makes the GPU slower than it could be, or wrong, in words.
     complaints: tuple[str, ...]
 
 
 @runtime_checkable
 class WatchedDevice(Protocol):
-    """A device whose hardware can say how it is."""
+    """A device whose hardware reports its clock and its faults."""
 
-    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
-        """Tell every look at the hardware; returns where there is nothing to look at, else never."""
+    async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
+        """Tell every look at the hardware. Never returns, unless there is nothing to look at."""
 
 
 class Launched(Protocol):
-    """An EXEC that the device has been told to do."""
+    """An EXEC that was handed to the device."""
 
     def is_done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the EXEC has ended, well or badly."""
 
 
 @runtime_checkable
@@ -98,7 +100,7 @@ class QueueingDevice(Protocol):
     """A device on which an EXEC can wait for the one before it to end, ready to begin at once."""
 
     def launch_exec(self, step: Step[Any]) -> Launched:
-        """Begin what `Device.run_exec` does, behind all EXEC that were begun before."""
+        """Hand over what `Device.run_exec` does; the device begins it when all earlier EXEC have ended."""
 
     def finish_exec(self, step: Step[Any], launched: Launched) -> None:
-        """Return at its end; raises what `Device.run_exec` would."""
+        """Wait for an EXEC's end; raises what `Device.run_exec` would."""

@@ -1,7 +1,7 @@
-"""What the driver knows of a GPU: clocks, bus, throttling, memory errors (NVML, by nvidia-ml-py).
+"""A GPU's clocks, bus, throttling and memory errors, as the driver reports them (NVML, by nvidia-ml-py).
 
-Nothing here needs torch, and nothing fails when NVML is missing or a card does not say: a fact is then None.
-A worker looks every second, and tells its log and its controller what it sees.
+Nothing here needs torch, and nothing fails when NVML is missing or a GPU does not answer: a fact is then
+None. A worker looks every second, and reports to its log and its controller.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.devices.device import CardHealth
+from worker.devices.device import GpuHealth
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# From nvml.h, nvmlClocksEventReasons. Left out: idleness, and clocks that somebody has set.
+# Source: nvml.h, nvmlClocksEventReasons. Idleness and clocks that somebody has set are left out.
 THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -30,32 +30,32 @@ THROTTLE_REASONS = {
     0x40: "too hot (hardware)",
     0x80: "power brake",
 }
-# Its clocks are low because it has nothing to do: that says nothing of the next EXEC.
+# The clocks of an idle GPU are low for that reason alone, and say nothing about the next EXEC.
 _IDLE = 0x1
-# A boosting card's clock wanders by one or two percent all the time, and durations with it; what moves it
-# by more holds it down. Two levels of the clock are this factor apart.
+# A boosting GPU's clock wanders by one or two percent all the time, and durations with it; a larger move has
+# a cause that holds the clock down. Two levels of the clock are this factor apart.
 _LEVEL_STEP = 0.95
-# A clock at the border of two levels belongs to the one it came from, up to this part of a level beyond.
+# A clock just across the border of its level still belongs to it, up to this part of a level.
 _LEVEL_INERTIA = 0.2
-# Until the next look nobody knows whether the clock is still the same: what was measured since the last
-# one may have to be forgotten. A look takes milliseconds of one core.
+# Between looks nobody knows whether the clock is still the same, so measurements since the last look may have
+# to be forgotten. A look takes milliseconds of one core.
 _WATCH_INTERVAL_S = 1.0
-# From nvml.h, nvmlReturn_t.
+# Source: nvml.h, nvmlReturn_t.
 _GPU_IS_LOST = 15
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardFacts:
-    """One look at a card; None where it does not say."""
+class GpuFacts:
+    """One look at a GPU; None where the GPU does not answer."""
 
     name: str | None
     driver: str | None
-    #: As in sysfs: 0000:3b:00.0.
+    #: The address on the bus, written as in sysfs: 0000:3b:00.0.
     bus_id: str | None
     memory_bytes: int | None
     free_bytes: int | None
-    #: PCIe generation and lanes, now and at most: an idle card saves power with a slower link.
+    #: PCIe generation and lanes, now and at most: an idle GPU saves power with a slower link.
     pcie_generation: int | None
     pcie_generation_max: int | None
     pcie_width: int | None
@@ -63,105 +63,105 @@ class CardFacts:
     sm_clock_mhz: int | None
     sm_clock_mhz_max: int | None
     temperature_c: int | None
-    #: It has nothing to do, and its clocks may be low for that reason alone.
+    #: Whether the GPU has nothing to do; its clocks may be low for that reason alone.
     idle: bool
-    #: Why clocks are lower than they could be, in words.
+    #: Why the clocks are lower than they could be, in words.
     throttled: tuple[str, ...] = ()
     #: Memory errors since the driver was loaded that could not be corrected.
     uncorrected_errors: int | None = None
-    #: The driver says that it cannot reach it any more, and nothing else of it.
+    #: Whether the driver says that it cannot reach the GPU any more; all other facts are then missing.
     lost: bool = False
 
     def as_table(self) -> dict[str, Any]:
-        """For a results file."""
+        """The facts as a results file has them."""
         return asdict(self)
 
 
-class Card:
-    """One card, by NVML."""
+class NvmlGpu:
+    """One GPU, by NVML."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:  # noqa: ANN401
         """Open it.
 
         Args:
             nvml: the module `pynvml`, or a test's.
-            uuid: as torch gives it: NVML's own numbers ignore CUDA_VISIBLE_DEVICES.
+            uuid: the GPU's id from torch, because NVML's own numbers ignore CUDA_VISIBLE_DEVICES.
 
         Raises:
-            nvml.NVMLError: no driver, or no such card.
+            nvml.NVMLError: there is no driver, or no such GPU.
         """
         self._nvml = nvml
         nvml.nvmlInit()
         self._handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        #: As the driver answered since the last look began.
+        #: Whether the driver said so since the last look began.
         self._lost = False
 
-    def look(self) -> CardFacts:
+    def look(self) -> GpuFacts:
         """Ask the driver now. Takes a few milliseconds, hundreds after a long pause."""
-        nvml, card = self._nvml, self._handle
+        nvml, gpu = self._nvml, self._handle
         self._lost = False
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(card))
-        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)) or 0
-        return CardFacts(
-            name=self._ask(lambda: _text(nvml.nvmlDeviceGetName(card))),
+        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(gpu))
+        reasons = self._ask(lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu)) or 0
+        return GpuFacts(
+            name=self._ask(lambda: _text(nvml.nvmlDeviceGetName(gpu))),
             driver=self._ask(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-            bus_id=self._ask(lambda: _sysfs_name(_text(nvml.nvmlDeviceGetPciInfo(card).busId))),
+            bus_id=self._ask(lambda: _sysfs_name(_text(nvml.nvmlDeviceGetPciInfo(gpu).busId))),
             memory_bytes=memory and int(memory.total),
             free_bytes=memory and int(memory.free),
-            pcie_generation=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(card))),
+            pcie_generation=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu))),
             pcie_generation_max=self._ask(
-                lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(card))
+                lambda: int(nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu))
             ),
-            pcie_width=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(card))),
-            pcie_width_max=self._ask(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(card))),
+            pcie_width=self._ask(lambda: int(nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu))),
+            pcie_width_max=self._ask(lambda: int(nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu))),
             sm_clock_mhz=self._ask(
-                lambda: int(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM))
+                lambda: int(nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM))
             ),
             sm_clock_mhz_max=self._ask(
-                lambda: int(nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM))
+                lambda: int(nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM))
             ),
             temperature_c=self._ask(
-                lambda: int(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU))
+                lambda: int(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
             ),
             idle=bool(reasons & _IDLE),
             throttled=tuple(word for bit, word in THROTTLE_REASONS.items() if reasons & bit),
             uncorrected_errors=self._ask(
                 lambda: int(
                     nvml.nvmlDeviceGetTotalEccErrors(
-                        card, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+                        gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
                     )
                 )
             ),
-            # The last, because the questions before find it out.
+            # Last, because the questions above find it out.
             lost=self._lost,
         )
 
     def _ask(self, question: Callable[[], T]) -> T | None:
         try:
             return question()
-        except AttributeError:  # not supported by the module
+        except AttributeError:  # the module does not know the question
             return None
-        except self._nvml.NVMLError as error:  # nor by the card, or there is none any more
+        except self._nvml.NVMLError as error:  # the GPU does not, or it is gone
             self._lost = self._lost or getattr(error, "value", None) == _GPU_IS_LOST
             return None
 
 
-def open_card(uuid: str) -> Card | None:
-    """Open a card; None, and one line in the log, when NVML is not to be had."""
+def open_gpu(uuid: str) -> NvmlGpu | None:
+    """Open a GPU; None, and one line in the log, when there is no NVML."""
     try:
         import pynvml
     except ImportError:
         logger.warning("no facts about the GPU: install nvidia-ml-py (clockwright[gpu])")
         return None
     try:
-        return Card(pynvml, uuid)
+        return NvmlGpu(pynvml, uuid)
     except pynvml.NVMLError as error:
         logger.warning("no facts about GPU %s: %s", uuid, error)
         return None
 
 
-def complaints(facts: CardFacts) -> list[str]:
-    """What makes a card slower than it could be, or wrong, in words."""
+def complaints(facts: GpuFacts) -> list[str]:
+    """Say in words what makes a GPU slower than it could be, or wrong."""
     found = [f"its clock is held down: {reason}" for reason in facts.throttled]
     if facts.lost:
         found.append("the driver cannot reach it any more: restart the host")
@@ -175,9 +175,9 @@ def complaints(facts: CardFacts) -> list[str]:
 
 
 class ClockLevel:
-    """Which of a few levels a clock is at, so that what is measured at one is not mixed with another.
+    """The level that a clock is at, so that measurements at different levels are not mixed.
 
-    Levels are counted down from the highest clock: all cards of a kind have the same.
+    Levels are counted down from the highest clock, so all GPUs of a kind have the same levels.
     """
 
     def __init__(self, max_mhz: int) -> None:
@@ -185,7 +185,7 @@ class ClockLevel:
         self._index = 0
 
     def see(self, mhz: int) -> int:
-        """Take a reading in; returns the clock of the level."""
+        """Take a reading in; returns the level's clock."""
         position = math.log(min(mhz / self._max_mhz, 1.0), _LEVEL_STEP)
         if abs(position - self._index) > 0.5 + _LEVEL_INERTIA:
             self._index = round(position)
@@ -197,42 +197,43 @@ class ClockLevel:
         return round(self._max_mhz * _LEVEL_STEP**self._index)
 
 
-class CardMonitor:
-    """Looks at a card now and then; any thread may."""
+class GpuMonitor:
+    """Looks at a GPU now and then; any thread may ask it to."""
 
-    def __init__(self, card: Card, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
+    def __init__(self, gpu: NvmlGpu, *, interval_s: float = _WATCH_INTERVAL_S) -> None:
         """Look once."""
-        self._card = card
+        self._gpu = gpu
         self._interval_s = interval_s
         self._lock = threading.Lock()
         self._level: ClockLevel | None = None
         self._complaints: tuple[str, ...] = ()
-        #: Why its clock is held down: at the last look, and as it is complained about.
+        #: Why the clock is held down: at the last look, and lastingly, which is what complaints name.
         self._throttled: tuple[str, ...] = ()
         self._lastingly_throttled: tuple[str, ...] = ()
-        self.facts = card.look()
-        #: For the log: a card that is lost does not say which it is.
+        self.facts = gpu.look()
+        #: For the log: a GPU that is lost no longer tells its name.
         self._bus_id, self._name = self.facts.bus_id, self.facts.name
         self._judge(self.facts)
 
-    def look(self) -> CardHealth:
-        """Look now; the log hears of every new complaint that lasts, and when there is none any more."""
+    def look(self) -> GpuHealth:
+        """Look now, and log every complaint that is new and lasts, or that has gone."""
         with self._lock:
-            self.facts = self._card.look()
+            self.facts = self._gpu.look()
             return self._judge(self.facts)
 
-    async def watch(self, tell: Callable[[CardHealth], None]) -> None:
+    async def watch(self, tell: Callable[[GpuHealth], None]) -> None:
         """Look from time to time, and tell every look; until cancelled.
 
-        The first of a new level is held back until the next has shown whether it lasts: at every change
-        the controller plans anew. To tell the old level instead would confirm what was measured since.
+        The controller plans anew at every change of level. So the first look at a new level is held back
+        until the next look shows whether the level lasts. Telling the old level meanwhile would be wrong: it
+        would confirm measurements that were taken at the new one.
         """
         failed = held_back = False
         told_mhz: int | None = None
         while True:
             try:
                 health = await asyncio.to_thread(self.look)
-            except Exception:  # whatever the driver's module makes of a sick card
+            except Exception:  # the driver's module may raise anything about a sick GPU
                 if not failed:
                     failed = True
                     logger.exception("GPU %s: cannot be looked at; trying again", self._bus_id)
@@ -243,8 +244,9 @@ class CardMonitor:
                     tell(health)
             await asyncio.sleep(self._interval_s)
 
-    def _judge(self, facts: CardFacts) -> CardHealth:
-        # Throttling comes and goes: what two of these say lasts. Other complaints do not flicker.
+    def _judge(self, facts: GpuFacts) -> GpuHealth:
+        # Throttling comes and goes: a reason lasts if two of three views name it. Other complaints do not
+        # flicker.
         views = (self._lastingly_throttled, self._throttled, facts.throttled)
         self._throttled = facts.throttled
         self._lastingly_throttled = tuple(
@@ -263,14 +265,14 @@ class CardMonitor:
         if self._level is None and facts.sm_clock_mhz_max:
             self._level = ClockLevel(facts.sm_clock_mhz_max)
         if self._level is None:
-            return CardHealth(0, 0, found)
+            return GpuHealth(0, 0, found)
         if facts.sm_clock_mhz and not facts.idle:
             self._level.see(facts.sm_clock_mhz)
-        return CardHealth(self._level.mhz, facts.sm_clock_mhz_max or 0, found)
+        return GpuHealth(self._level.mhz, facts.sm_clock_mhz_max or 0, found)
 
 
 def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:
-    """Cores whose memory is near a card, by its bus id; empty when the system does not say."""
+    """The cores whose memory is near a GPU, by its bus id; empty when the system does not say."""
     try:
         text = (devices / bus_id.lower() / "local_cpulist").read_text(encoding="ascii")
     except OSError:
@@ -282,8 +284,8 @@ def near_cores(bus_id: str, *, devices: Path = _PCI_DEVICES) -> set[int]:
     return cores
 
 
-def stay_near(facts: CardFacts, *, devices: Path = _PCI_DEVICES) -> None:
-    """Keep this thread, and those that it will start, on cores near the card, where there are any."""
+def stay_near(facts: GpuFacts, *, devices: Path = _PCI_DEVICES) -> None:
+    """Keep this thread, and those that it will start, on the cores near the GPU, if any are known."""
     cores = near_cores(facts.bus_id, devices=devices) if facts.bus_id else set()
     allowed = cores & os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     if allowed:
@@ -291,11 +293,11 @@ def stay_near(facts: CardFacts, *, devices: Path = _PCI_DEVICES) -> None:
 
 
 def _text(value: str | bytes) -> str:
-    # Older versions of the module give bytes.
+    # Older versions of the module return bytes.
     return value.decode() if isinstance(value, bytes) else value
 
 
 def _sysfs_name(bus_id: str) -> str:
-    """NVML writes the domain with eight digits, sysfs with four."""
+    """A bus id as sysfs writes it: NVML gives the domain eight digits, sysfs four."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{domain[-4:]}:{rest}"

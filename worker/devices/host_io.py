@@ -1,4 +1,4 @@
-"""Batches in an IO pool of host memory: requests' tensors go in one after the other, and come out so."""
+"""Batches in an IO pool of host memory: requests' tensors lie one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def write_inputs(pool: Bytes, step: Step[Any], payload: Sequence[Buffer]) -> None:
-    """Copy a batch's inputs, per request and per input, into its slot; rows that nobody sent are zero."""
+    """Copy a batch's inputs, per request and per input, into its slot; the remaining rows become zero."""
     action, model = step.action, step.model
     assert isinstance(action, Infer)
     assert isinstance(model, ServedModel)

@@ -13,26 +13,26 @@ from pathlib import Path
 _MIB = 1 << 20
 # Linux 5.14: take all pages now, and fail instead of dying when there are none left.
 _MADV_POPULATE_WRITE = 23
-# At a time, so that the process still hears signals; taking 10 GiB takes seconds.
+# Memory is taken in pieces, so that the process still hears signals; taking 10 GiB takes seconds.
 _PIECE_BYTES = 1 << 30
 
 
 def present_memory(num_bytes: int, *, root: Path = Path("/")) -> mmap.mmap:
     """Take zeroed memory in one mapping, every page of it present, near the core that asks.
 
-    It is shared memory (a memfd), not the process's own: a child made meanwhile copies none of it, so
-    that what a device knows by its physical address stays where it is.
+    The memory is shared (a memfd), not the process's own. So a fork makes no copies on later writes, and
+    pages that a device knows by their physical address stay where they are.
 
     Args:
-        num_bytes: how much, rounded up to whole pages.
-        root: of the file system that says how much there is.
+        num_bytes: the size, which is rounded up to whole pages.
+        root: the root of the file system that says how much memory is available.
 
     Raises:
-        MemoryError: there is not so much; says how much there is.
+        MemoryError: the memory does not suffice; says how much there is.
     """
     size = max(-(-num_bytes // mmap.PAGESIZE), 1) * mmap.PAGESIZE
     available = available_bytes(root)
-    # The kernel would promise it, and end the process when the pages are taken.
+    # The kernel would promise more, and end the process when the pages are taken.
     if available is not None and size > available:
         raise MemoryError(
             f"{size // _MIB} MiB of the host's memory are needed, {available // _MIB} MiB are available"
@@ -47,13 +47,13 @@ def present_memory(num_bytes: int, *, root: Path = Path("/")) -> mmap.mmap:
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
-    """Memory that can be had without swapping, by the machine and by every control group around this process.
+    """Memory available without swapping, limited by the machine and by each control group around this process.
 
     Args:
-        root: of the file system that says so.
+        root: the root of the file system that says so.
 
     Returns:
-        None where the system does not say.
+        Bytes; None where the system does not say.
     """
     found = list(_group_bytes(root))
     with contextlib.suppress(OSError):
@@ -84,13 +84,13 @@ def _take(mapping: mmap.mmap, begin: int, num_bytes: int) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # An older kernel: by hand.
+        # An older kernel has no such advice: touch every page by hand.
         for position in range(begin, begin + num_bytes, mmap.PAGESIZE):
             mapping[position] = 0
 
 
 def _group_bytes(root: Path) -> Iterator[int]:
-    """What each control group with a limit still grants; its page cache is not in the way."""
+    """Bytes that each control group with a limit still grants; its page cache counts as free."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -105,7 +105,7 @@ def _group_bytes(root: Path) -> Iterator[int]:
         else:
             continue
         folder = base / path.strip("/")
-        # Inside a container the path is one that only the host knows: its files are at the base.
+        # Inside a container the path is the host's, and the files lie at the base.
         for group in (folder, *folder.parents):
             with contextlib.suppress(OSError, ValueError):  # no limit: "max", or no such file
                 limit = int((group / limit_file).read_text(encoding="ascii"))
@@ -116,8 +116,11 @@ def _group_bytes(root: Path) -> Iterator[int]:
 
 
 def _cache_bytes(group: Path) -> int:
-    """What the kernel gives back when asked: also of files that were read twice, as all of an installation."""
+    """Bytes of page cache that the kernel gives back when asked.
+
+    Active pages count too: every file that was read twice is active, as those of an installation are.
+    """
     text = (group / "memory.stat").read_text(encoding="ascii")
-    # Version 1 says it twice: of the group alone, and with all groups below it.
+    # Version 1 has two figures: the group's alone, and the total with all groups below it.
     total = "total_" if "total_inactive_file" in text else ""
     return sum(map(int, re.findall(rf"^{total}(?:in)?active_file (\d+)$", text, re.MULTILINE)))

@@ -1,7 +1,7 @@
-"""A device that only spends time, as a profile says: to measure everything around a GPU without one.
+"""A device that only spends time, as a profile says, to measure everything around a GPU without one.
 
-Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD and the
-n-th EXEC of a worker take equally long in every run.
+Outputs are zeros of the right size. Durations are exact, or noisy from a seed: the n-th LOAD of a worker
+takes equally long in every run, and so does the n-th EXEC.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from typing_extensions import override
+
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
@@ -20,14 +22,15 @@ from clockwright.units import PAGE_BYTES, ArchitectureId
 from modelzoo.profile import Profile
 from worker.compiling.compiler import Compiler
 from worker.core.lanes import Lane, Step
+from worker.devices.device import Device
 from worker.models.file_store import FileStore
-from worker.models.model_files import Limits, Source
+from worker.models.model_files import Limits, ModelSource
 from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
 from worker.timing import sleep_until
 
 
-class ModelledDevice:
-    """See the module. Satisfies `worker.devices.device.Device`."""
+class ModelledDevice(Device[ServedModel]):
+    """A device that only spends time. See the module."""
 
     computing_lanes: frozenset[Lane] = frozenset()
 
@@ -46,14 +49,15 @@ class ModelledDevice:
         self._profile = profile
         self._files = files
         self._compiler = Compiler(time_limit_s=compile_limit_s)
-        # One generator per lane: lanes are threads, and their turns differ from run to run.
+        # One generator per lane, because lanes are threads and take turns differently in every run.
         self._load_noise = random.Random(f"load {profile.seed}")
         self._exec_noise = random.Random(f"exec {profile.seed}")
 
+    @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> ServedModel:
-        """See `Device`. The file is read, not run: only the inputs and outputs matter."""
+        # The model's file is read, not run: only its inputs and outputs matter.
         offer.check_onnx()
         row = self._profile.row_for(offer.profile or offer.model_id)
         self.limits.check_weights(row.weights_bytes)
@@ -69,7 +73,7 @@ class ModelledDevice:
             folder = await loop.run_in_executor(
                 None, stack.enter_context, self._files.model_folder(offer.contents)
             )
-            described = await self._compiler.describe(Source(folder, offer.fixed_dimensions))
+            described = await self._compiler.describe(ModelSource(folder, offer.fixed_dimensions))
         inputs = tuple(tensor.spec for tensor in described.inputs)
         outputs = tuple(tensor.spec for tensor in described.outputs)
         modelled = [size for size in offer.batch_sizes if size in row.exec_ns]
@@ -81,7 +85,7 @@ class ModelledDevice:
         batch_sizes = self.limits.usable_batch_sizes(
             (*inputs, *outputs), modelled, fixed_batch=described.fixed_batch
         )
-        # Models that share a row and their tensors' shapes cannot be told apart by time.
+        # Durations cannot tell models apart that share a row and the shapes of their tensors.
         architecture = repr((row, inputs, outputs)).encode()
         return ServedModel(
             model_id=offer.model_id,
@@ -91,7 +95,7 @@ class ModelledDevice:
             inputs=inputs,
             outputs=outputs,
             weights_bytes=row.weights_bytes,
-            # The controller takes no model whose actions take no time: such a seed is a mistake elsewhere.
+            # The controller refuses a model whose actions take no time, as a mistake.
             load_ns=max(row.load_ns, 1),
             exec_ns={size: max(row.exec_ns[size], 1) for size in batch_sizes},
             from_cache=not missing,
@@ -105,29 +109,30 @@ class ModelledDevice:
         """Draw how long the next EXEC takes."""
         return _draw(model.exec_ns[batch_size], self._exec_noise, self._profile.noise.exec_sigma)
 
+    @override
     def run_load(self, step: Step[ServedModel]) -> None:
-        """See `Device`."""
         begin_ns = time.monotonic_ns()
         sleep_until(begin_ns + self.load_duration_ns(step.model))
 
+    @override
     def run_input(self, step: Step[ServedModel], payload: Sequence[Buffer]) -> None:
-        """See `Device`. Takes no time: nothing looks at the bytes."""
+        pass  # takes no time: nothing looks at the bytes
 
+    @override
     def run_exec(self, step: Step[ServedModel]) -> None:
-        """See `Device`."""
         assert isinstance(step.action, Infer)
         begin_ns = time.monotonic_ns()
         sleep_until(begin_ns + self.exec_duration_ns(step.model, step.action.batch_size))
 
+    @override
     def run_output(self, step: Step[ServedModel]) -> list[bytes]:
-        """See `Device`."""
         assert isinstance(step.action, Infer)
         return [
             bytes(rows * spec.row_bytes) for rows in step.action.rows for spec in step.model.outputs
         ]
 
+    @override
     async def close(self) -> None:
-        """See `Device`."""
         await self._compiler.close()
 
 

@@ -1,4 +1,7 @@
-"""The ways to run a compiled graph on a GPU, and which of them is taken. Plain data: nothing here needs torch."""
+"""The ways to run a compiled graph on a GPU, and the choice between them.
+
+Plain data: nothing here needs torch.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +16,28 @@ from worker.models.precision import Precision
 class Engine(enum.Enum):
     """What runs models on a GPU."""
 
-    #: Whatever is measured to be the fastest, per architecture and batch size.
+    #: The engine that is measured to be the fastest, per architecture and batch size.
     AUTO = "auto"
     TORCH = "torch"
     ONNXRUNTIME = "onnxruntime"
 
 
 class Way(enum.Enum):
-    """How a graph can be run; the first is taken where two are equally fast."""
+    """How a graph can be run; of two equally fast ways the first is taken."""
 
     #: Convolutions joined with the ReLUs and additions behind them.
     TORCH_JOINED = "torch"
-    #: cuDNN has a joint kernel for most shapes, but not for all, and it is not always the faster way.
+    #: Convolutions alone. cuDNN has a joint kernel for most shapes only, and it is not always faster.
     TORCH_APART = "torch, convolutions apart"
     ONNXRUNTIME = "onnxruntime"
 
     @property
     def engine(self) -> Engine:
-        """What runs it."""
+        """The engine of this way."""
         return Engine.ONNXRUNTIME if self is Way.ONNXRUNTIME else Engine.TORCH
 
 
-# Within this two measurements are the same, or workers of one kind would choose by chance.
+# Measurements this close count as equal, or workers of one kind would choose by chance.
 _NOISE = 0.02
 
 
@@ -42,7 +45,7 @@ def parse_engine(name: str) -> Engine:
     """Find an engine by its name.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: no engine has that name.
     """
     try:
         return Engine(name)
@@ -54,14 +57,15 @@ def parse_engine(name: str) -> Engine:
 def ways_to_try(
     engine: Engine, precision: Precision, *, on_host: bool, has_onnxruntime: bool
 ) -> tuple[Way, ...]:
-    """What to measure before one way is taken.
+    """List the ways to measure before one is taken.
 
     Args:
-        engine: as configured.
-        precision: of the models. onnxruntime wants weights and activations as the ONNX file has them,
-            so it runs float32 alone.
-        on_host: on a processor joining only saves memory traffic, so there is nothing to find out.
-        has_onnxruntime: it can compute there.
+        engine: the configured engine.
+        precision: the models' arithmetic. onnxruntime wants weights and activations as the ONNX file
+            has them, so it runs float32 alone.
+        on_host: whether a processor computes. There joining only saves memory traffic, so there is
+            nothing to find out.
+        has_onnxruntime: whether onnxruntime can compute on the device.
 
     Raises:
         ConfigError: the engine cannot run such models here.
@@ -85,13 +89,13 @@ def ways_to_try(
 
 
 def fastest(exec_ns: Mapping[Way, int]) -> Way:
-    """The first way that is as fast as any; of at least one."""
+    """Choose the first way that is as fast as any; `exec_ns` holds at least one."""
     limit_ns = min(exec_ns.values()) * (1 + _NOISE)
     return next(way for way in Way if way in exec_ns and exec_ns[way] <= limit_ns)
 
 
 def describe(exec_ns: Mapping[Way, int | None]) -> str:
-    """Measurements in words; None is a way that does not work."""
+    """Put measurements into words; None is a way that does not work."""
     return "; ".join(
         f"{way.value}: {'does not work' if taken is None else format_ns(taken)}"
         for way, taken in exec_ns.items()

@@ -28,9 +28,9 @@ class Place:
     provider: str
     device: str
     index: int = 0
-    #: Of the provider.
+    #: The provider's settings.
     options: Mapping[str, str] = field(default_factory=dict)
-    #: Of each run.
+    #: The settings of each run.
     run_options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -38,7 +38,7 @@ PROCESSOR = Place("CPUExecutionProvider", "cpu")
 
 
 def aligned_bytes(num_bytes: int) -> Bytes:
-    """Zeros that start on a cache line, every page of them touched, so that no use faults later."""
+    """Take zeroed memory that starts on a cache line, every page touched, so that no use faults later."""
     raw = np.empty(num_bytes + ALIGNMENT_BYTES, dtype=np.uint8)
     raw.fill(0)
     start = -raw.ctypes.data % ALIGNMENT_BYTES
@@ -56,18 +56,19 @@ def open_session(
     """Make a session that computes on the calling thread and nowhere else.
 
     Args:
-        graph: a serialised model or its path. Taken as it stands, unless:
-        save_optimised: optimise and save the result here.
+        graph: a serialised model or its path, taken as it stands unless `save_optimised` is given.
+        save_optimised: a path; optimise the graph first and save the result there.
         level: how far to optimise then; all the way is for this processor alone.
-        share_allocator: intermediates come from memory that all such sessions share. They run one at
-            a time, so it grows to the need of the largest instead of their sum. On the processor only.
-        place: where it computes. All of it: what a GPU left to the processor could not be captured.
+        share_allocator: take intermediates from memory that all such sessions share. Sessions run one
+            at a time, so that memory grows to the largest need instead of the sum. On the processor only.
+        place: where the whole graph computes: a part that a GPU left to the processor could not be
+            captured.
 
     Raises:
-        ModelError: the runtime does not accept the graph, or not there; carries its words.
+        ModelError: the runtime does not accept the graph, or not at this place; carries its words.
     """
     options = ort.SessionOptions()
-    # One thread: no pool to wait for, and the duration does not depend on who else computes.
+    # One thread: no pool to wait for, and the duration does not depend on other computations.
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
@@ -78,7 +79,7 @@ def open_session(
         options.graph_optimization_level = level
         options.optimized_model_filepath = str(save_optimised)
     if place is not PROCESSOR:
-        # Joins convolutions with their ReLUs, which needs no constant weights.
+        # This level joins convolutions with their ReLUs, which needs no constant weights.
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     elif share_allocator:
@@ -90,7 +91,7 @@ def open_session(
         )
     except Exception as error:  # onnxruntime's exceptions have no common base
         raise ModelError(f"onnxruntime does not accept the model: {plain_words(error)}") from None
-    # A provider that cannot be loaded is a line in the log, and the processor takes its place.
+    # onnxruntime replaces a provider that cannot be loaded by the processor, with a line in the log.
     if place.provider not in session.get_providers():
         raise ModelError(
             f"onnxruntime does not run the model on {place.provider}, but on "
@@ -117,14 +118,14 @@ class OrtKernel:
         """Bind.
 
         Args:
-            session: of the compiled graph.
-            compiled: its metadata.
+            session: the compiled graph's session.
+            compiled: the graph's metadata.
             batch_size: rows of every launch.
             weights_address: where the weights blob begins at every launch.
-            input_addresses: of the batch of each input, in the model's order.
-            output_addresses: of the batch of each output, in the model's order.
-            memory: kept alive as long as the kernel, which knows it by its address only.
-            place: of the session; the addresses are there.
+            input_addresses: where the batch of each input begins, in the model's order.
+            output_addresses: where the batch of each output begins, in the model's order.
+            memory: kept alive with the kernel, which knows only addresses.
+            place: where the session computes and the addresses point.
         """
         self._session = session
         self._memory = memory
@@ -157,19 +158,19 @@ class OrtKernel:
                 )
 
     def launch(self) -> None:
-        """Run once; the outputs are in place when it returns, on the processor. Releases the GIL meanwhile."""
+        """Run once without the GIL. On the processor the outputs are in place at the return."""
         self._session.run_with_iobinding(self._binding, self._run_options)
 
 
 def tensor_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> list[Bytes]:
-    """Private zeroed memory for a batch of each tensor."""
+    """Take private zeroed memory for a batch of each tensor."""
     return [aligned_bytes(spec.row_bytes * batch_size) for spec in tensors]
 
 
 def private_kernel(
     session: ort.InferenceSession, compiled: CompiledModel, batch_size: int, weights: Bytes
 ) -> tuple[OrtKernel, list[Bytes], list[Bytes]]:
-    """Bind a kernel to memory of its own, away from whatever is being served.
+    """Bind a kernel to memory of its own, apart from the memory of serving.
 
     Returns:
         The kernel, its inputs and its outputs (zeros so far), each in the model's order.
@@ -197,7 +198,7 @@ def run_unshaped(
     """Run a batch whose output shapes are not known yet.
 
     Returns:
-        Shape and bytes of each output.
+        The shape and the bytes of each output.
 
     Raises:
         ModelError: the run failed; carries the runtime's words.
@@ -222,12 +223,12 @@ def run_unshaped(
 
 
 def address_of(array: Bytes) -> int:
-    """Where an array begins in memory."""
+    """The address at which an array begins."""
     return int(array.ctypes.data)
 
 
 def plain_words(error: Exception) -> str:
-    """The runtime's words, first line, without its own source locations."""
+    """The first line of the runtime's words, without its own source locations."""
     line = next((text.strip() for text in str(error).splitlines() if text.strip()), repr(error))
     head, _, tail = line.partition(" : ")
     if "ONNXRuntimeError" in head and tail:

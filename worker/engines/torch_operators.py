@@ -1,11 +1,11 @@
 """ONNX operators as torch calls, for `worker.engines.torch_program`.
 
-An operator is a function of a node and its input tensors. Numbers that decide a shape (`STATIC` says which
-inputs they are) arrive as tensors in host memory, so that nothing waits for the device; all others
-lie on the device. Inputs that a node leaves out are None. No function changes its inputs.
+An operator is a function of a node and its input tensors. Inputs that decide a shape (listed in `STATIC`)
+arrive as tensors in host memory, so that nothing waits for the device; all other inputs lie on the device.
+Inputs that a node leaves out are None. No function changes its inputs.
 
-Where ONNX makes a run fail because of a value (an index outside its table), these do not: a kernel that
-has been captured cannot raise, and on a GPU the fault would cost the whole process. See `_gather`.
+Where ONNX makes a run fail because of a value (an index outside its table), the operators here go on (as in
+`_gather`): a captured kernel cannot raise, and on a GPU the fault would cost the whole process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnx import TensorProto, numpy_helper
 from clockwright.errors import ModelError
 
 Tensor: TypeAlias = torch.Tensor
-#: An attribute of a node: its type depends on its name.
+#: An attribute of a node; the attribute's name decides its type.
 Attribute: TypeAlias = Any
 Outputs: TypeAlias = Tensor | Sequence[Tensor]
 
@@ -50,17 +50,17 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    #: Version of ONNX's operator set.
+    #: The version of ONNX's operator set.
     opset: int = 17
-    #: What float32 is computed in.
+    #: The type that float32 is computed in.
     float_type: torch.dtype = torch.float32
 
     def get(self, name: str, default: Attribute = None) -> Attribute:
-        """An attribute."""
+        """The value of an attribute."""
         return self.attributes.get(name, default)
 
     def refuse(self, problem: str) -> ModelError:
-        """An error about this node."""
+        """Make an error about this node."""
         return ModelError(f"operator {self.op_type}: {problem}, which the torch engine cannot run")
 
     def element_type(self, number: int) -> torch.dtype:
@@ -99,7 +99,7 @@ def _windows(
 
 
 def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> tuple[Tensor, list[int]]:
-    """Pad here what differs between begin and end; the rest is left to the kernel."""
+    """Pad here if begin and end differ; otherwise leave the padding to the kernel."""
     half = len(pads) // 2
     begins, ends = list(pads[:half]), list(pads[half:])
     if begins == ends:
@@ -133,9 +133,10 @@ def _conv(node: Node, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 def conv_add_relu(
     node: Node, x: Tensor, weight: Tensor, bias: Tensor, other: Tensor | None = None
 ) -> Tensor:
-    """A convolution, the addition and the ReLU behind it (`worker.engines.torch_program` joins them).
+    """Run a convolution, the addition and the ReLU behind it (`worker.engines.torch_program` joins them).
 
-    One cuDNN kernel where there is one; elsewhere addition and ReLU reuse the convolution's output.
+    cuDNN does all three in one kernel where it has one; elsewhere addition and ReLU reuse the convolution's
+    output.
     """
     strides, dilations, pads = _windows(node, x, weight.shape[2:])
     x, padding = _padded(x, pads)
@@ -229,7 +230,7 @@ def _softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def operator(node: Node, x: Tensor) -> Tensor:
         if node.opset >= 13:
             return function(x, node.get("axis", -1))
-        # Before: over everything from the axis on.
+        # Before opset 13 the sum goes over all dimensions from the axis on.
         axis = node.get("axis", 1) % x.dim()
         return function(x.reshape(prod(x.shape[:axis]), -1), 1).reshape(x.shape)
 
@@ -240,7 +241,7 @@ def _softmax(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _plain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """An operator without attributes that torch has by the same meaning."""
+    """Make an operator from a torch function that means the same and takes no attributes."""
 
     def operator(node: Node, *inputs: Tensor) -> Tensor:
         return function(*inputs)
@@ -310,7 +311,7 @@ def _ints(tensor: Tensor | None) -> list[int] | None:
 
 
 def _axes(node: Node, given: Tensor | None) -> list[int] | None:
-    """Axes, which older operator sets have as an attribute and newer ones as an input."""
+    """Read the axes, an attribute in older operator sets and an input in newer ones."""
     found = node.get("axes") if given is None else _ints(given)
     return None if found is None else list(found)
 
@@ -341,7 +342,7 @@ def _split(node: Node, x: Tensor, sizes: Tensor | None = None) -> Sequence[Tenso
     axis = node.get("axis", 0)
     lengths = node.get("split") if sizes is None else _ints(sizes)
     if lengths is None:
-        # The last one is smaller when it does not divide.
+        # The last part is smaller when the size does not divide.
         lengths = -(-x.shape[axis] // len(node.outputs))
     return list(torch.split(x, lengths, axis))
 
@@ -370,7 +371,7 @@ def _slice(
 
 
 def _gather(node: Node, table: Tensor, indices: Tensor) -> Tensor:
-    """Rows of a table. An index outside it counts as the nearest inside (ONNX: an error)."""
+    """Take rows of a table. An index outside the table counts as the nearest inside (ONNX: an error)."""
     axis = node.get("axis", 0) % table.dim()
     size = table.shape[axis]
     inside = indices.to(torch.int64)
@@ -467,7 +468,7 @@ def _identity(node: Node, x: Tensor, *settings: Tensor) -> Tensor:
     return x
 
 
-#: What can be run, by ONNX's name.
+#: The operators that can be run, by ONNX's name.
 OPERATORS: dict[str, Callable[..., Outputs]] = {
     "Abs": _plain(torch.abs),
     "Add": _plain(torch.add),
@@ -540,7 +541,7 @@ OPERATORS: dict[str, Callable[..., Outputs]] = {
     "conv_add_relu": conv_add_relu,
 }
 
-#: Positions of inputs that decide shapes. Their values must be known before the device computes.
+#: Positions of inputs that decide shapes, and so must be known before the device computes.
 STATIC: dict[str, tuple[int, ...]] = {
     "ConstantOfShape": (0,),
     "Expand": (1,),

@@ -1,9 +1,9 @@
-"""A compiled graph as a list of torch calls: the weights come from wherever the caller keeps them.
+"""A compiled graph as a list of torch calls; the caller says where the weights lie.
 
-Values live in one of two places. What the device computes lies on the device. Shapes, and what is computed
+Values live in one of two places. Values that the device computes lie on the device. Shapes, and values computed
 from shapes and constants alone, lie in host memory, where an operator that needs numbers can read them
-without waiting. At a fixed batch size they are the same in every run, so a run may be captured as a
-CUDA graph, in which nothing may wait or be copied from ordinary host memory.
+without waiting. At a fixed batch size the host's values are the same in every run, so a run may be captured
+as a CUDA graph, in which nothing may wait or be copied from ordinary host memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from worker.models.precision import Precision
 
 Tensor: TypeAlias = torch.Tensor
 
-#: Where a compiled graph says in which precision it is to run; so it is part of the architecture.
+#: The graph property that names the precision to run in, which is thereby part of the architecture.
 PRECISION_KEY = "clockwright.precision"
 
 
 class Program:
-    """One architecture. Any batch size, any weights; owns nothing but constants."""
+    """One architecture, for any batch size and any weights. Owns nothing but constants."""
 
     def __init__(self, graph: bytes, device: torch.device, *, join: bool = True) -> None:
         """Read a compiled graph.
 
         Args:
-            graph: of `worker.compiling.for_torch`: no subgraphs, canonical names.
-            device: where it will run.
-            join: convolutions with what follows them (`fuse`); measured apart by experiments.gpu.
+            graph: a graph made by `worker.compiling.for_torch`: no subgraphs, canonical names.
+            device: the device that the graph will run on.
+            join: join convolutions with the operators behind them (`fuse`); experiments.gpu measures both.
 
         Raises:
-            ModelError: torch is not told how to run it; says what is missing.
+            ModelError: an operator is missing here; says which.
         """
         model = onnx.ModelProto.FromString(graph)
         properties = {entry.key: entry.value for entry in model.metadata_props}
@@ -74,16 +74,16 @@ class Program:
 
         Args:
             inputs: a batch of each input, in the model's order and in its types, on the device.
-            weights: by their names in the graph, on the device.
-            moved: what the device needs of the host, by name. Filled by the first run; the same one
-                must be given to all later runs of that batch size.
+            weights: the weights by their names in the graph, on the device.
+            moved: host values that the device needs, by name. The first run fills it; all later runs of that
+                batch size must get the same one.
 
         Returns:
             The outputs in the model's order and types; new tensors, or the inputs themselves.
 
         Raises:
             ModelError: the graph does something that the operators here cannot.
-            RuntimeError: torch's own.
+            RuntimeError: torch cannot run an operator.
         """
         device: dict[str, Tensor] = dict(weights)
         for name, tensor in zip(self._inputs, inputs, strict=False):
@@ -111,7 +111,7 @@ class Program:
                 raise node.refuse(f"{len(node.outputs)} outputs")
             place = host if known or node.op_type == "Shape" else device
             place.update(zip(node.outputs, results, strict=False))
-            # What nobody reads any more makes room for the rest.
+            # Values that nobody reads any more make room for the rest.
             for name in self._last_used[index]:
                 device.pop(name, None)
         return [on_device(name).to(datatype) for name, datatype in self._outputs.items()]
@@ -120,7 +120,7 @@ class Program:
         if tensor.data_type not in TORCH_TYPES:
             kind = onnx.TensorProto.DataType.Name(tensor.data_type)
             raise ModelError(f"a constant is {kind}, which the torch engine cannot run")
-        # torch wants to own what it may write to.
+        # torch wants to own memory that it may write to, so copy.
         value = torch.from_numpy(numpy_helper.to_array(tensor).copy())
         return value.to(self._float) if value.dtype is torch.float32 else value
 
@@ -156,12 +156,12 @@ def check_operators(model: onnx.ModelProto) -> None:
 def fuse(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
     """Join each convolution with the ReLU behind it, and with the addition between them if there is one.
 
-    A batch normalisation has been folded into the weights long before. Weights stay inputs, so they can
+    Batch normalisations were folded into the weights at compile time. Weights stay inputs, so they can
     still lie in pages.
 
     Args:
-        nodes: in an order in which they can run.
-        outputs: names that must stay.
+        nodes: the operations, in an order in which they can run.
+        outputs: the names of values that must stay.
     """
     uses = Counter(name for node in nodes for name in node.inputs)
     uses.update(outputs)
@@ -172,7 +172,7 @@ def fuse(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
         if node.op_type != "Conv" or len(node.inputs) < 3:
             continue
         chain = _chain(nodes, reader, uses, index)
-        # Of two convolutions that are added, one takes the addition along.
+        # Where two convolutions are added, one of them takes the addition along.
         if chain is None or gone.intersection(chain):
             continue
         other = [
@@ -181,7 +181,7 @@ def fuse(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
             for name in nodes[position].inputs
             if name != node.outputs[0]
         ]
-        # At the ReLU's place everything that goes in has been computed.
+        # The joint node stands at the ReLU's place, where all its inputs have been computed.
         joined[chain[-1]] = replace(
             node,
             op_type="conv_add_relu",
@@ -195,7 +195,11 @@ def fuse(nodes: Sequence[Node], outputs: Sequence[str]) -> list[Node]:
 def _chain(
     nodes: Sequence[Node], reader: Mapping[str, int], uses: Mapping[str, int], begin: int
 ) -> list[int] | None:
-    """Positions of a convolution, the addition behind it if any, and a ReLU; None if others look on."""
+    """Find a convolution, the addition behind it if any, and a ReLU; None if others read between them.
+
+    Returns:
+        Their positions.
+    """
     chain = [begin]
     for expected in ("Add", "Relu"):
         (result,) = nodes[chain[-1]].outputs
@@ -210,7 +214,7 @@ def _chain(
 
 
 def _last_uses(nodes: Sequence[Node], *, keep: set[str]) -> list[list[str]]:
-    """Which values each node is the last one to need."""
+    """List for each node the values that no later node needs."""
     seen = set(keep)
     unneeded: list[list[str]] = []
     for node in reversed(nodes):

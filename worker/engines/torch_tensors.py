@@ -1,4 +1,4 @@
-"""Tensors as views of plain bytes: of the arena, of a batch."""
+"""Tensors as views of plain bytes, such as the arena or a batch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from worker.models.model_files import BoundTensor, WeightTensor
 
 
 def weight_views(blob: Tensor, weights: Sequence[WeightTensor]) -> dict[str, Tensor]:
-    """Weights by name, without a copy.
+    """View the weights by name, without a copy.
 
     Args:
-        blob: uint8, one dimension; the weights blob begins where it begins.
-        weights: what lies where.
+        blob: uint8, one dimension; begins with the weights blob and may be longer.
+        weights: the tensors and their places in the blob.
 
     Raises:
-        ModelError: a weight's type is not torch's.
+        ModelError: torch has no type like a weight's.
     """
     return {weight.name: _weight_view(blob, weight) for weight in weights}
 
@@ -32,15 +32,15 @@ def _weight_view(blob: Tensor, weight: WeightTensor) -> Tensor:
 
 
 def typed_view(memory: Tensor, tensor: BoundTensor, batch_size: int) -> Tensor:
-    """A batch of an input or output, without a copy.
+    """View a batch of an input or output, without a copy.
 
     Args:
         memory: uint8, one dimension; begins with the batch and may be longer.
-        tensor: which.
-        batch_size: rows.
+        tensor: the input or output.
+        batch_size: its number of rows.
 
     Raises:
-        ModelError: its type is not torch's.
+        ModelError: torch has no such type.
     """
     spec = tensor.spec
     kind = _torch_type(tensor.element_type, f"tensor {spec.name!r}")

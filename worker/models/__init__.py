@@ -1,1 +1,4 @@
-"""What one model is: its files, its limits, what is served of it."""
+"""What one model is: its files by content, its limits, its precision, and what is served of it.
+
+Everything here is plain data and files. No module needs an engine or a device.
+"""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-# No transfer or compilation pauses for so long: whoever made it was killed.
+# No transfer or compilation pauses for so long: the process that made such a file was killed.
 _LEFT_BEHIND_S = 24 * 3600.0
 
 
@@ -20,31 +20,31 @@ class FileStore:
     """A folder of files named by their sha256; each appears whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
-        """Open or make the folder, and throw away what others left there half done.
+        """Open or make the folder, and throw away files that killed processes left half done.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: the folder cannot be made.
         """
         self._folder = folder / "files"
         self._scratch = folder / "scratch"
         self._folder.mkdir(parents=True, exist_ok=True)
         self._scratch.mkdir(exist_ok=True)
         for path in self._scratch.iterdir():
-            with contextlib.suppress(OSError):  # another worker is faster
+            with contextlib.suppress(OSError):  # another worker may remove the file first
                 if time.time() - path.stat().st_mtime > _LEFT_BEHIND_S:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def has(self, sha256: str) -> bool:
-        """Whether a sound file of this content is here; a damaged one is thrown away. Reads all of it."""
+        """Whether a sound file of this content is here. Reads the whole file, and throws a damaged one away."""
         path = self._folder / sha256
         found = sha256_of(path)
         if found and found != sha256:
             path.unlink(missing_ok=True)
-        # If there was none, another worker may have added it meanwhile: nothing to throw away.
+        # A file that was missing is not thrown away: another worker may have added it meanwhile.
         return found == sha256
 
     def new_file(self) -> Path:
-        """A path to write a file to; hand it to `add` or delete it."""
+        """Make a path to write a file to; hand it to `add`, or delete it."""
         handle, name = tempfile.mkstemp(dir=self._scratch)
         os.close(handle)
         return Path(name)
@@ -55,7 +55,7 @@ class FileStore:
 
     @contextmanager
     def model_folder(self, contents: Mapping[str, str]) -> Iterator[Path]:
-        """Lay a model's files out as its owner had them, for a while. Copies them, so it takes time.
+        """Lay a model's files out for a while as its owner had them. Takes time, because files are copied.
 
         Args:
             contents: sha256 by relative path; the paths have been checked and the files are here.
@@ -64,7 +64,7 @@ class FileStore:
             for path, sha256 in contents.items():
                 target = Path(name) / path
                 target.parent.mkdir(parents=True, exist_ok=True)
-                # No links, neither hard nor symbolic: onnx takes external data behind one for an attack.
+                # Copies, not links: onnx takes external data behind a hard or symbolic link for an attack.
                 shutil.copyfile(self._folder / sha256, target)
             yield Path(name)
 

@@ -1,4 +1,4 @@
-"""The question a compiler is asked, and its answer, as plain data: what crosses processes and disks."""
+"""A model before and after compiling, as plain data that crosses processes and disks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ GRAPH_FILE, WEIGHTS_FILE, METADATA_FILE = "graph.onnx", "weights.bin", "model.js
 class Limits:
     """What a worker has room for."""
 
-    #: Weights of one model: the arena that EXEC gathers them into.
+    #: Room for the weights of one model: the arena that EXEC gathers weights into.
     arena_bytes: int
-    #: Pages of the whole weights cache.
+    #: The pages of the whole weights cache.
     num_pages: int
-    #: Inputs and outputs of one batch.
+    #: Room for the inputs and outputs of one batch.
     io_bytes: int
 
     def check_weights(self, weights_bytes: int) -> None:
         """Refuse weights that do not fit.
 
         Raises:
-            ModelError: naming which room is too small, and how to get more.
+            ModelError: names the room that is too small, and how to get more.
         """
         if weights_bytes > self.arena_bytes:
             raise ModelError(
@@ -49,15 +49,18 @@ class Limits:
     def usable_batch_sizes(
         self, tensors: Sequence[TensorSpec], offered: Sequence[int], *, fixed_batch: bool
     ) -> tuple[int, ...]:
-        """Which of the offered batch sizes can be served.
+        """Select the offered batch sizes that can be served.
 
         Args:
             tensors: inputs and outputs together.
-            offered: what the controller would like.
+            offered: the sizes that the controller would like.
             fixed_batch: the model runs single rows only.
 
+        Returns:
+            The usable sizes, ascending.
+
         Raises:
-            ModelError: none.
+            ModelError: no size is usable.
         """
         if not offered or min(offered) < 1:
             raise ModelError(f"batch sizes: found {list(offered)}, expected numbers of 1 or more")
@@ -77,7 +80,7 @@ class Limits:
 
 
 def batch_bytes(tensors: Sequence[TensorSpec], batch_size: int) -> int:
-    """Bytes of a batch of all these tensors, each on a cache line of its own."""
+    """The bytes of a batch of all these tensors, each starting on a cache line."""
     return sum(aligned(spec.row_bytes * batch_size) for spec in tensors)
 
 
@@ -89,10 +92,10 @@ class WeightTensor:
     #: ONNX's number of the datatype.
     element_type: int
     shape: tuple[int, ...]
-    #: From the start of the blob.
+    #: Where its bytes begin in the blob.
     offset: int
     num_bytes: int
-    #: The bytes are in order of (first, height, width, channel), whatever the shape says.
+    #: Whether the bytes are in the order (first, height, width, channel); `shape` has channels second.
     channels_last: bool = False
 
 
@@ -110,20 +113,20 @@ class BoundTensor:
 class CompiledModel:
     """`model.json`: everything but the graph and the weights themselves."""
 
-    #: Hash of the graph, which has canonical names: instances of one network share it.
+    #: The graph's hash. The graph has canonical names, so instances of one network share the hash.
     architecture_id: str
-    #: Hash of the weights file, to notice that it was damaged.
+    #: The weights file's hash, to notice damage.
     weights_sha256: str
     weights_bytes: int
     inputs: tuple[BoundTensor, ...]
     outputs: tuple[BoundTensor, ...]
     weights: tuple[WeightTensor, ...] = ()
-    #: The batch dimension is a fixed 1 in the ONNX file, so no other batch size exists.
+    #: Whether the batch dimension is a fixed 1 in the ONNX file, so that no other batch size exists.
     fixed_batch: bool = False
 
     @property
     def num_pages(self) -> int:
-        """Pages that the weights fill; a model without weights still takes one."""
+        """The pages that the weights fill; a model without weights still takes one."""
         return max(1, -(-self.weights_bytes // PAGE_BYTES))
 
     def to_json(self) -> str:
@@ -135,7 +138,7 @@ class CompiledModel:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError, KeyError, TypeError: it is something else.
+            ValueError, KeyError, TypeError: the text is something else.
         """
         table = json.loads(text)
         return CompiledModel(
@@ -158,10 +161,10 @@ def _bound(table: Mapping[str, object]) -> BoundTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """A model as its owner wrote it."""
 
-    #: Holds `model.onnx` and whatever it refers to.
+    #: The folder with `model.onnx` and the files that it refers to.
     folder: Path
     #: Sizes for dimensions that the file leaves open, other than the batch.
     fixed_dimensions: Mapping[str, int] = field(default_factory=dict)

@@ -11,15 +11,15 @@ from clockwright.errors import ModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, ModelId
 from worker.core.io_pool import aligned
-from worker.core.lanes import Model
+from worker.core.lanes import LoadedModel
 from worker.models.model_files import MODEL_FILE, batch_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class IoLayout:
-    """Where the tensors of a batch lie in an IO slot: inputs first, each on a cache line of its own."""
+    """Where the tensors of a batch lie in an IO slot: inputs first, each starting on a cache line."""
 
-    #: From the slot's begin, in the model's order.
+    #: Offsets from the slot's begin, in the model's order.
     input_offsets: tuple[int, ...]
     output_offsets: tuple[int, ...]
     #: Where the first output begins.
@@ -39,20 +39,20 @@ class IoLayout:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ServedModel(Model):
-    """What every device knows of a model."""
+class ServedModel(LoadedModel):
+    """A model that a device is ready to serve, as far as all devices know it."""
 
     architecture_id: ArchitectureId
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     weights_bytes: int
-    #: Seeds of the estimator.
+    #: Durations that seed the controller's estimates.
     load_ns: int
     exec_ns: Mapping[int, int]
-    #: The clock that `exec_ns` was measured at; 0 where that is not known.
+    #: The GPU's clock when `exec_ns` was measured; 0 where it is not known.
     clock_mhz: int = 0
     from_cache: bool = False
-    #: By batch size.
+    #: The layout of an IO slot, by batch size.
     layouts: dict[int, IoLayout] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,11 +61,11 @@ class ServedModel(Model):
         }
 
     def payload_problem(self, action: Infer, payload: Sequence[Buffer]) -> str | None:
-        """What is wrong with an Infer's payload, in words; None when it fits.
+        """Say what is wrong with an Infer's payload; None when the payload fits.
 
         Args:
-            action: whose `rows` say how much belongs to each request.
-            payload: per request, per input.
+            action: its `rows` say how much belongs to each request.
+            payload: the inputs, per request and per input.
         """
         expected = len(action.rows) * len(self.inputs)
         if len(payload) != expected:
@@ -83,13 +83,13 @@ class ServedModel(Model):
 
 
 def io_bytes_of(tensors: Sequence[TensorSpec], batch_sizes: Sequence[int]) -> dict[int, int]:
-    """Bytes of an IO slot by batch size."""
+    """The bytes of an IO slot, by batch size."""
     return {size: batch_bytes(tensors, size) for size in batch_sizes}
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedFile:
-    """One file of a model, by content."""
+    """One file of a model: its path in the model's folder, and its content's size and hash."""
 
     name: str
     num_bytes: int
@@ -102,25 +102,25 @@ Fetch = Callable[[Sequence[OfferedFile]], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A model that the controller would like served."""
+    """A model that the controller wants served."""
 
     model_id: ModelId
     files: tuple[OfferedFile, ...]
     batch_sizes: tuple[int, ...]
     fixed_dimensions: Mapping[str, int]
-    #: Row of the profile for a modelled device.
+    #: The row of its profile that a modelled device uses; for a container, the model's name.
     profile: str
 
     @property
     def contents(self) -> dict[str, str]:
-        """Hashes by path."""
+        """The files' hashes by path."""
         return {file.name: file.sha256 for file in self.files}
 
     def check_onnx(self) -> None:
-        """Refuse, before any file is fetched, what is no ONNX model.
+        """Refuse an offer without an ONNX model before any file is fetched.
 
         Raises:
-            ModelError: it is code; says who would serve it.
+            ModelError: the model is code; says which worker would serve it.
         """
         if MODEL_FILE not in self.contents:
             raise ModelError(

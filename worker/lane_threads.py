@@ -1,8 +1,8 @@
 """The core's lanes as threads: LOAD, INPUT, EXEC, OUTPUT, around one lock.
 
-A hop from thread to thread costs 20-30 us, as much as a small model. So a lane's next step need not run on the
-lane's own thread: small inputs are copied by whoever submits them, small outputs by the EXEC thread
-when no other EXEC is due. The core still sees lanes: whoever runs a step, one at a time each.
+A hop from thread to thread costs 20-30 us, as much as a small model. So a step need not run on its lane's
+own thread: the thread that submits an Infer copies small inputs itself, and the EXEC thread copies small
+outputs when no other EXEC is due. For the core nothing changes: each lane still runs one step at a time.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from worker.timing import SPIN_NS, tune_thread
 # Below this a copy takes less time than waking another thread.
 INLINE_BYTES = 128 * 1024
 
-# An EXEC is queued behind the one that runs this long before that one's expected end: longer than it takes
-# to wake, decide and launch (60 us at p99, measured beside other threads), and no longer than that,
-# because what is queued cannot be taken back.
+# Hand the next EXEC to the device this long before the running one should end. Long enough to wake, decide
+# and launch (60 us at p99, measured beside other threads); no longer, because a queued EXEC cannot be taken
+# back.
 AHEAD_NS = 200_000
-# Between looks at whether it has ended.
+# Pauses between looks at whether the running EXEC has ended: close to its end, and before.
 _POLL_NS, _LONG_POLL_NS = 20_000, 100_000
 
 Outcome = tuple[Result, list[bytes]]
 
 
 class _UnderWay(Generic[M]):
-    """An EXEC that a device with a queue has been given."""
+    """An EXEC that was handed to a device with a queue."""
 
     def __init__(self, step: Step[M], begin_ns: int) -> None:
         self.step = step
-        #: When it was given to the device, or when the one before it ended.
+        #: When the device got the EXEC, or when the EXEC before it ended if that was later.
         self.begin_ns = begin_ns
         self.launched: Launched | None = None
         self.failure: Exception | None = None
 
     def is_done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the EXEC has ended, well or badly."""
         if self.launched is None:
             return True
         try:
             return self.launched.is_done()
-        except Exception:  # `finish` meets it too, and says so
+        except Exception:  # `finish` meets the same exception and reports it
             return True
 
     def finish(self, device: QueueingDevice) -> int:
-        """Wait for its end and return when that was."""
+        """Wait for the end; returns its time."""
         if self.launched is not None:
             try:
                 device.finish_exec(self.step, self.launched)
@@ -64,8 +64,8 @@ class _UnderWay(Generic[M]):
         return time.monotonic_ns()
 
 
-class Runtime(Generic[M]):
-    """Runs a device. All methods may be called from any thread."""
+class LaneThreads(Generic[M]):
+    """Runs a device's lanes. All methods may be called from any thread."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class Runtime(Generic[M]):
         """Make the lanes; `start` sets them going.
 
         Args:
-            device: what runs the steps.
+            device: runs the steps.
             on_outcome: told each result, and for a successful Infer its outputs, per request and per
-                output. Called from any thread, with the lock held: it must return at once.
-            on_lost: told, likewise and after the action's result, why the device is lost.
+                output. Called from any thread, with the lock held, so it must return at once.
+            on_lost: told why the device is lost, after the action's result and under the same terms.
         """
         self._device = device
         self._on_outcome = on_outcome
@@ -88,10 +88,11 @@ class Runtime(Generic[M]):
         self._lock = threading.Lock()
         self._wake = {lane: threading.Condition(self._lock) for lane in Lane}
         self._payloads: dict[ActionId, Sequence[Buffer]] = {}
-        #: Of the INPUT step that runs; taken with it, so that no later action's can slip in.
+        #: The payload of the INPUT step that runs. Taken together with the step, so that no later action's
+        #: payload can slip in.
         self._input_payload: Sequence[Buffer] = ()
         self._stopping = False
-        #: Nothing runs until the controller, and with it all that waits, is gone.
+        #: The device is lost: no step starts until `abandon` has dropped everything that waits.
         self._lost = False
         self._threads = [
             threading.Thread(target=self._serve, args=(lane,), name=lane.value, daemon=True)
@@ -110,7 +111,7 @@ class Runtime(Generic[M]):
             self._stopping = True
             for condition in self._wake.values():
                 condition.notify()
-        # A kernel that still runs at interpreter exit would abort the process.
+        # Join, because a kernel that still runs at interpreter exit would abort the process.
         for thread in self._threads:
             thread.join()
 
@@ -128,7 +129,7 @@ class Runtime(Generic[M]):
             self._after_change()
 
     def abandon(self) -> None:
-        """Forget all models and actions: the controller has gone, and with it whoever waits."""
+        """Forget all models and actions: the controller has gone, so nobody waits for them."""
         with self._lock:
             self._core.abandon()
             self._payloads.clear()
@@ -137,13 +138,13 @@ class Runtime(Generic[M]):
 
     @property
     def num_pending(self) -> int:
-        """Actions that are not answered."""
+        """The number of actions that are not answered."""
         with self._lock:
             return self._core.num_pending
 
     @property
     def is_running(self) -> bool:
-        """Whether a step runs, of whichever stream."""
+        """Whether a step runs, even one that was submitted before `abandon`."""
         with self._lock:
             return self._core.is_running()
 
@@ -157,7 +158,7 @@ class Runtime(Generic[M]):
 
         Args:
             action: on this machine's monotonic clock.
-            payload: of an Infer, per request and per input; must stay as it is until the result.
+            payload: an Infer's inputs, per request and per input; must stay as they are until the result.
 
         Raises:
             ProtocolError: an unanswered action has the same id.
@@ -228,10 +229,10 @@ class Runtime(Generic[M]):
 
         Args:
             step: what to run.
-            then: look for something to do next on this lane.
+            then: the lane to look for a following step on, if any.
 
         Returns:
-            What to run next.
+            The step to run next.
         """
         failure: Exception | None = None
         outputs: list[bytes] | None = None
@@ -260,7 +261,7 @@ class Runtime(Generic[M]):
         *,
         then: Lane | None,
     ) -> Step[M] | None:
-        """Tell the core of a step that has ended, and look for something to do next, as `_run`."""
+        """Tell the core that a step has ended; returns what to run next on the lane `then`."""
         error: str | None = None
         lost = isinstance(failure, DeviceLostError)
         if failure is not None:
@@ -285,7 +286,7 @@ class Runtime(Generic[M]):
     # --- EXEC on a device with a queue ------------------------------------------------------------
 
     def _serve_queue(self, device: QueueingDevice) -> None:
-        """The EXEC lane of a device on which the next EXEC waits for the end of the one that runs."""
+        """The EXEC lane of a device that can queue the next EXEC behind the running one."""
         step: Step[M] | None = None
         running: _UnderWay[M] | None = None
         while True:
@@ -314,12 +315,12 @@ class Runtime(Generic[M]):
         under_way = _UnderWay(step, time.monotonic_ns())
         try:
             under_way.launched = device.launch_exec(step)
-        except Exception as problem:  # as in `_run`
+        except Exception as problem:  # fails the action, not the worker
             under_way.failure = problem
         return under_way
 
     def _launch_ahead(self, device: QueueingDevice, running: _UnderWay[M]) -> _UnderWay[M] | None:
-        """Shortly before an EXEC ends, hand the device the next one; None when it ends without."""
+        """Shortly before an EXEC ends, hand the device the next one; None when none was due by the end."""
         end_ns = running.begin_ns + running.step.action.expected_duration_ns
         while not running.is_done():
             now_ns = time.monotonic_ns()
@@ -363,7 +364,7 @@ class Runtime(Generic[M]):
 
         Args:
             finished: the step that just ended, if one did.
-            outputs: what it gave, if it was an OUTPUT.
+            outputs: the outputs that the step gave, if it was an OUTPUT.
         """
         for result in self._core.take_results():
             self._payloads.pop(result.action_id, None)

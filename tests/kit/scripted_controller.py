@@ -1,0 +1,242 @@
+"""A controller that plays a script against a worker's link, one per stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import grpc.aio
+
+from clockwright import wire
+from clockwright.actions import Infer, LoadWeights, Result
+from clockwright.bulk import join_bulk, split_bulk
+from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.v1 import worker_pb2 as pb
+from worker.config import WorkerConfig
+from worker.devices.device import Device
+from worker.link import ControllerLink
+from worker.models.file_store import FileStore
+from worker.process import make_device
+
+aio: Any = grpc.aio
+
+
+LIMIT_S = 180.0
+
+
+# Long enough that no test ends by silence unless it wants to.
+WELCOME = pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=20, silence_limit_ms=200_000))
+
+
+@dataclass
+class Stream:
+    """One worker's stream, from the controller's side."""
+
+    context: Any
+    register: pb.Register
+    heartbeats: list[pb.Heartbeat] = field(default_factory=list)
+    progress: list[str] = field(default_factory=list)
+    #: Messages that travelled in one and were not read yet.
+    arrived: list[Any] = field(default_factory=list)
+
+    async def send(self, message: pb.ToWorker | bytes, *payload: bytes) -> None:
+        if not isinstance(message, bytes):
+            message = message.SerializeToString()
+        await self.context.write(join_bulk(message, wire.PAYLOAD_FIELD, payload))
+
+    async def send_last(self, message: pb.ToWorker) -> None:
+        """Send what makes the worker leave; it may have hung up before gRPC says that this was sent."""
+        with contextlib.suppress(asyncio.CancelledError, aio.BaseError):
+            await self.send(message)
+
+    async def read(self) -> tuple[pb.FromWorker, list[bytes]]:
+        """The next message that is neither a heartbeat nor progress."""
+        while True:
+            if not self.arrived:
+                self.arrived.append(await self.context.read())
+            data = self.arrived.pop(0)
+            assert data is not aio.EOF, "the worker closed its side"
+            header, payload = split_bulk(data, wire.PAYLOAD_FIELD)
+            message = pb.FromWorker.FromString(header)
+            self.arrived += message.next
+            if message.HasField("heartbeat"):
+                self.heartbeats.append(message.heartbeat)
+            elif message.HasField("model_progress"):
+                self.progress.append(message.model_progress.stage)
+            else:
+                return message, [bytes(each) for each in payload]
+
+    async def read_heartbeat(self) -> None:
+        """Wait for a message that is one."""
+        data = await self.context.read()
+        assert data is not aio.EOF, "the worker closed its side"
+        self.heartbeats.append(pb.FromWorker.FromString(data).heartbeat)
+
+    async def expect(self, kind: str) -> Any:  # noqa: ANN401 - whatever that kind holds
+        message, _ = await self.read()
+        assert message.WhichOneof("kind") == kind, message
+        return getattr(message, kind)
+
+    async def offer(self, model_id: str, content: bytes, **kwargs: Any) -> None:  # noqa: ANN401
+        sha256 = hashlib.sha256(content).hexdigest()
+        file = pb.ModelFile(name="model.onnx", num_bytes=len(content), sha256=sha256)
+        then = [message.SerializeToString() for message in kwargs.pop("then", ())]
+        offer = pb.ModelOffer(model_id=model_id, files=[file], **{"batch_sizes": [1, 2], **kwargs})
+        await self.send(pb.ToWorker(model_offer=offer, next=then))
+
+    async def chunk(
+        self, model_id: str, content: bytes, piece: slice, *, sha256: str = "", last: bool = False
+    ) -> None:
+        chunk = pb.ModelChunk(
+            model_id=model_id,
+            sha256=sha256 or hashlib.sha256(content).hexdigest(),
+            offset=piece.start,
+            last=last,
+        )
+        await self.send(pb.ToWorker(model_chunk=chunk), content[piece])
+
+    async def install(self, model_id: str, content: bytes) -> pb.ModelReady:
+        """Offer a model that the worker has never seen, and send it in two chunks."""
+        await self.offer(model_id, content)
+        needed = await self.expect("model_needed")
+        assert list(needed.sha256) == [hashlib.sha256(content).hexdigest()]
+        await self.chunk(model_id, content, slice(0, 50))
+        assert (await self.expect("chunk_received")).num_bytes == 50
+        await self.chunk(model_id, content, slice(50, len(content)), last=True)
+        assert (await self.expect("chunk_received")).num_bytes == len(content)
+        ready: pb.ModelReady = await self.expect("model_ready")
+        return ready
+
+    async def act(self, action: LoadWeights | Infer, *payload: bytes) -> tuple[Result, list[bytes]]:
+        await self.send(wire.encode_action(action), *payload)
+        message, outputs = await self.read()
+        assert message.result.action_id == action.action_id
+        return wire.decode_result(message.result), outputs
+
+
+Script = Callable[[Stream], Awaitable[None]]
+
+
+def load(action_id: int, model_id: str) -> LoadWeights:
+    now = time.monotonic_ns()
+    return LoadWeights(
+        action_id=ActionId(action_id),
+        model_id=ModelId(model_id),
+        earliest_ns=now,
+        latest_ns=now + 60 * NS_PER_S,
+        expected_duration_ns=1,
+    )
+
+
+def infer(
+    action_id: int, model_id: str, *, rows: tuple[int, ...] = (1,), batch_size: int = 1
+) -> Infer:
+    now = time.monotonic_ns()
+    return Infer(
+        action_id=ActionId(action_id),
+        model_id=ModelId(model_id),
+        batch_size=batch_size,
+        rows=rows,
+        earliest_ns=now,
+        latest_ns=now + 60 * NS_PER_S,
+        expected_duration_ns=1,
+    )
+
+
+class Controller:
+    """Plays one script per stream, in order; what a script raises fails the test."""
+
+    def __init__(self, *scripts: Script) -> None:
+        self._scripts = list(scripts)
+        self.failures: list[BaseException] = []
+        self.done = asyncio.Event()
+
+    async def attach(self, _: Any, context: Any) -> None:  # noqa: ANN401
+        if not self._scripts:
+            return
+        script = self._scripts.pop(0)
+        try:
+            data = await context.read()
+            message = pb.FromWorker.FromString(data)
+            await script(Stream(context, message.register))
+        except AssertionError as error:
+            self.failures.append(error)
+            self._scripts.clear()
+        except asyncio.CancelledError:
+            if not self._scripts:
+                self.failures.append(AssertionError("the worker hung up before the script's end"))
+            raise
+        finally:
+            if not self._scripts:
+                self.done.set()
+
+
+@contextlib.asynccontextmanager
+async def listening(controller: Controller) -> AsyncIterator[str]:
+    server = aio.server(options=[("grpc.max_receive_message_length", -1)])
+    handler = grpc.stream_stream_rpc_method_handler(controller.attach)
+    service, method = wire.ATTACH_METHOD.strip("/").split("/")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(service, {method: handler}),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+def play(
+    tmp_path: Path,
+    *scripts: Script,
+    device: str = "modelled:0us",
+    make: Callable[[WorkerConfig, FileStore], Device[Any]] = make_device,
+    **settings: Any,  # noqa: ANN401
+) -> None:
+    """Attach a worker to a controller that plays the scripts; the last one must let it leave."""
+
+    async def scenario() -> None:
+        controller = Controller(*scripts)
+        async with listening(controller) as address:
+            config = WorkerConfig(
+                controller=address,
+                device=device,
+                num_pages=2,
+                io_bytes=8 << 20,
+                cache_dir=tmp_path / "cache",
+                **settings,
+            )
+            files = FileStore(config.cache_dir)
+            worker = make(config, files)
+            link: ControllerLink[Any] = ControllerLink(config, worker, files)
+            serving = asyncio.create_task(link.run())
+            try:
+                finished = asyncio.create_task(controller.done.wait())
+                async with asyncio.timeout(LIMIT_S):
+                    await asyncio.wait({serving, finished}, return_when=asyncio.FIRST_COMPLETED)
+                    await finished
+                    if not controller.failures:
+                        await serving
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+                await worker.close()
+        if controller.failures:
+            raise controller.failures[0]
+        await serving
+
+    # Whoever has had the last word listens for as long as it takes.
+    with mock.patch("worker.link._PART_LIMIT_S", LIMIT_S):
+        asyncio.run(scenario())
+
+
+async def drain(stream: Stream) -> None:
+    await stream.send_last(pb.ToWorker(drain=pb.Drain(reason="test over")))

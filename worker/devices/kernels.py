@@ -1,0 +1,317 @@
+"""Sets up the kernels of an architecture on a GPU, and has the ways to run it compete.
+
+A kernel is captured once per architecture and batch size, with the arena and the static batch as its memory.
+Where there are several ways to run a graph (`worker.engines.choice`), each is captured and measured in turns
+with the others, and the fastest stays. The compile cache keeps the measurements, so a worker that restarts
+captures the winner alone.
+
+One thing grows: the workspace, the memory that captured kernels keep for their intermediates. Setting up an
+architecture may take more of it, serving never does. All kernels share the workspace, so it is as large as
+the most demanding architecture wants, and stays so; one that wants more than the limit is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from clockwright.errors import ModelError
+from worker.compiling.cache import CompileCache
+from worker.devices.accelerator import Accelerator
+from worker.devices.device_loss import DeviceLoss, first_line
+from worker.devices.exec_queue import CapturedKernel, ExecQueue
+from worker.devices.gpu_health import GpuMonitor
+from worker.devices.gpu_memory import GpuMemory
+from worker.engines.choice import Way, describe, fastest
+from worker.engines.onnxruntime import OrtKernel, Place, open_session, plain_words
+from worker.engines.torch_operators import Tensor
+from worker.engines.torch_program import Program
+from worker.engines.torch_tensors import typed_view, weight_views
+from worker.models.model_files import GRAPH_FILE, CompiledModel
+from worker.models.served_model import IoLayout
+
+logger = logging.getLogger(__name__)
+
+# The paper's engine has 512 MB. Here rehearsals keep as much as captured kernels do, and at batch 16 some
+# networks have two layers' outputs of 200 MB each at a time: reckoned, not measured.
+_WORKSPACE_BYTES = 2 << 30
+# The results seed the estimator, which replaces them by measurements as they come.
+_PROFILE_RUNS = 10
+
+
+class Kernels:
+    """The captured kernels that some model holds. Belongs to the setup thread."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        memory: GpuMemory,
+        execs: ExecQueue,
+        cache: CompileCache,
+        loss: DeviceLoss,
+        monitor: GpuMonitor | None,
+        *,
+        gpu_kind: str,
+        ways: tuple[Way, ...],
+        place: Place | None,
+    ) -> None:
+        """Start without kernels. All device memory that is taken from now on counts as workspace.
+
+        Args:
+            accelerator: captures kernels.
+            memory: holds the arena and the static batch.
+            execs: runs a kernel to measure it.
+            cache: remembers what was measured.
+            loss: judges the exceptions of engines.
+            monitor: reads the GPU's clock, if anything can.
+            gpu_kind: the kind of GPU that measurements hold for.
+            ways: the ways to try.
+            place: where onnxruntime computes; not None if `ways` has it.
+        """
+        self._accelerator = accelerator
+        self._memory = memory
+        self._execs = execs
+        self._cache = cache
+        self._loss = loss
+        self._monitor = monitor
+        self._kind = f"{gpu_kind}/torch {torch.__version__}"
+        self._ways = ways
+        self._place = place
+        #: The device memory that this process keeps beside the workspace.
+        self._fixed_bytes = accelerator.reserved_bytes()
+        self._kernels: weakref.WeakValueDictionary[tuple[str, int], CapturedKernel] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def __len__(self) -> int:
+        return len(self._kernels)
+
+    def set_up(
+        self, folder: Path, compiled: CompiledModel, batch_sizes: Sequence[int]
+    ) -> dict[int, CapturedKernel]:
+        """Find or capture an architecture's kernels; by batch size.
+
+        Raises:
+            ModelError: no way runs the architecture, or it wants too large a workspace.
+        """
+        known = self._cache.read_trials(compiled.architecture_id, self._kind)
+        trials = dict(known)
+        workspace_bytes = self._workspace_bytes
+        kernels = {}
+        # The largest first: the memory of its intermediates then serves the others.
+        for size in sorted(batch_sizes, reverse=True):
+            key = (compiled.architecture_id, size)
+            kernel = self._kernels.get(key)
+            if kernel is None:
+                kernel, trials[size] = self._fastest_kernel(
+                    folder, compiled, size, known.get(size, {})
+                )
+                self._check_workspace(size, before=workspace_bytes)
+                self._kernels[key] = kernel
+            kernels[size] = kernel
+        if trials != known:
+            clock_mhz = min(kernel.clock_mhz for kernel in kernels.values())
+            self._cache.write_trials(
+                compiled.architecture_id, self._kind, trials, clock_mhz=clock_mhz
+            )
+        return {size: kernels[size] for size in sorted(kernels)}
+
+    @property
+    def _workspace_bytes(self) -> int:
+        return self._accelerator.reserved_bytes() - self._fixed_bytes
+
+    def _check_workspace(self, batch_size: int, *, before: int) -> None:
+        """Refuse the model that made the workspace too large; others find room in it all the same.
+
+        Raises:
+            ModelError: says how large the workspace is, and what to do.
+        """
+        found = self._workspace_bytes
+        if found > max(_WORKSPACE_BYTES, before):
+            raise ModelError(
+                f"with a batch of {batch_size} kernels work in {found >> 20} MiB, "
+                f"expected at most {_WORKSPACE_BYTES >> 20} MiB; offer it with smaller batches"
+            )
+
+    # --- the contest ----------------------------------------------------------------------------
+
+    def _fastest_kernel(
+        self,
+        folder: Path,
+        compiled: CompiledModel,
+        batch_size: int,
+        known: Mapping[str, int | None],
+    ) -> tuple[CapturedKernel, dict[str, int | None]]:
+        """Capture a graph in each way there is, and keep the fastest kernel.
+
+        Args:
+            folder: the compiled model's files.
+            compiled: the model that they hold.
+            batch_size: the rows of the kernel.
+            known: the durations that this method returned when the architecture was set up before.
+
+        Returns:
+            The kernel, and how long an EXEC takes in each way; None for a way that does not work. The
+            way that was the fastest before is taken again without another contest.
+        """
+        works = {way: exec_ns for way in self._ways if (exec_ns := known.get(way.value))}
+        if works and known.keys() >= {way.value for way in self._ways}:
+            try:
+                kernel, _ = self._try([fastest(works)], folder, compiled, batch_size)
+                return kernel, dict(known)
+            except ModelError as error:
+                if self._loss.reason is not None:
+                    raise
+                logger.warning("architecture %s: %s", compiled.architecture_id[:12], error)
+        kernel, taken = self._try(self._ways, folder, compiled, batch_size)
+        if len(self._ways) > 1:
+            logger.info(
+                "architecture %s, batch %d: %s",
+                compiled.architecture_id[:12],
+                batch_size,
+                describe(taken),
+            )
+        return kernel, {way.value: taken[way] for way in taken}
+
+    def _try(
+        self, ways: Sequence[Way], folder: Path, compiled: CompiledModel, batch_size: int
+    ) -> tuple[CapturedKernel, dict[Way, int | None]]:
+        """Capture a graph in some ways; returns the fastest kernel, and what each way takes.
+
+        Raises:
+            ModelError: none works; carries the words of the last.
+        """
+        made: dict[Way, CapturedKernel] = {}
+        problem: ModelError | None = None
+        for way in ways:
+            try:
+                made[way] = self._capture(folder, compiled, batch_size, way)
+            except ModelError as error:
+                problem = error
+                if self._loss.reason is not None:
+                    raise
+        samples: dict[Way, list[int]] = {way: [] for way in made}
+        # The ways take turns, so that a clock that moves is no advantage to any.
+        for way in list(made) * _PROFILE_RUNS:
+            if way not in made:
+                continue
+            try:
+                samples[way].append(self._execs.measure(made[way], compiled.num_pages))
+            except Exception as error:  # onnxruntime's exceptions have no common base
+                self._loss.judge(error)
+                problem = ModelError(f"a batch of {batch_size} failed: {plain_words(error)}")
+                if self._loss.reason is not None:
+                    raise problem from None
+                del made[way]
+        if not made:
+            assert problem is not None
+            raise problem
+        # Read the clock at once: that of an idle GPU falls.
+        clock_mhz = self._monitor.look().clock_mhz if self._monitor else 0
+        for way, kernel in made.items():
+            kernel.exec_ns = sorted(samples[way])[len(samples[way]) // 2]
+            kernel.clock_mhz = clock_mhz
+        exec_ns = {way: kernel.exec_ns for way, kernel in made.items()}
+        return made[fastest(exec_ns)], {way: exec_ns.get(way) for way in ways}
+
+    # --- one way --------------------------------------------------------------------------------
+
+    def _capture(
+        self, folder: Path, compiled: CompiledModel, batch_size: int, way: Way
+    ) -> CapturedKernel:
+        """Capture a graph.
+
+        Raises:
+            ModelError: the engine cannot run the graph; carries the engine's words.
+        """
+        layout = IoLayout.of(
+            [tensor.spec for tensor in compiled.inputs],
+            [tensor.spec for tensor in compiled.outputs],
+            batch_size,
+        )
+        graph = (folder / GRAPH_FILE).read_bytes()
+        if way is Way.ONNXRUNTIME:
+            assert self._place is not None
+            return self._onnxruntime_kernel(graph, compiled, batch_size, layout, self._place)
+        return self._torch_kernel(graph, compiled, batch_size, layout, way)
+
+    def _torch_kernel(
+        self,
+        graph: bytes,
+        compiled: CompiledModel,
+        batch_size: int,
+        layout: IoLayout,
+        way: Way,
+    ) -> CapturedKernel:
+        program = Program(graph, self._accelerator.device, join=way is Way.TORCH_JOINED)
+        weights = weight_views(self._memory.arena.view(-1).view(torch.uint8), compiled.weights)
+        inputs, outputs = (
+            [
+                typed_view(self._memory.batch[offset:], tensor, batch_size)
+                for tensor, offset in zip(tensors, offsets, strict=True)
+            ]
+            for tensors, offsets in (
+                (compiled.inputs, layout.input_offsets),
+                (compiled.outputs, layout.output_offsets),
+            )
+        )
+        constants: dict[str, Tensor] = {}
+
+        def work() -> None:
+            results = program.run(inputs, weights, constants)
+            for place, result in zip(outputs, results, strict=True):
+                place.copy_(result)
+
+        def rehearse() -> None:
+            # Other models are served during a rehearsal, so arena and batch are only read.
+            for place, result in zip(outputs, program.run(inputs, weights, constants), strict=True):
+                torch.empty_like(place).copy_(result)
+
+        try:
+            run = self._accelerator.capture(
+                work, rehearsal=rehearse, tensor_cores=program.precision.tensor_cores
+            )
+        except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
+            self._loss.judge(error)
+            raise ModelError(f"a batch of {batch_size} failed: {first_line(error)}") from None
+        return CapturedKernel(way, run, layout, constants)
+
+    def _onnxruntime_kernel(
+        self,
+        graph: bytes,
+        compiled: CompiledModel,
+        batch_size: int,
+        layout: IoLayout,
+        place: Place,
+    ) -> CapturedKernel:
+        # A session per batch size: intermediates that a captured graph uses must stay where they are.
+        session = open_session(graph, place=place)
+
+        def bound_to(batch: Tensor) -> OrtKernel:
+            begin = batch.data_ptr()
+            return OrtKernel(
+                session,
+                compiled,
+                batch_size,
+                weights_address=self._memory.arena.data_ptr(),
+                input_addresses=[begin + offset for offset in layout.input_offsets],
+                output_addresses=[begin + offset for offset in layout.output_offsets],
+                memory=batch,
+                place=place,
+            )
+
+        try:
+            kernel = bound_to(self._memory.batch)
+            # The rehearsal reads zeros, which are legal indices anywhere.
+            aside = bound_to(self._accelerator.device_memory(layout.num_bytes))
+            run = self._accelerator.capture(
+                kernel.launch, rehearsal=aside.launch, tensor_cores=False
+            )
+        except Exception as error:  # onnxruntime's exceptions have no common base
+            self._loss.judge(error)
+            raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+        return CapturedKernel(Way.ONNXRUNTIME, run, layout, kernel)
