@@ -65,7 +65,7 @@ class SchedulerFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerFlags:
-    """What a controller is to serve, and where."""
+    """Flags that say what a controller serves, and where."""
 
     models: Annotated[
         Path | None,

@@ -11,12 +11,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from clockwright.v1 import control_pb2 as pb
 
-# Of models whose turn has not come.
+# Reasons of models whose turn has not come.
 _UNTOLD = ("waiting for a worker", "loading", "")
 
 
 class Preparation:
-    """Shown while it is open."""
+    """A view of the models' progress, shown while it is open."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -97,7 +97,7 @@ async def _announce(console: Console, address: str, workers: LocalWorkers) -> bo
                 await asyncio.sleep(_POLL_INTERVAL_S)
             models = (await stub.ListModels(pb.ListModelsRequest())).models
             preparation.show(model for model in models if model.state == "UNAVAILABLE")
-    # What workers that join from now on refuse.
+    # From now on the log tells of models that workers refuse.
     _catalogue_log.setLevel(logging.NOTSET)
     num_ready = sum(model.state == "READY" for model in models)
     console.print(f"ready: {num_ready} of {len(models)} models on {address}")

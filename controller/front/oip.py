@@ -93,7 +93,7 @@ class Servable:
 
 
 @dataclass(slots=True)
-class Asked:
+class CheckedRequest:
     """A request that fits its servable."""
 
     #: Id that the client gave the request, to be echoed; may be empty.
@@ -138,7 +138,7 @@ def read_request(
     *,
     rpc_remaining_s: float | None,
     default_slo_ns: int,
-) -> Asked:
+) -> CheckedRequest:
     """Check a request against its servable, and take out all that serving it needs.
 
     Args:
@@ -159,7 +159,7 @@ def read_request(
         model_slo_ns=servable.slo_ns,
         default_slo_ns=default_slo_ns,
     )
-    return Asked(
+    return CheckedRequest(
         request_id=message.id,
         rows=rows,
         inputs=inputs,
@@ -214,7 +214,7 @@ def request_slo_ns(
 
 def encode_response(
     servable: Servable,
-    asked: Asked,
+    asked: CheckedRequest,
     outputs: Sequence[Buffer],
     *,
     parameters: Mapping[str, bool | int | str] | None = None,

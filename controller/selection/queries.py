@@ -22,7 +22,7 @@ from controller.selection.context_states import ContextStates
 from controller.selection.core.cache import CacheStatistics, PredictionCache
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
-from controller.selection.core.journal import Journal, Record
+from controller.selection.core.journal import AnsweredQuery, Journal
 from controller.selection.core.query import Candidate, Choice, Combined, Prediction, Query, Service
 from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble
@@ -279,7 +279,7 @@ class Queries:
         self._num_queries += 1
         query_id = f"{self._id_prefix}-{self._num_queries:x}"
         running, combined = asking.running, asking.combined
-        record = Record(
+        record = AnsweredQuery(
             application=running.application.name,
             context=asking.context,
             choice=asking.choice,

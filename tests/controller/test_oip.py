@@ -18,7 +18,7 @@ from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front.oip import (
-    Asked,
+    CheckedRequest,
     Servable,
     encode_response,
     encode_stream_error,
@@ -73,14 +73,16 @@ def decode(
     outputs: tuple[TensorSpec, ...] = OUTPUTS,
     *,
     has_contexts: bool = False,
-) -> Asked:
+) -> CheckedRequest:
     parsed = parse_request(request.SerializeToString())
     return read_request(
         parsed, servable(inputs, outputs, has_contexts), rpc_remaining_s=None, default_slo_ns=1
     )
 
 
-def one_input(datatype: str, contents: pb.InferTensorContents | None, num: int = 2) -> Asked:
+def one_input(
+    datatype: str, contents: pb.InferTensorContents | None, num: int = 2
+) -> CheckedRequest:
     spec = TensorSpec("x", datatype, (num,))
     tensor = Input(name="x", datatype=datatype, shape=[1, num], contents=contents)
     request = pb.ModelInferRequest(model_name="m", inputs=[tensor])

@@ -11,7 +11,7 @@ from controller.selection.core.application import Application
 from controller.selection.core.cache import ENTRY_BYTES, Key, PredictionCache
 from controller.selection.core.combination import Rule, combine, single
 from controller.selection.core.contexts import Contexts
-from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal, Record
+from controller.selection.core.journal import AnsweredQuery, FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.query import Choice, Prediction
 
 # --- combination ----------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def test_the_cache_never_exceeds_its_budget_and_never_lies(
 # --- the journal ----------------------------------------------------------------------------------
 
 
-def record(at_ns: int = 0, **changes: object) -> Record:
+def record(at_ns: int = 0, **changes: object) -> AnsweredQuery:
     fields: dict[str, object] = {
         "application": "app",
         "context": "",
@@ -178,7 +178,7 @@ def record(at_ns: int = 0, **changes: object) -> Record:
         "is_default": False,
         "at_ns": at_ns,
     }
-    return Record(**{**fields, **changes})  # type: ignore[arg-type]
+    return AnsweredQuery(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def journal(capacity: int = 10, ttl_ns: int = 100) -> Journal:

@@ -1,4 +1,4 @@
-"""What an application is, and all that follows from a query or a feedback without waiting for anybody.
+"""The parts of selection that wait for nothing: settings, policies' interface, combination, books.
 
     application   settings of one application
     shape         its tensors, and whether a model fits it

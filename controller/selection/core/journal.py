@@ -16,7 +16,7 @@ from controller.selection.core.query import Choice, Observation
 
 
 @dataclass(slots=True)
-class Record:
+class AnsweredQuery:
     """One answered query."""
 
     application: str
@@ -85,12 +85,12 @@ class Journal:
         """
         self._capacity = capacity
         self._ttl_ns = ttl_ns
-        self._records: OrderedDict[str, Record] = OrderedDict()
+        self._records: OrderedDict[str, AnsweredQuery] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._records)
 
-    def add(self, query_id: str, record: Record) -> None:
+    def add(self, query_id: str, record: AnsweredQuery) -> None:
         """Keep an answered query, and drop those that are too old or too many."""
         oldest_ns = record.at_ns - self._ttl_ns
         records = self._records
@@ -107,7 +107,7 @@ class Journal:
         if record is not None and not record.closed:
             record.votes.setdefault(model, label)
 
-    def find(self, query_id: str, *, now_ns: int) -> Record | None:
+    def find(self, query_id: str, *, now_ns: int) -> AnsweredQuery | None:
         """Find the query of an id, unless it is too old."""
         record = self._records.get(query_id)
         return None if record is None or record.at_ns + self._ttl_ns < now_ns else record
@@ -148,7 +148,7 @@ class Journal:
         return len(doomed)
 
 
-def _losses(record: Record, feedback: FeedbackItem) -> tuple[dict[str, float], float | None]:
+def _losses(record: AnsweredQuery, feedback: FeedbackItem) -> tuple[dict[str, float], float | None]:
     """Work out each model's loss, and that of the combined label, as far as the feedback says."""
     if feedback.label is not None:
         losses = {model: float(vote != feedback.label) for model, vote in record.votes.items()}
