@@ -19,13 +19,16 @@ def simulate(
         float | None, typer.Option(help="Of virtual time, instead of the case's.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the case's.", min=0)] = None,
+    policy: Annotated[str | None, typer.Option(help="Who decides, instead of the case's.")] = None,
     telemetry: Telemetry = None,
     json: Json = False,
 ) -> None:
     """Run a described case on virtual time: the real scheduler, modelled devices."""
     from experiments.simulate import simulate as run_simulation
 
-    run_simulation(case, seconds=seconds, seed=seed, telemetry_dir=telemetry, as_json=json)
+    run_simulation(
+        case, seconds=seconds, seed=seed, policy=policy, telemetry_dir=telemetry, as_json=json
+    )
 
 
 def replay(

@@ -63,7 +63,10 @@ class Policy(Protocol):
         """Whether any model is queued for loading; some may need it no more."""
 
     def queue_changed(self, model: Model) -> None:
-        """Requests of the model came or went, or a copy of it became usable."""
+        """Requests of the model came or went, or a copy of it became usable.
+
+        The mechanism asks `next_infer` for workers whose `strategies` are not empty: fill them here.
+        """
 
     def demand_changed(self, model: Model) -> None:
         """Its outstanding requests, or the set of its copies, changed."""
