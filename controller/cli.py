@@ -27,7 +27,10 @@ class SchedulerFlags:
     window_ms: Annotated[float, typer.Option(help="How late an action may begin.")] = 5
     policy: Annotated[
         str | None,
-        typer.Option(help="Who decides; others than the default are there for comparison."),
+        typer.Option(
+            help="Who decides; others than the default are there for comparison, or come from "
+            "packages (controller/schedulers.py)."
+        ),
     ] = None
     batching: Annotated[str, typer.Option(help="Of policy clipper: aimd, quantile or none.")] = (
         "aimd"
@@ -50,6 +53,7 @@ class SchedulerFlags:
             ConfigError: one of them is impossible.
         """
         from controller.core import EdfMhConfig, SchedulerConfig
+        from controller.schedulers import kind_of
 
         config = SchedulerConfig(
             lookahead_ns=ns(self.lookahead_ms, "--lookahead-ms"),
@@ -60,7 +64,10 @@ class SchedulerFlags:
             else 0,
             edf_mh=EdfMhConfig(tenant_weights=dict(map(_tenant_weight, self.tenant_weights or ()))),
         )
-        return config if self.policy is None else replace(config, policy=self.policy)
+        if self.policy is None:
+            return config
+        kind_of(self.policy)
+        return replace(config, policy=self.policy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +20,19 @@ def simulate(
         float | None, typer.Option(help="Of virtual time, instead of the case's.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the case's.", min=0)] = None,
+    policy: Annotated[str | None, typer.Option(help="Who decides, instead of the case's.")] = None,
     telemetry: Telemetry = None,
     json: Json = False,
 ) -> None:
     """Run a described case on virtual time: the real scheduler, modelled devices."""
+    from controller.schedulers import kind_of
     from experiments.simulate import simulate as run_simulation
     from experiments.simulator.case_file import read_case
 
     described = read_case(case, seconds=seconds, seed=seed)
+    if policy is not None:
+        kind_of(policy)
+        described = replace(described, scheduler=replace(described.scheduler, policy=policy))
     run_simulation(described, telemetry_dir=telemetry, as_json=json)
 
 

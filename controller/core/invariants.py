@@ -16,7 +16,7 @@ def check(scheduler: Scheduler) -> None:
     assert scheduler._num_idle == sum(not worker.in_flight for worker in workers)
     for worker in workers:
         _check_pages(worker)
-        _check_exec_lane(worker, predicts=scheduler._policy.predicts)
+        _check_exec_lane(worker, predicts=scheduler.traits.predicts)
         for copy in worker.copies.values():
             pins = sum(
                 sent.copy is copy and isinstance(sent.action, Infer)
@@ -32,7 +32,7 @@ def check(scheduler: Scheduler) -> None:
     waiting = sum(len(model.queue) for model in models)
     sent = sum(r.phase is Phase.SENT for r in scheduler._requests.values())
     assert len(scheduler._requests) == waiting + sent, "an open request is neither waiting nor sent"
-    if scheduler._policy.predicts:
+    if scheduler.traits.predicts:
         _check_expiries(scheduler)
 
 

@@ -27,7 +27,7 @@ from itertools import count
 from typing import Any, Final
 
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
-from clockwright.errors import Refusal
+from clockwright.errors import ConfigError, Refusal
 from clockwright.units import (
     NS_PER_S,
     ActionId,
@@ -66,10 +66,8 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
-from controller.core.policies.clockwork import ClockworkPolicy
-from controller.core.policies.edf_mh import EdfMhPolicy
-from controller.core.policies.reactive import ClipperPolicy, InfaasPolicy
-from controller.core.policy import Batch, Policy
+from controller.core.policies import POLICIES
+from controller.core.policy import Batch, PolicyKind
 from controller.core.state import Copy, Model, Phase, Readiness, Request, SentAction, WorkerState
 from controller.core.statistics import Statistics, snapshot
 
@@ -92,10 +90,26 @@ _CLOCKS_MAX = 64
 class Scheduler:
     """Decides which model runs on which GPU, and when."""
 
-    def __init__(self, config: SchedulerConfig | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig | None = None, kind: PolicyKind | None = None
+    ) -> None:
+        """Make one without workers, models or requests.
+
+        Args:
+            config: None: the defaults.
+            kind: the policy; None: the built-in one that `config` names.
+
+        Raises:
+            ConfigError: no policy is built in under that name.
+        """
         self.config = config or SchedulerConfig()
-        self._policy = _make_policy(self.config)
-        self._punctual = self._policy.punctual
+        kind = kind or POLICIES.get(self.config.policy)
+        if kind is None:
+            raise ConfigError(
+                f"policy is {self.config.policy!r}, expected one of {', '.join(POLICIES)}"
+            )
+        self.traits = kind.traits
+        self._policy = kind.make(self.config)
         self._models: dict[ModelId, Model] = {}
         self._workers: dict[WorkerId, WorkerState] = {}
         self._requests: dict[RequestId, Request] = {}
@@ -148,7 +162,7 @@ class Scheduler:
         assert now_ns >= self._now_ns, f"time went back: {now_ns} after {self._now_ns}"
         self._now_ns = now_ns
         self._handlers[type(event)](event)
-        if self._punctual and self._wakeups and self._wakeups[0][0] <= now_ns:
+        if self.traits.punctual and self._wakeups and self._wakeups[0][0] <= now_ns:
             self._wake_due()
         if self._expiries and self._expiries[0][0] <= now_ns:
             self._expire()
@@ -213,7 +227,7 @@ class Scheduler:
             now_ns=now_ns,
             together=together,
         )
-        if not self._policy.predicts:
+        if not self.traits.predicts:
             for row in forecasts:
                 if row.refusal is not Refusal.NO_WORKER:
                     row.refusal = None
@@ -285,7 +299,7 @@ class Scheduler:
                 self._warm_up(model)
             elif (
                 verdict.refusal is Refusal.OVERLOADED
-                and self._policy.eager_copies
+                and self.traits.eager_copies
                 and self.config.fill_free_pages
                 and len(model.copies) < len(model.ready)
             ):
@@ -336,7 +350,7 @@ class Scheduler:
     def _judge(self, request: Request, *, arriving: bool = False) -> Verdict:
         if self._closed and arriving:
             return Verdict(Refusal.DRAINING)
-        if not self._policy.predicts:
+        if not self.traits.predicts:
             return judge_without_prediction(request)
         return judge(request, self._now_ns, arriving=arriving)
 
@@ -383,7 +397,7 @@ class Scheduler:
 
     def _watch(self, request: Request, at_ns: int) -> None:
         """Look at an open request again at a time."""
-        if not self._policy.predicts:
+        if not self.traits.predicts:
             return  # it waits until it has run
         expiries = self._expiries
         request.watch_ns = at_ns
@@ -470,7 +484,7 @@ class Scheduler:
         del model.queue[first:end]
         duration_ns = copy.estimates.exec_ns[batch.size_index]
         # Without prediction no begin is too late, short of giving the worker up.
-        predicts = self._policy.predicts
+        predicts = self.traits.predicts
         window_ns = self.config.window_ns if predicts else self.config.action_timeout_ns
         action_id = ActionId(next(self._action_ids))
         action = Infer(
@@ -1077,16 +1091,6 @@ class Scheduler:
 
     def _admission_closed(self, event: AdmissionClosed) -> None:
         self._closed = True
-
-
-def _make_policy(config: SchedulerConfig) -> Policy:
-    if config.policy == "clipper":
-        return ClipperPolicy(config)
-    if config.policy == "infaas":
-        return InfaasPolicy()
-    if config.policy == "edf_mh":
-        return EdfMhPolicy(config)
-    return ClockworkPolicy(config)
 
 
 def _infers(worker: WorkerState, model: Model) -> list[SentAction]:

@@ -166,10 +166,8 @@ class WorkerState:
     draining: bool = False
     #: Appendix B's l_g: sum of allocations.
     load_ns: float = 0.0
-    #: (required start, -batch size, sequence, serial, copy); lazily kept, see clockwork.py.
+    #: Heap of (key, -batch size, sequence, serial, copy), lazily kept by the policy (strategies.py).
     strategies: list[tuple[int, int, int, int, Copy]] = field(default_factory=list)
-    #: Copies whose waiting requests could not be in time at the last look.
-    parked: list[Copy] = field(default_factory=list)
     #: Copies whose LoadWeights has no result yet.
     loading: dict[Model, Copy] = field(default_factory=dict)
     #: When the timer looks at its lanes again; None when nothing is armed.

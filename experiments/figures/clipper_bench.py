@@ -337,7 +337,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
         budget_s: see `runs`.
     """
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: LaneThreads[Any] = Runtime(ready.device, outcomes.put)
+    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
     runtime.add_model(ready.model)
     runtime.start()
     try:
@@ -371,7 +371,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
 def answer(ready: Prepared, rows: Array) -> list[bytes]:
     """What the model answers to one request of these rows, whose number is one of its batch sizes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
-    runtime: LaneThreads[Any] = Runtime(ready.device, outcomes.put)
+    runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
     runtime.add_model(ready.model)
     runtime.start()
     try:

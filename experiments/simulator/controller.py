@@ -20,6 +20,7 @@ from controller.core.events import (
 )
 from controller.core.invariants import check as check_scheduler
 from controller.ledger import WORKER_LOST, Finished, Ledger, Sent
+from controller.schedulers import make_scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clients import Arrival, Clients
@@ -31,7 +32,7 @@ from traces.arrivals import ClosedLoop
 
 def production_scheduler(case: Case) -> Scheduler:
     """What every run has that does not try another."""
-    return Scheduler(case.scheduler)
+    return make_scheduler(case.scheduler)
 
 
 class Controller:
