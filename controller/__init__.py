@@ -9,28 +9,31 @@ shell never waits for a resource that another request might have got.
 
 ::
 
-      clients: requests, feedback         operators               workers, one stream each
-              |        ^                   |    ^                        |     ^
-    - gRPC ---|--------|-------------------|----|------------------------|-----|--------------
-              v        |                   v    |                        v     |
-      front/  server, oip, statuses       control                  worker_link, clock_sync
-      owns:   bytes of the protocol, texts of refusals             owns: streams, a clock per worker,
-              |        ^                                           files on their way
-      a query | answer |                                                 |     ^
-              v        |                                                 |     |
-      selection/  owns: applications, their states,              results |     | actions, offers
-              |   prediction cache, store                                |     |
-              |        ^                                                 |     |
-              +--------|------ catalogue, model_folder ------------------+     |
-              |        |       owns: models, names, who is ready         |     |
-              v        |                                                 v     |
-      runtime     owns: the clock, the one timer, a future per request   +-----+
-              |        ^
-              v        |
-      ledger      books (pure): open requests, actions under way, rows ----> telemetry
-       events |        ^ commands
-              v        |
-      core/       decides (pure)
+      clients                    operators                 workers, one stream each
+       |   ^                      |   ^                       |   ^
+    ---|---|------- gRPC ---------|---|-----------------------|---|--------------
+       v   |                      v   |                       v   |
+      front: server, oip         front: control            worker_link, clock_sync
+      |bytes, refusals' texts|                             |streams, clocks, files on their way|
+       |   ^                      |                           |      |       ^   ^
+       |   |                      |            ready, refused |      |       |   |
+       v   |                      v                           |      |       |   |
+      selection                  catalogue, model_folder <----+      |       |   |
+      |applications, states,|    |models, names, readiness| --------|-------+   |
+      |cache, store         |     |                           offers |           |
+       |   ^                      | models come and go               |           |
+       v   |                      v                                  |           |
+      runtime  <------------------------------------------ results --+           |
+      |clock, timer, a future per request|  ------------------------- actions ---+
+       |   ^
+       v   |
+      ledger (pure)  ------> telemetry
+      |open requests, actions under way|
+       |   ^
+       v   |  events down, commands up
+      core (pure): decides
+
+The bars stand round what a shell owns: nobody else changes it.
 
 A request goes down the left side and comes back up: `front.server` reads it (`oip.read_request`) and asks
 `selection`, if an application is named, or `runtime` directly. The runtime opens it in the ledger, which
@@ -49,7 +52,8 @@ telemetry's flush to disk, and the selection store, which has a thread of its ow
 shell's state.
 
 Who may import whom: from top to bottom as drawn, never upwards. `app` stands above all and makes the
-objects; `config` holds their settings. What has to travel upwards is a callable, a future, or a protocol
-that the lower module defines (`catalogue.OfferTo`, the runtime's port to a worker). Import contracts in
-`pyproject.toml` hold the floors.
+objects, with the settings in `config` and the policy that `schedulers` finds; the commands `cli` and `up`
+stand above `app`. A lower module reaches an upper one only through a callable, a future, or a protocol of
+its own (`catalogue.OfferTo`, the runtime's port to a worker). Import contracts in `pyproject.toml` hold the
+floors.
 """
