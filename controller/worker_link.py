@@ -89,7 +89,7 @@ class _SentInfer:
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker's stream: what the runtime sends actions by, and the catalogue offers models by."""
+    """One worker's stream. By it the runtime sends actions, and the catalogue offers models."""
 
     runtime: Runtime
     catalogue: Catalogue
