@@ -339,7 +339,11 @@ class Catalogue:
             worker.offer(model)
 
     def worker_left(self, worker_id: WorkerId) -> None:
-        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains."""
+        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains.
+
+        A worker that drains is not told either when a model is removed that it still prepares. It may
+        finish that in vain before it leaves.
+        """
         self._workers.pop(worker_id, None)
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
