@@ -285,25 +285,13 @@ def _figure_7(table: Table) -> dict[str, float]:
 
 def time_core(policy: str) -> dict[str, float]:
     """Cost per request on the largest case, by `bench_core`."""
-    models, workers, rate, zipf, warm_s, measured_s = bench_core.CASES["4026x20"]()
-    runs = [
-        bench_core.run_case(
-            models,
-            workers,
-            rate,
-            zipf=zipf,
-            warm_s=warm_s,
-            measured_s=measured_s,
-            seed=seed,
-            policy=policy,
-        )
-        for seed in range(bench_core.REPEATS)
-    ]
+    setting = bench_core.SETTINGS["4026x20"]()
+    runs = [bench_core.run_case(setting, seed, policy) for seed in range(bench_core.REPEATS)]
     prefix = "" if policy == "edf_mh" else f"{policy}_"
     return {
-        f"{prefix}core_us_4026x20": median(run[0] for run in runs),
-        f"{prefix}core_us_4026x20_min": min(run[0] for run in runs),
-        f"{prefix}core_us_p999_4026x20": median(run[1] for run in runs),
+        f"{prefix}core_us_4026x20": median(run.us_per_request for run in runs),
+        f"{prefix}core_us_4026x20_min": min(run.us_per_request for run in runs),
+        f"{prefix}core_us_p999_4026x20": median(run.us_p999 for run in runs),
     }
 
 
