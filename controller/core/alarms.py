@@ -1,0 +1,156 @@
+"""When to look again: at a request, at the lanes of a worker, at a worker that may hang.
+
+One timer serves three heaps of (time, serial, subject):
+
+| heap       | subject | armed by                              | an entry counts while                 |
+|------------|---------|---------------------------------------|---------------------------------------|
+| `expiries` | request | `watch`                               | the request is open and its `watch_ns` is the entry's time |
+| `wakeups`  | worker  | `wake_exec`, `wake_load`              | the worker's `exec_wakeup_ns` or `load_wakeup_ns` is the entry's time |
+| `timeouts` | worker  | `expect_result`, `expect_result_until` | always: a worker has one at most (`watched`) |
+
+An entry that no longer counts stays in its heap until it comes to the top. A `SortedList` would take it
+out at once, but to add and remove a request's expiry there costs SORTED us more than a push and a lazy
+pop, which is more than this tidiness is worth.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from controller.core.config import SchedulerConfig
+from controller.core.state import DONE, Request, SentAction, WorkerState
+
+# Expiries below this number are never swept.
+_SWEEP_MIN = 1024
+
+
+class Alarms:
+    """The three heaps. Who is due is taken out; what follows is the caller's affair."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._lookahead_ns = config.lookahead_ns
+        self._action_timeout_ns = config.action_timeout_ns
+        #: When a waiting request becomes hopeless, or a sent one late.
+        self.expiries: list[tuple[int, int, Request]] = []
+        #: When a lane has room again.
+        self.wakeups: list[tuple[int, int, WorkerState]] = []
+        #: When the oldest action of a worker is overdue.
+        self.timeouts: list[tuple[int, int, WorkerState]] = []
+        self._sweep_at = _SWEEP_MIN
+        # Breaks ties, so that subjects are never compared.
+        self._serial = count()
+
+    def next_ns(self) -> int | None:
+        """The earliest time at which anything is due; None when nothing is armed."""
+        expiries = self.expiries
+        while expiries:
+            at_ns, _, request = expiries[0]
+            if request.phase is not DONE and request.watch_ns == at_ns:
+                break
+            heappop(expiries)
+        wakeups = self.wakeups
+        while wakeups:
+            at_ns, _, worker = wakeups[0]
+            if worker.exec_wakeup_ns == at_ns or worker.load_wakeup_ns == at_ns:
+                break
+            heappop(wakeups)
+        next_ns = expiries[0][0] if expiries else None
+        if wakeups and (next_ns is None or wakeups[0][0] < next_ns):
+            next_ns = wakeups[0][0]
+        timeouts = self.timeouts
+        if timeouts and (next_ns is None or timeouts[0][0] < next_ns):
+            next_ns = timeouts[0][0]
+        return next_ns
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def watch(self, request: Request, at_ns: int) -> None:
+        """Look at an open request at a time, and not at the time that was arranged before."""
+        expiries = self.expiries
+        request.watch_ns = at_ns
+        heappush(expiries, (at_ns, next(self._serial), request))
+        if len(expiries) > self._sweep_at:
+            self._sweep()
+
+    def watch_no_later(self, request: Request, at_ns: int) -> None:
+        """Look at an open request at a time, or sooner if that is arranged already.
+
+        A request that is sent and put back again and again, because its worker is always too late, must
+        not leave an entry each time: with thousands of them one turn took seconds.
+        """
+        if at_ns < request.watch_ns:
+            self.watch(request, at_ns)
+
+    def expired(self, now_ns: int) -> Request | None:
+        """Take out the next open request whose time has come."""
+        expiries = self.expiries
+        while expiries and expiries[0][0] <= now_ns:
+            at_ns, _, request = heappop(expiries)
+            if request.phase is not DONE and request.watch_ns == at_ns:
+                return request
+        return None
+
+    def _sweep(self) -> None:
+        """Drop entries of answered requests: with SLOs of hours they would never come to the top."""
+        self.expiries[:] = [
+            entry
+            for entry in self.expiries
+            if entry[2].phase is not DONE and entry[2].watch_ns == entry[0]
+        ]
+        heapify(self.expiries)
+        self._sweep_at = max(_SWEEP_MIN, 4 * len(self.expiries))
+
+    # --- lanes ----------------------------------------------------------------------------------
+
+    def wake_exec(self, worker: WorkerState, at_ns: int, now_ns: int) -> None:
+        """Look at the exec lane at a time, or sooner, but after now."""
+        at_ns = max(at_ns, now_ns + 1)
+        # Every result shifts the lane's end a little; a wake-up that is close enough stays.
+        slack_ns = min(self._lookahead_ns, worker.exec_lookahead_ns) // 16
+        if worker.exec_wakeup_ns is None or at_ns < worker.exec_wakeup_ns - slack_ns:
+            worker.exec_wakeup_ns = at_ns
+            heappush(self.wakeups, (at_ns, next(self._serial), worker))
+
+    def wake_load(self, worker: WorkerState, at_ns: int) -> None:
+        """Look at the load lane at a time, and not at the time that was arranged before."""
+        worker.load_wakeup_ns = at_ns
+        heappush(self.wakeups, (at_ns, next(self._serial), worker))
+
+    def woken(self, now_ns: int) -> tuple[int, WorkerState] | None:
+        """Take out the next wake-up whose time has come: its time, and the worker.
+
+        The worker may be gone, and neither of its lanes may wait for that time any more.
+        """
+        wakeups = self.wakeups
+        if wakeups and wakeups[0][0] <= now_ns:
+            at_ns, _, worker = heappop(wakeups)
+            return at_ns, worker
+        return None
+
+    # --- workers --------------------------------------------------------------------------------
+
+    def expect_result(self, worker: WorkerState, sent: SentAction) -> None:
+        """Look whether an action's result is overdue, unless an older action is looked at first."""
+        if not worker.watched:
+            worker.watched = True
+            at_ns = sent.expected_end_ns + self._action_timeout_ns
+            heappush(self.timeouts, (at_ns, next(self._serial), worker))
+
+    def expect_result_until(self, worker: WorkerState, at_ns: int) -> None:
+        """Look at the oldest action of a worker at a time; none is arranged yet."""
+        worker.watched = True
+        heappush(self.timeouts, (at_ns, next(self._serial), worker))
+
+    def timed_out(self, now_ns: int) -> WorkerState | None:
+        """Take out the next worker whose oldest action has to be looked at; it may be gone."""
+        timeouts = self.timeouts
+        if timeouts and timeouts[0][0] <= now_ns:
+            _, _, worker = heappop(timeouts)
+            worker.watched = False
+            return worker
+        return None
+
+    def overdue_ns(self, sent: SentAction) -> int:
+        """From this time on an action has waited for its result for too long."""
+        return sent.expected_end_ns + self._action_timeout_ns
