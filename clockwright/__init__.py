@@ -52,20 +52,10 @@ __all__ = [
     "UnknownModelError",
 ]
 
-_OF_CLIENT = (
-    "AsyncClient",
-    "Client",
-    "Feedback",
-    "FeedbackOutcome",
-    "InferResult",
-    "ModelMetadata",
-    "ModelStatus",
-)
-
 
 def __getattr__(name: str) -> object:
     # The client brings numpy and gRPC along, which the cores and the controller's start do without.
-    if name in _OF_CLIENT:
+    if name in __all__:
         from clockwright import client
 
         return getattr(client, name)

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 
 from clockwright.bulk import Buffer, join_bulk, split_bulk
+from clockwright.channel import OPTIONS
 from clockwright.errors import BadRequestError, ConfigError
 from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
@@ -26,13 +27,6 @@ _PREFIX = "/inference.GRPCInferenceService/"
 _FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 
 # The server bounds what it takes; the client takes what it gets.
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    # What the environment has for browsers (http_proxy) is no way to a server with milliseconds.
-    ("grpc.enable_http_proxy", 0),
-)
-
 # An answer or a refusal comes about when the SLO ends; this much later the server is taken for dead.
 _GRACE_S = 10.0
 
@@ -135,7 +129,7 @@ class Client:
     def __init__(self, address: str) -> None:
         """Connect, when first needed, to `address` (HOST:PORT)."""
         self._address = address
-        self._channel: Any = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel: Any = grpc.insecure_channel(address, options=OPTIONS)
         self._input_names: dict[str, str] = {}
 
     def infer(
@@ -234,7 +228,7 @@ class AsyncClient:
     def __init__(self, address: str) -> None:
         """Connect, when first needed, to `address` (HOST:PORT). Needs a running event loop."""
         self._address = address
-        self._channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        self._channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
         self._input_names: dict[str, str] = {}
 
     async def infer(

@@ -9,12 +9,11 @@ from typing import Any, Self
 
 import grpc
 
+from clockwright.channel import OPTIONS
 from clockwright.errors import ConfigError
 from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
-
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 
 # Looking takes milliseconds; a server that is silent for longer is not well.
 _LOOK_LIMIT_S = 30.0
@@ -31,7 +30,7 @@ class Operator:
     def __init__(self, address: str) -> None:
         """Connect, when first needed, to `address` (HOST:PORT)."""
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
         self._stub: Any = pb_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def status(self) -> pb.StatusResponse:

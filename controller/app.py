@@ -18,10 +18,10 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
-from controller.core import Scheduler
 from controller.front.control import ControlService
 from controller.front.server import InferenceService
 from controller.runtime import Runtime
+from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
 from controller.telemetry import Telemetry, TelemetryFiles
 from controller.worker_link import Heartbeats, WorkerLinks
@@ -80,7 +80,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             telemetry.write_to(files)
             await stack.enter_async_context(_background(_write_telemetry(files)))
         spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
-        runtime = Runtime(Scheduler(config.scheduler), telemetry)
+        runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir)
         links = WorkerLinks(
             runtime,

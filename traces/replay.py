@@ -40,6 +40,7 @@ import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.bulk import join_bulk
+from clockwright.channel import OPTIONS
 from clockwright.client import AsyncClient
 from clockwright.errors import ConfigError, Refusal
 from clockwright.tensors import TensorSpec
@@ -54,11 +55,6 @@ REQUEST_COLUMNS = (
 OK = "OK"
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-)
 
 # A response comes about when the SLO ends; this much later the server is taken for dead.
 _GRACE_S = 10.0
@@ -172,7 +168,7 @@ async def replay_async(
 ) -> ReplayReport:
     """Do what `replay` does, in a running event loop; whatever else runs in it makes requests late."""
     messages = await _messages(address, workload)
-    channel: Any = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
     async with channel:
         with contextlib.ExitStack() as stack:
             file = None if requests_csv is None else stack.enter_context(_open(requests_csv))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from clockwright.errors import ConfigError
 from clockwright.units import format_ns
-from clockwright.v1 import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from clockwright.v1 import control_pb2 as pb
 
 
 def settings(
@@ -31,6 +33,8 @@ def settings(
     Raises:
         ConfigError: an option has another form.
     """
+    from clockwright.v1 import control_pb2 as pb
+
     values: dict[str, object] = {}
     for option in options:
         key, equals, text = option.partition("=")

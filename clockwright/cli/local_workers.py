@@ -1,4 +1,4 @@
-"""The worker processes that `clockwright up` starts beside its controller."""
+"""Worker processes that a command starts beside itself: by name, `clockwright worker`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from clockwright.cli.flags import WorkerFlags
 from clockwright.containers import CONFIG_FILE, ContainerSpec, read_container
 from clockwright.errors import ModelError
 from clockwright.process import how_it_ended
@@ -21,40 +23,27 @@ _ID_MAX = 128
 
 
 class LocalWorkers:
-    """Started together, watched, and gone when this process goes, whichever way it goes."""
+    """Started together, watched, and gone when this process goes, whichever way it goes.
 
-    def __init__(
-        self,
-        num_workers: int,
-        arguments: Sequence[str],
-        *,
-        say: Callable[[str], None],
-        models_dir: Path | None = None,
-    ) -> None:
-        """Start nothing yet.
+    When one ends that nobody told to leave, standard error hears of it.
+    """
 
-        Args:
-            num_workers: how many; their ids are `local-0`, `local-1`, ...
-            arguments: of `clockwright worker`, but for `--controller` and `--id`.
-            models_dir: its containers get workers of their own, with the same arguments but their
-                device.
-            say: told, in words, when a worker dies; called from another thread.
-        """
-        #: Arguments by id.
-        self._planned = {f"local-{index}": list(arguments) for index in range(num_workers)}
-        for folder, spec in containers(models_dir) if models_dir else ():
-            for index in range(spec.replicas):
-                device = f"--device=container:{folder}"  # the last one given holds
-                name = f"container-{index}-{folder.name}"[:_ID_MAX]
-                self._planned[name] = [*arguments, device]
-        self._say = say
+    def __init__(self) -> None:
+        self._planned: dict[str, WorkerFlags] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._watchers: list[threading.Thread] = []
         self._leaving = False
 
-    def plan(self, worker_id: str, arguments: Sequence[str]) -> None:
-        """Have `start` start one more, with its own arguments."""
-        self._planned[worker_id] = list(arguments)
+    def plan(self, worker_id: str, flags: WorkerFlags) -> None:
+        """Have `start` start one more."""
+        self._planned[worker_id] = flags
+
+    def plan_containers(self, models_dir: Path, flags: WorkerFlags) -> None:
+        """Have `start` start those of the models that are code, with the same flags but their device."""
+        for folder, spec in containers(models_dir):
+            own = replace(flags, device=f"container:{folder}")
+            for index in range(spec.replicas):
+                self.plan(f"container-{index}-{folder.name}"[:_ID_MAX], own)
 
     def start(self, controller: str) -> None:
         """Start the processes; they dial `controller` (HOST:PORT). Belongs to the main thread.
@@ -62,14 +51,14 @@ class LocalWorkers:
         The kernel's promise to end them with their parent holds for the parent's thread that started
         them, and the main thread lives longest.
         """
-        for worker_id, arguments in self._planned.items():
+        for worker_id, flags in self._planned.items():
             self._launch(
                 worker_id,
                 [
                     *(sys.executable, "-m", "clockwright.cli", "worker"),
                     *("--controller", controller, "--id", worker_id),
                     *("--parent-pid", str(os.getpid())),
-                    *arguments,
+                    *flags.to_arguments(),
                 ],
             )
 
@@ -129,7 +118,8 @@ class LocalWorkers:
     def _watch(self, worker_id: str, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
         if not self._leaving:
-            self._say(f"worker {worker_id} (pid {process.pid}) {how_it_ended(status)}")
+            text = f"worker {worker_id} (pid {process.pid}) {how_it_ended(status)}"
+            print(text, file=sys.stderr, flush=True)
 
 
 def containers(models_dir: Path) -> list[tuple[Path, ContainerSpec]]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf.message import Message
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from clockwright.units import format_ns
-from clockwright.v1 import control_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from clockwright.v1 import control_pb2 as pb
+
+_Found = TypeVar("_Found", bound="Message | Sequence[Message]")
 
 # Of a worker's resident models, in a table.
 _NAMES_SHOWN = 6
@@ -19,6 +25,8 @@ _NAMES_SHOWN = 6
 
 def plain(message: Message) -> dict[str, object]:
     """Turn a message into what JSON has: every field by its name, integers as numbers."""
+    from google.protobuf.message import Message
+
     result: dict[str, object] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -31,6 +39,16 @@ def plain(message: Message) -> dict[str, object]:
                 plain(item) if isinstance(item, Message) else item for item in value
             ]
     return result
+
+
+def show(found: _Found, for_people: Callable[[_Found], None], *, as_json: bool) -> None:
+    """Print what a server answered: all of it as JSON, or what `for_people` makes of it."""
+    if not as_json:
+        for_people(found)
+    elif isinstance(found, Sequence):
+        print_json([plain(message) for message in found])
+    else:
+        print_json(plain(found))
 
 
 def print_json(value: object) -> None:

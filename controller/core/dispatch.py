@@ -15,7 +15,7 @@ from controller.core.alarms import Alarms
 from controller.core.books import Books
 from controller.core.config import SchedulerConfig
 from controller.core.events import Command, SendAction
-from controller.core.policy import Batch, Policy
+from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import Copy, Model, Readiness, SentAction, WorkerState
 
 
@@ -25,6 +25,7 @@ class Dispatch:
     def __init__(
         self,
         config: SchedulerConfig,
+        traits: Traits,
         policy: Policy,
         books: Books,
         alarms: Alarms,
@@ -34,12 +35,14 @@ class Dispatch:
 
         Args:
             config: the scheduler's.
+            traits: the policy's.
             policy: chooses what runs and what is loaded.
             books: what is true; told of every action.
             alarms: when to look at a lane again.
             commands: where actions to send are put.
         """
         self._config = config
+        self._traits = traits
         self._policy = policy
         self._books = books
         self._alarms = alarms
@@ -123,7 +126,7 @@ class Dispatch:
         requests = model.queue[batch.first : batch.first + batch.count]
         duration_ns = copy.estimates.exec_ns[batch.size_index]
         # Without prediction no begin is too late, short of giving the worker up.
-        predicts = self._policy.predicts
+        predicts = self._traits.predicts
         window_ns = self._config.window_ns if predicts else self._config.action_timeout_ns
         action = Infer(
             action_id=ActionId(next(self._action_ids)),

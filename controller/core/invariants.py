@@ -15,7 +15,7 @@ from controller.core.state import Model, Phase, WorkerState
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError when the scheduler's books contradict each other."""
-    books, predicts = scheduler._books, scheduler._policy.predicts
+    books, predicts = scheduler._books, scheduler.traits.predicts
     workers = list(books.workers.values())
     models = list(books.models.values())
     assert books.num_idle == sum(not worker.in_flight for worker in workers)

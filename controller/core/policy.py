@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from clockwright.errors import Refusal
+from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState
 
@@ -25,29 +27,46 @@ class Batch:
     begin_ns: int
 
 
-class Policy(Protocol):
-    """Told what changed, asked what to do. Holds no truth of its own about requests or workers."""
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the mechanism does otherwise for one policy than for another."""
 
-    #: Requests that cannot be in time are refused, and none is run too late. Else every request waits
-    #: until it has run, and is judged by when that was.
-    predicts: bool
+    #: Refuse a request that cannot be in time, and run none too late. Else every request waits until it
+    #: has run, and is judged by when that was.
+    predicts: bool = False
+    #: Serve a due wake-up at the next event of any kind; the timer itself may be 1 ms late.
+    punctual: bool = False
+    #: Fill free pages for refused requests, too. Where the SLO is shorter than a load, every request is
+    #: refused until a copy is there.
+    eager_copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKind:
+    """How a policy is made, and its traits: an entry of `policies.POLICIES`, or of a foreign package."""
+
+    make: Callable[[SchedulerConfig], Policy]
+    traits: Traits
+
+
+class Policy(Protocol):
+    """Hears what changed, says what to do. Holds no truth of its own about requests or workers."""
+
     #: Bound how far ahead of a lane the mechanism asks; `lookahead_ns` is what a worker begins with.
     lookahead_ns: int
     max_outstanding: int
     #: Kept free between the predicted end of an EXEC and the deadline of a request that arrives now.
     margin_ns: int
-    #: A wake-up that is due is seen to at the next event, whatever it is: timers are a millisecond coarse.
-    punctual: bool
-    #: Free pages are filled for requests that were refused, too, which is all of them where the SLO is
-    #: shorter than a load.
-    eager_copies: bool
 
     @property
     def wants_any(self) -> bool:
         """Whether any model is queued for loading; some may need it no more."""
 
     def queue_changed(self, model: Model) -> None:
-        """Requests of the model came or went, or a copy of it became usable."""
+        """Requests of the model came or went, or a copy of it became usable.
+
+        The mechanism asks `next_infer` for workers whose `strategies` are not empty: fill them here.
+        """
 
     def demand_changed(self, model: Model) -> None:
         """Its outstanding requests, or the set of its copies, changed."""
@@ -71,10 +90,22 @@ class Policy(Protocol):
         """Make `wants_any` exact: drop what is first in the queue and needs no load any more."""
 
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
-        """Choose what the exec lane, which could begin at `free_ns`, runs next."""
+        """Choose what the exec lane runs next.
+
+        Args:
+            worker: its exec lane has room.
+            free_ns: when the lane could begin something new, as predicted.
+            now_ns: the present.
+        """
 
     def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
-        """Choose what the load lane, which could begin at `begin_ns`, loads next."""
+        """Choose what the load lane loads next.
+
+        Args:
+            worker: its load lane has room.
+            begin_ns: when a load sent now would begin.
+            now_ns: the present.
+        """
 
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
         """Copies whose eviction makes `num_pages` pages free; None when that cannot be."""

@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from clockwright.actions import ActionError, Infer
-from clockwright.errors import Refusal
+from clockwright.errors import ConfigError, Refusal
 from clockwright.units import NS_PER_S, ModelId
 from controller.core.admission import Verdict, judge, judge_without_prediction, margin_of
 from controller.core.alarms import Alarms
@@ -61,10 +61,8 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
-from controller.core.policies.clockwork import ClockworkPolicy
-from controller.core.policies.edf_mh import EdfMhPolicy
-from controller.core.policies.reactive import ClipperPolicy, InfaasPolicy
-from controller.core.policy import Policy
+from controller.core.policies import POLICIES
+from controller.core.policy import PolicyKind
 from controller.core.state import (
     DONE,
     SENT,
@@ -88,18 +86,27 @@ class Scheduler:
     """Decides which model runs on which GPU, and when."""
 
     def __init__(
-        self, config: SchedulerConfig | None = None, *, policy: Policy | None = None
+        self, config: SchedulerConfig | None = None, kind: PolicyKind | None = None
     ) -> None:
-        """Begin with no model and no worker.
+        """Make one without workers, models or requests.
 
         Args:
-            config: settings; None: the defaults.
-            policy: takes the place of the policy that `config` names.
+            config: None: the defaults.
+            kind: the policy; None: the built-in one that `config` names.
+
+        Raises:
+            ConfigError: no policy is built in under that name.
         """
         self.config = config or SchedulerConfig()
-        self._policy = policy or _make_policy(self.config)
-        self._predicts = self._policy.predicts
-        self._punctual = self._policy.punctual
+        kind = kind or POLICIES.get(self.config.policy)
+        if kind is None:
+            raise ConfigError(
+                f"policy is {self.config.policy!r}, expected one of {', '.join(POLICIES)}"
+            )
+        self.traits = kind.traits
+        self._predicts = kind.traits.predicts
+        self._punctual = kind.traits.punctual
+        self._policy = kind.make(self.config)
         self._closed = False
         self._now_ns = 0
         self._commands: list[Command] = []
@@ -107,7 +114,7 @@ class Scheduler:
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
         self._dispatch = Dispatch(
-            self.config, self._policy, self._books, self._alarms, self._commands
+            self.config, kind.traits, self._policy, self._books, self._alarms, self._commands
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
             RequestArrived: self._request_arrived,
@@ -263,7 +270,7 @@ class Scheduler:
                 self._dispatch.warm_up(model, self._now_ns)
             elif (
                 verdict.refusal is Refusal.OVERLOADED
-                and self._policy.eager_copies
+                and self.traits.eager_copies
                 and self.config.fill_free_pages
                 and len(model.copies) < len(model.ready)
             ):
@@ -617,16 +624,6 @@ class Scheduler:
             return  # behind a load that failed
         if model.not_ready_on(worker):
             self._commands.append(ForgetModel(worker_id=worker.worker_id, model_id=model.model_id))
-
-
-def _make_policy(config: SchedulerConfig) -> Policy:
-    if config.policy == "clipper":
-        return ClipperPolicy(config)
-    if config.policy == "infaas":
-        return InfaasPolicy()
-    if config.policy == "edf_mh":
-        return EdfMhPolicy(config)
-    return ClockworkPolicy(config)
 
 
 def _explained(worker: WorkerState, event: ActionFailed) -> bool:

@@ -215,8 +215,8 @@ class WorkerState:
     #: measures how far ahead to decide writes it.
     exec_lookahead_ns: int = 0
     load_lookahead_ns: int = 0
-    #: (required start, -batch size, sequence, serial, copy): the policy's heap of what could run, lazily
-    #: kept. The mechanism asks for nothing while it is empty.
+    #: Heap of (key, -batch size, sequence, serial, copy): the policy keeps in it what could run
+    #: (strategies.py). The mechanism asks for no batch while it is empty.
     strategies: list[tuple[int, int, int, int, Copy]] = field(default_factory=list)
     #: When a policy that holds batches back wants to be asked again; None when it holds none. The
     #: mechanism clears it before it asks.
@@ -225,8 +225,6 @@ class WorkerState:
     # --- the policies' ---
     #: Appendix B's l_g: sum of allocations.
     load_ns: float = 0.0
-    #: Copies whose waiting requests could not be in time at the last look.
-    parked: list[Copy] = field(default_factory=list)
     #: Reported end of the last EXEC.
     exec_end_ns: int = 0
     #: Mean duration of recent EXECs.

@@ -57,11 +57,14 @@ _Trial = tuple[Callable[[Case], Scheduler], tuple[str, ...]]
 #: Kept, and without a switch: what stands in its place, and where.
 REPLACED: dict[str, _Trial] = {
     "contiguous_run": (
-        partial(tried.with_policy, tried.LargestFill),
+        partial(tried.with_policy, tried.largest_fill),
         ("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
     ),
     "placement": (tried.AnyPlace, _LOADS),
-    "further_copy": (partial(tried.with_policy, tried.OneCopy), (*_LOADS, "few_n4_gpus8")),
+    "further_copy": (
+        partial(tried.with_policy, tried.OneCopy, eager_copies=False),
+        (*_LOADS, "few_n4_gpus8"),
+    ),
     "copy_when_refused": (
         partial(tried.with_policy, tried.CopiesAtOnce),
         (*_LOADS, "few_n4_gpus8"),
@@ -75,7 +78,7 @@ LEFT_OUT: dict[str, _Trial] = {
     "prefetch": (tried.Prefetch, ("azure_x1_quiet", "azure_x2_exact")),
     "slowest_idle": (tried.SlowestIdle, ("unlike",)),
     "batch_beside_idle": (
-        partial(tried.with_policy, tried.BatchBesideIdle),
+        partial(tried.with_policy, tried.batch_beside_idle),
         ("fig7_right_m12c16_x3.38",),
     ),
 }

@@ -10,7 +10,7 @@ from typing import TypeVar
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.config import POLICIES as CORE_POLICIES
+from controller.core.policies import POLICIES as CORE_POLICIES
 from controller.telemetry import ActionRow, RequestRow, Telemetry
 from experiments.simulator import Case, Progress, Run, production_scheduler, run
 from modelzoo.profile import Noise

@@ -9,24 +9,31 @@ Interpreted only: what `make native` compiles cannot be derived from.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import ClassVar
 
+from typing_extensions import override
+
 from clockwright.units import NS_PER_S, ModelId
-from controller.core import Scheduler
+from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
-from controller.core.policies.clockwork import best_batch, least_recently_used
+from controller.core.policies import POLICIES
+from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.edf_mh import EdfMhPolicy
-from controller.core.policy import Batch
+from controller.core.policies.eviction import least_recently_used
+from controller.core.policies.runs import best_batch
+from controller.core.policy import Batch, PolicyKind
 from controller.core.state import Copy, Model, WorkerState
 from experiments.simulator import Case
 
 
-def with_policy(policy: type[EdfMhPolicy], case: Case) -> Scheduler:
+def with_policy(
+    make: Callable[[SchedulerConfig], EdfMhPolicy], case: Case, *, eager_copies: bool = True
+) -> Scheduler:
     """The production scheduler with another policy."""
-    scheduler = Scheduler(case.scheduler)
-    scheduler._policy = policy(case.scheduler)
-    return scheduler
+    traits = replace(POLICIES["edf_mh"].traits, eager_copies=eager_copies)
+    return Scheduler(case.scheduler, PolicyKind(make, traits))
 
 
 class Tried(Scheduler):
@@ -82,17 +89,23 @@ def _arrivals(case: Case) -> Iterator[tuple[int, ModelId]]:
             yield time_ns, names[model]
 
 
-class BatchBesideIdle(EdfMhPolicy):
+class BesideIdle(BatchClients):
     """Batch work may run on one GPU more than its limit while yet another is idle."""
 
-    def _may_run(self, batch: Batch, worker: WorkerState, now_ns: int) -> bool:
-        if super()._may_run(batch, worker, now_ns):
+    @override
+    def may_run(self, batch: Batch, worker: WorkerState, now_ns: int) -> bool:
+        if super().may_run(batch, worker, now_ns):
             return True
         others = (other for other in batch.copy.model.ready if other is not worker)
-        if self._batch is None or all(other.in_flight for other in others):
+        if all(other.in_flight for other in others):
             return False
-        self._batch.workers[worker] = None
+        self.workers[worker] = None
         return True
+
+
+def batch_beside_idle(config: SchedulerConfig) -> EdfMhPolicy:
+    """`edf_mh` with `BesideIdle`."""
+    return EdfMhPolicy(config, batch_clients=BesideIdle(config.batch_slo_ns))
 
 
 class _IdleOrder(Tried):
@@ -158,10 +171,8 @@ class AnyPlace(Tried):
 class OneCopy(EdfMhPolicy):
     """No further copy of a model for want of time."""
 
-    eager_copies = False
-
+    @override
     def want_load(self, model: Model, now_ns: int) -> bool:
-        """See `Policy`."""
         model.short_until_ns = 0
         return super().want_load(model, now_ns)
 
@@ -169,8 +180,8 @@ class OneCopy(EdfMhPolicy):
 class CopiesAtOnce(EdfMhPolicy):
     """A further copy as soon as a request has to wait, not only when one was refused."""
 
+    @override
     def want_load(self, model: Model, now_ns: int) -> bool:
-        """See `Policy`."""
         model.short_until_ns = now_ns + 1
         return super().want_load(model, now_ns)
 
@@ -178,25 +189,16 @@ class CopiesAtOnce(EdfMhPolicy):
 class PlainLru(EdfMhPolicy):
     """Evicts what was used least recently, even if requests wait for it, which is then wanted again."""
 
+    @override
     def copy_gone(self, copy: Copy) -> None:
-        """See `Policy`."""
         super().copy_gone(copy)
         self.want_load(copy.model, now_ns=0)
 
+    @override
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
-        """See `Policy`."""
         return least_recently_used(worker, num_pages, wanted=True)
 
 
-class LargestFill(EdfMhPolicy):
-    """Appendix B's candidate always: the largest size that the queue fills, and what is too old for it dropped."""
-
-    def _take_candidate(
-        self,
-        worker: WorkerState,
-        free_ns: int,
-        soon_ns: int,
-        best: Callable[[Copy, int], Batch | None],
-        loading: list[Batch],
-    ) -> Batch | None:
-        return super()._take_candidate(worker, free_ns, soon_ns, best_batch, loading)
+def largest_fill(config: SchedulerConfig) -> EdfMhPolicy:
+    """Appendix B's candidate always: the largest size that the queue fills; requests too old for it are dropped."""
+    return EdfMhPolicy(config, run=best_batch)

@@ -58,6 +58,7 @@ from typing import Any, TypeVar
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import EdfMhConfig, SchedulerConfig
+from controller.schedulers import kind_of
 from experiments.simulator.case import (
     Case,
     Cluster,
@@ -137,13 +138,15 @@ def _case(document: Table, folder: Path, seconds: float | None, seed: int | None
         raise ConfigError("cluster: models are tables of their own, [[models]]")
     workload = _workload(document, folder, models, duration_ns, seed)
     pause_ns = document.get("refusal_pause_ns")
+    scheduler = _build(SchedulerConfig, section(document, "scheduler"), "scheduler")
+    kind_of(scheduler.policy)
     return Case(
         workload=workload,
         cluster=_build(Cluster, {**cluster, "models": models}, "cluster"),
         duration_ns=duration_ns,
         network=_build(Network, section(document, "network"), "network"),
         faults=_build(Faults, section(document, "faults"), "faults"),
-        scheduler=_build(SchedulerConfig, section(document, "scheduler"), "scheduler"),
+        scheduler=scheduler,
         seed=seed,
         refusal_pause_ns=(
             None if pause_ns is None else integer(document, "refusal_pause_ns", "the case", 0)

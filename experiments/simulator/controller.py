@@ -27,6 +27,7 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.invariants import check as check_scheduler
+from controller.schedulers import make_scheduler
 from controller.telemetry import OK, ActionRow, RequestRow, Telemetry
 from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clients import Arrival, Clients
@@ -38,7 +39,7 @@ from traces.arrivals import ClosedLoop
 
 def production_scheduler(case: Case) -> Scheduler:
     """What every run has that does not try another."""
-    return Scheduler(case.scheduler)
+    return make_scheduler(case.scheduler)
 
 
 class _Attached:

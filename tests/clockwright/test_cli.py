@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clockwright.cli import gpu_workers
+from clockwright.cli.flags import WorkerFlags
 from clockwright.cli.main import main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
 from experiments.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
+from worker import gpu_workers
 
 #: Exit code, standard output, standard error.
 Run = Callable[..., tuple[int, str, str]]
@@ -122,7 +123,7 @@ def test_a_wrong_setting_is_one_line_and_ends_with_1(
 def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[int, str, str, list[str]]] = []
+    asked: list[tuple[int, str, str, WorkerFlags]] = []
 
     def run_on_each_gpu(*given: Any) -> int:  # noqa: ANN401
         asked.append(given)
@@ -137,9 +138,9 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]
     code, _, _ = run("worker", *who, *settings)
     assert code == 0
-    ((num_gpus, name, controller, arguments),) = asked
+    ((num_gpus, name, controller, flags),) = asked
     assert (num_gpus, name, controller) == (3, "host", "there:1")
-    assert sorted(arguments) == sorted(settings)
+    assert sorted(flags.to_arguments()) == sorted([*settings, "--device=cuda"])
 
 
 def test_a_taken_port_is_named(run: Run) -> None:

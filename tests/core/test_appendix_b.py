@@ -14,8 +14,9 @@ from controller.core import Scheduler, SchedulerConfig
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
 from controller.core.invariants import check
+from controller.core.policies import POLICIES
 from controller.core.policies.clockwork import ClockworkPolicy
-from controller.core.policy import Batch
+from controller.core.policy import Batch, PolicyKind
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState
 from experiments.virtual_cluster import ModelledModel, VirtualCluster
 from tests.kit import appendix_b
@@ -92,15 +93,12 @@ def test_the_first_choice_is_appendix_bs(
     assert as_choice(policy.next_infer(worker, free_ns, 0)) == expected
 
 
-def test_a_whole_run_decides_as_appendix_b_at_every_step() -> None:
-    """Queues change in every way there is; the lazily kept heap must not go stale."""
-    scheduler = Scheduler()
-    policy = scheduler._policy
-    compared = 0
-    fast = policy.next_infer
+class BesideAppendixB(ClockworkPolicy):
+    """Checks every choice of a batch against the paper's."""
 
-    def both(worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
-        nonlocal compared
+    compared = 0
+
+    def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         resident = [copy for copy in worker.copies.values() if copy.resident]
         waiting = [
             appendix_b.Waiting(copy.model.sequence, int(request.request_id), request.due_ns)
@@ -114,15 +112,21 @@ def test_a_whole_run_decides_as_appendix_b_at_every_step() -> None:
             for copy in resident
         }
         expected = appendix_b.pick_infer(waiting, exec_ns, set(exec_ns), free_ns, now_ns)
-        batch = fast(worker, free_ns, now_ns)
+        batch = super().next_infer(worker, free_ns, now_ns)
         if batch is None or batch.copy.resident:
             assert as_choice(batch) == expected
-            compared += 1
+            self.compared += 1
         elif batch.begin_ns > free_ns:
             assert expected is None  # a gap behind its load, only when nothing resident has work
         return batch
 
-    policy.next_infer = both  # type: ignore[method-assign]
+
+def test_a_whole_run_decides_as_appendix_b_at_every_step() -> None:
+    """Queues change in every way there is; the lazily kept heap must not go stale."""
+    config = SchedulerConfig()
+    policy = BesideAppendixB(config)
+    kind = PolicyKind(lambda config: policy, POLICIES["clockwork"].traits)
+    scheduler = Scheduler(config, kind)
     cluster = VirtualCluster(scheduler, after_event=lambda: check(scheduler))
     models = [
         ModelledModel(
@@ -142,7 +146,7 @@ def test_a_whole_run_decides_as_appendix_b_at_every_step() -> None:
         model, slo_ms = generator.choice(models), generator.choice([12, 25, 60, 200])
         cluster.at(at_ns, partial(cluster.request, model.model_id, slo_ms * MS))
     cluster.run(10_000 * MS)
-    assert compared > 1000
+    assert policy.compared > 1000
     assert len(cluster.answers) + len(cluster.refusals) == 1500
 
 

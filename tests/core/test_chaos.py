@@ -47,8 +47,11 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from controller.core.policies import edf_mh
-from controller.core.policy import Batch
+from controller.core.policies import POLICIES
+from controller.core.policies.deferral import Deferral
+from controller.core.policies.edf_mh import EdfMhPolicy
+from controller.core.policy import Batch, PolicyKind
+from controller.core.state import Copy
 
 MS = NS_PER_MS
 NUM_STEPS = 1500
@@ -72,7 +75,7 @@ class Device:
 class Chaos:
     """One random life of a scheduler."""
 
-    def __init__(self, seed: int, policy: str) -> None:
+    def __init__(self, seed: int, policy: str, kind: PolicyKind | None = None) -> None:
         self.random = random.Random(seed)
         self.scheduler = Scheduler(
             SchedulerConfig(
@@ -83,7 +86,8 @@ class Chaos:
                 max_outstanding=self.random.choice([2, 8]),
                 fill_free_pages=self.random.random() < 0.5,
                 action_timeout_ns=self.random.choice([50, 5000]) * MS,
-            )
+            ),
+            kind,
         )
         self.now_ns = 0
         self.devices: dict[WorkerId, Device] = {}
@@ -382,24 +386,29 @@ def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     assert chaos.num_answers > 0
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_nor_when_batches_wait_to_grow_wherever_they_can(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Everywhere(Deferral):
     """Few models on many GPUs are rare here, so that deferral would hardly be seen."""
-    monkeypatch.setattr(edf_mh, "_few_models", lambda copy: True)
-    monkeypatch.setattr(edf_mh, "_DEFER_NS", 1 << 62)  # from the first drops on
-    waited = 0
-    until_ns = edf_mh._grows_until_ns
 
-    def counted(batch: Batch) -> int:
-        nonlocal waited
-        at_ns = until_ns(batch)
-        waited += at_ns > batch.begin_ns
+    def __init__(self) -> None:
+        super().__init__(keep_ns=1 << 62)  # from the first drops on
+        self.num_waited = 0
+
+    def shares_gpus(self, copy: Copy) -> bool:
+        return True
+
+    def grows_until_ns(self, batch: Batch) -> int:
+        at_ns = super().grows_until_ns(batch)
+        self.num_waited += at_ns > batch.begin_ns
         return at_ns
 
-    monkeypatch.setattr(edf_mh, "_grows_until_ns", counted)
-    chaos = Chaos(seed, "edf_mh")
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nor_when_batches_wait_to_grow_wherever_they_can(seed: int) -> None:
+    deferral = Everywhere()
+    kind = PolicyKind(
+        lambda config: EdfMhPolicy(config, deferral=deferral), POLICIES["edf_mh"].traits
+    )
+    chaos = Chaos(seed, "edf_mh", kind)
     chaos.run()
     assert chaos.num_answers > 0
-    assert waited > 0
+    assert deferral.num_waited > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -21,12 +21,16 @@ from clockwright.units import (
     WorkerId,
 )
 from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
+from controller.core.delivery import DeliveryDelay
+from controller.core.estimator import Estimates
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
     Command,
     ModelAdded,
     ModelReady,
+    ModelWanted,
+    RefuseRequest,
     RequestArrived,
     RequestCancelled,
     RequestsArrived,
@@ -35,9 +39,18 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from controller.core.policies.lookahead import SHORTEST_LOOKAHEAD_NS, Margin, adapted_lookahead_ns
+from controller.core.policies import POLICIES
+from controller.core.policies.batch_clients import BatchClients
+from controller.core.policies.deferral import Deferral
+from controller.core.policies.edf_mh import EdfMhPolicy
+from controller.core.policies.fairness import Fairness
+from controller.core.policies.lookahead import SHORTEST_LOOKAHEAD_NS, adapted_lookahead_ns
+from controller.core.policies.margin import Margin
 from controller.core.policies.moore_hodgson import Job, first_kept
+from controller.core.policies.pressure import pressure_of
+from controller.core.policy import Batch, Policy, PolicyKind, Traits
 from controller.core.shares import MAX_TENANTS, RecentDrops, ServedShare, TenantShares
+from controller.core.state import Copy, Model, Readiness, Request, WorkerState
 
 MS = NS_PER_MS
 EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS}
@@ -107,7 +120,7 @@ def _most_in_time(jobs: Sequence[Job]) -> int:
     return 0
 
 
-# --- pace -----------------------------------------------------------------------------------------
+# --- look-ahead and margin -----------------------------------------------------------------------------------------
 
 
 def lookahead_after(
@@ -205,6 +218,112 @@ def test_of_many_tenants_the_latest_are_remembered() -> None:
     assert shares.beside("one more", 0.5) < 0.2
 
 
+# --- pressure, fairness, batch clients, deferral --------------------------------------------------
+
+
+def test_pressure_sets_in_with_the_share_dropped_and_grows_beyond_one() -> None:
+    assert pressure_of(0.02, 6.0) == 0.0
+    assert 0.0 < pressure_of(0.05, 6.0) < 1.0
+    assert pressure_of(0.08, 6.0) == pytest.approx(1.48)
+    assert pressure_of(0.5, 6.0) == pytest.approx(4.0)
+    assert pressure_of(0.5, 0.0) == 1.0
+
+
+def waiting_batch(
+    number: int, tenants: Sequence[str], *, gpus: int = 1, models_per_gpu: int = 1, slo_ms: int = 9
+) -> Batch:
+    """A batch of a model that some GPUs hold; nothing of a scheduler is there."""
+    model = Model(ModelId(f"m{number}"), number)
+    for place, tenant in enumerate(tenants):
+        due_ns = slo_ms * MS
+        request = Request(
+            RequestId(place), model, 1, 0, due_ns, due_ns, due_ns, False, 0, tenant=tenant
+        )
+        model.queue.append(request)
+    estimates = Estimates(load_ns=MS, exec_ns=EXEC)
+    for gpu in range(gpus):
+        delivery = DeliveryDelay(least_ns=0, tolerance_ns=0)
+        worker = WorkerState(WorkerId(str(gpu)), GpuKind("x"), 100, 100, gpu, delivery)
+        model.copies[worker] = Copy(model, worker, 1, estimates, resident=True)
+        worker.copies[model] = model.copies[worker]
+        for other in range(1, models_per_gpu):
+            stranger = Model(ModelId(f"other{other}"), 1000 + other)
+            worker.copies[stranger] = Copy(stranger, worker, 1, estimates, resident=True)
+    size_index = estimates.fit[len(tenants)]
+    begin_ns = slo_ms * MS - estimates.exec_ns[size_index]
+    return Batch(next(iter(model.copies.values())), 0, len(tenants), size_index, begin_ns, begin_ns)
+
+
+def test_a_model_below_its_floor_is_never_struck_out() -> None:
+    for floor, struck in ((0.0, True), (0.5, False)):
+        fairness = Fairness(EdfMhConfig(fairness=0.0, served_floor=floor))
+        poor, rich = waiting_batch(0, [""]), waiting_batch(1, [""] * 4)
+        for _ in range(90):
+            fairness.count_dropped_though_resident(poor.copy.model, 0)
+        for _ in range(100):
+            fairness.count_served(rich, 0)
+        one, four = fairness.worths([poor, rich])
+        assert (one < four) is struck
+
+
+@pytest.mark.parametrize(
+    ("weights", "dropped", "expected"),
+    [
+        ({}, 0, "bob"),
+        ({"ann": 8.0}, 0, "ann"),  # one of hers counts as eight
+        ({}, 990, "ann"),  # she was served far less than others
+        ({"bob": 8.0}, 990, "bob"),  # but his four count as 32
+    ],
+)
+def test_a_batch_is_worth_more_for_tenants_with_weight_or_served_little(
+    weights: dict[str, float], dropped: int, expected: str
+) -> None:
+    fairness = Fairness(EdfMhConfig(tenant_weights=weights))
+    hers, his = waiting_batch(0, ["ann"]), waiting_batch(1, ["bob"] * 4)
+    for _ in range(20):
+        fairness.count_served(waiting_batch(2, [""] * 4), 0)
+    fairness.count_served(waiting_batch(2, ["carl"]), 0)
+    for _ in range(dropped):
+        fairness.count_dropped(hers.copy.model.queue[0], 0)
+    one, four = fairness.worths([hers, his])
+    assert ("ann" if one > four else "bob") == expected
+
+
+def test_batch_clients_get_a_gpu_more_now_and_then_and_fewer_while_others_suffer() -> None:
+    clients = BatchClients(10 * NS_PER_S)
+    work = waiting_batch(0, [""], gpus=5, slo_ms=20_000)
+    assert clients.sent(work)
+    work.copy.model.ready = dict.fromkeys(
+        work.copy.model.copies, Readiness(1, ArchitectureId("a"), work.copy.estimates)
+    )
+    now_ns = 0
+
+    def num_allowed() -> int:
+        clients.workers.clear()
+        return sum(clients.may_run(work, worker, now_ns) for worker in work.copy.model.copies)
+
+    assert num_allowed() == 1
+    for _ in range(40):
+        now_ns += 100 * MS
+        clients.served = 100
+        assert 1 <= num_allowed() <= 5
+    assert num_allowed() == 5
+    for _ in range(40):
+        now_ns += 100 * MS
+        clients.served, clients.missed = 100, 10
+        num_allowed()
+    assert num_allowed() == 1
+
+
+def test_batches_wait_to_grow_only_where_many_gpus_hold_few_models() -> None:
+    deferral = Deferral()
+    for gpus, models_per_gpu, waits in ((2, 1, True), (1, 1, False), (3, 2, False), (4, 2, True)):
+        batch = waiting_batch(0, [""] * 2, gpus=gpus, models_per_gpu=models_per_gpu)
+        # Until four would be late; a batch of four begins 6 ms before 9 ms.
+        assert deferral.grows_until_ns(batch) == (3 * MS if waits else 0)
+    assert deferral.grows_until_ns(waiting_batch(0, [""] * 8, gpus=2)) == 0  # the largest size
+
+
 # --- the policy -----------------------------------------------------------------------------------
 
 
@@ -218,16 +337,22 @@ class Bench:
         models: int = 2,
         num_pages: int = 100,
         policy: str = "edf_mh",
+        make: Callable[[SchedulerConfig], Policy] | None = None,
         **settings: object,
     ) -> None:
-        self.now_ns = 0
+        # Late enough for a request that has been on its way for long.
+        self.now_ns = 100 * NS_PER_S
         self.scheduler = Scheduler(
             SchedulerConfig(
                 policy=policy,
                 dispatch_delay_ns=0,
                 margin_ns=0,
                 **settings,  # type: ignore[arg-type]
-            )
+            ),
+            PolicyKind(
+                make or POLICIES[policy].make,
+                Traits(predicts=True, punctual=True, eager_copies=True),
+            ),
         )
         self.workers = [WorkerId(f"gpu{index}") for index in range(gpus)]
         self.models = [ModelId(f"m{index}") for index in range(models)]
@@ -262,13 +387,16 @@ class Bench:
     def resident(self, model: int, *, worker: int = 0, **costs: object) -> None:
         """Make a model ready and load it."""
         self.ready(model, worker=worker, **costs)  # type: ignore[arg-type]
-        state = self.scheduler._workers[self.workers[worker]]
-        record = self.scheduler._models[self.models[model]]
-        self.scheduler._send_load(state, record, record.ready[state], self.now_ns)
-        for command in self.scheduler._out:
-            assert isinstance(command, SendAction)
-            self.sent[command.action.action_id] = command
-        self.scheduler._out.clear()
+        self.tell(ModelWanted(model_id=self.models[model]))
+        if not self.sent:
+            # It has a copy, and gets another when a request is refused. One of a batch client that comes
+            # a millisecond before its deadline has no other consequence.
+            late = self.arrived(model, 20_000, since_ms=20_000 - 1)
+            (refusal, load) = self.scheduler.handle(late, now_ns=self.now_ns)
+            assert isinstance(refusal, RefuseRequest)
+            assert refusal.refusal is Refusal.OVERLOADED
+            assert isinstance(load, SendAction)
+            self.sent[load.action.action_id] = load
         self.finish(LoadWeights, worker=worker)
 
     def tell(self, event: object) -> list[SendAction]:
@@ -279,13 +407,15 @@ class Bench:
                 self.sent[command.action.action_id] = command
         return sent
 
-    def arrived(self, model: int, slo_ms: float, tenant: str = "") -> RequestArrived:
+    def arrived(
+        self, model: int, slo_ms: float, tenant: str = "", since_ms: float = 0
+    ) -> RequestArrived:
         self.num_requests += 1
         return RequestArrived(
             request_id=RequestId(self.num_requests),
             model_id=self.models[model],
             rows=1,
-            arrival_ns=self.now_ns,
+            arrival_ns=self.now_ns - int(since_ms * MS),
             slo_ns=int(slo_ms * MS),
             tenant=tenant,
         )
@@ -343,8 +473,6 @@ def test_the_second_batch_is_chosen_only_when_the_lane_is_about_to_be_free() -> 
     assert bench.ask(0, 100) == []
     assert batches(bench.wait(begin_ns + MS // 2)) == []
     assert bench.ask(0, 100) == []
-    lookahead_ns = bench.scheduler._workers[bench.workers[0]].exec_lookahead_ns
-    assert 0 < lookahead_ns < 3 * MS
     assert batches(bench.wait(begin_ns + 3 * MS)) == [("m0", 2)]
 
 
@@ -377,42 +505,51 @@ def test_the_oldest_is_dropped_where_the_time_saved_serves_more_who_wait() -> No
         assert batches(bench.finish(Infer))[0] == expected, (other_waits, exec_ns)
 
 
-def overload(bench: Bench) -> None:
-    """Have many requests dropped, so that the rule is in force."""
-    policy = bench.scheduler._policy
-    policy._exec_drops.count(bench.now_ns, dropped=50, served=50)  # type: ignore[attr-defined]
-    policy._load_drops.count(bench.now_ns, dropped=50, served=50)  # type: ignore[attr-defined]
+def refuse_many(
+    bench: Bench, model: int, slo_ms: float, refusal: Refusal, tenant: str = ""
+) -> None:
+    """Have many requests refused at once, for the reason that the test names."""
+    for _ in range(50):
+        request = bench.arrived(model, slo_ms, tenant)
+        (command,) = bench.scheduler.handle(request, now_ns=bench.now_ns)
+        assert getattr(command, "refusal", None) is refusal
 
 
 def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
     for overloaded, expected in ((False, ("m0", 1)), (True, ("m1", 4))):
-        bench = Bench()
+        bench = Bench(models=3)
         bench.resident(0, exec_ns={1: 6 * MS})
         bench.resident(1)
+        bench.resident(2)
         bench.ask(1, 100)
         bench.ask(0, 3 + 7)  # must begin first, and would make the four late
         bench.ask(1, 3 + 8, count=4)
         if overloaded:
-            overload(bench)
+            refuse_many(bench, 2, 4, Refusal.OVERLOADED)
         assert batches(bench.finish(Infer))[0] == expected
 
 
-def test_where_few_models_share_gpus_and_requests_are_dropped_batches_wait_to_grow() -> None:
+def deferring(deferral: Deferral) -> Callable[[SchedulerConfig], Policy]:
+    return lambda config: EdfMhPolicy(config, deferral=deferral)
+
+
+def test_where_few_models_share_gpus_and_requests_were_dropped_batches_wait_to_grow() -> None:
     """With two in time for four until 3 ms from now; without drops, or with as many models as GPUs, at once."""
-    for dropped, models, deferral, expected in (
-        (50, 1, True, []),
-        (0, 1, True, [("m0", 2)]),
-        (50, 1, False, [("m0", 2)]),
-        (50, 2, True, [("m0", 2)]),
+    for dropped, models, enabled, expected in (
+        (True, 1, True, []),
+        (False, 1, True, [("m0", 2)]),
+        (True, 1, False, [("m0", 2)]),
+        (True, 2, True, [("m0", 2)]),
     ):
-        bench = Bench(gpus=2, models=models, edf_mh=EdfMhConfig(deferral=deferral))
+        deferral = Deferral(enabled=enabled)
+        bench = Bench(gpus=2, models=models, make=deferring(deferral))
         for model in range(models):
             for gpu in range(2):
                 bench.resident(model, worker=gpu)
-        policy = bench.scheduler._policy
-        policy._exec_drops.count(bench.now_ns, dropped=dropped, served=1000)  # type: ignore[attr-defined]
+        if dropped:
+            deferral.requests_dropped(bench.now_ns)
         begin_ns = bench.now_ns
-        case = dropped, models, deferral
+        case = dropped, models, enabled
         assert batches(bench.ask(0, 9, count=2)) == expected, case
         if expected:
             continue
@@ -420,17 +557,34 @@ def test_where_few_models_share_gpus_and_requests_are_dropped_batches_wait_to_gr
         assert batches(bench.wait(begin_ns + 3 * MS)) == [("m0", 2)], case
         # Two more in time make four, which go at once.
         bench.finish(Infer)
-        policy._exec_drops.count(bench.now_ns, dropped=dropped, served=1000)  # type: ignore[attr-defined]
         assert batches(bench.ask(0, 20, count=2)) == [], case
         assert batches(bench.ask(0, 20, count=6)) == [("m0", 8)], case
 
 
-def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long_its_slo() -> None:
+def test_requests_refused_for_want_of_time_have_batches_wait_for_seconds() -> None:
     bench = Bench(gpus=2, models=1)
     for gpu in range(2):
         bench.resident(0, worker=gpu)
-    policy = bench.scheduler._policy
-    policy._exec_drops.count(bench.now_ns, dropped=50, served=1000)  # type: ignore[attr-defined]
+    for _ in range(2):
+        bench.ask(0, 100)  # both lanes are busy for 3 ms
+    refuse_many(bench, 0, 4, Refusal.OVERLOADED)
+    for gpu in range(2):
+        bench.finish(Infer, worker=gpu)
+    bench.ask(0, 100)  # the policy sees what was dropped when it chooses
+    bench.wait(bench.now_ns + 1000 * MS)
+    while bench.sent:
+        bench.finish(Infer, worker=bench.workers.index(next(iter(bench.sent.values())).worker_id))
+    assert batches(bench.ask(0, 9, count=2)) == []
+    bench.wait(bench.now_ns + 10_000 * MS)
+    assert batches(bench.ask(0, 9, count=2)) == [("m0", 2)]
+
+
+def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long_its_slo() -> None:
+    deferral = Deferral()
+    bench = Bench(gpus=2, models=1, make=deferring(deferral))
+    for gpu in range(2):
+        bench.resident(0, worker=gpu)
+    deferral.requests_dropped(bench.now_ns)
     begin_ns = bench.now_ns
     assert batches(bench.ask(0, 5000)) == []
     assert batches(bench.wait(begin_ns + EXEC[2] - 1)) == []
@@ -439,30 +593,22 @@ def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long
 
 def test_batch_clients_do_not_overtake_a_batch_that_waits_to_grow() -> None:
     """It was held back on every GPU, and would find none idle when its wait is over."""
-    bench = Bench(gpus=4, models=2, edf_mh=EdfMhConfig(limit_batch=False))
+    deferral = Deferral()
+    bench = Bench(
+        gpus=4,
+        models=2,
+        make=lambda config: EdfMhPolicy(
+            config, deferral=deferral, batch_clients=BatchClients(10 * NS_PER_S, limited=False)
+        ),
+    )
     for model in range(2):
         for gpu in range(4):
             bench.resident(model, worker=gpu, exec_ns=EXEC if model == 0 else {1: 30 * MS})
-    policy = bench.scheduler._policy
-    policy._exec_drops.count(bench.now_ns, dropped=50, served=1000)  # type: ignore[attr-defined]
+    deferral.requests_dropped(bench.now_ns)
     begin_ns = bench.now_ns
     assert batches(bench.ask(0, 9, count=2)) == []
     assert batches(bench.ask(1, 3_600_000, count=4)) == []
     assert ("m0", 2) in batches(bench.wait(begin_ns + 3 * MS))
-
-
-def test_a_model_below_its_floor_is_not_struck_out() -> None:
-    for floor, expected in ((0.0, ("m1", 4)), (0.5, ("m0", 1))):
-        bench = Bench(edf_mh=EdfMhConfig(fairness=0.0, served_floor=floor))
-        bench.resident(0, exec_ns={1: 6 * MS})
-        bench.resident(1)
-        bench.scheduler._models[bench.models[0]].served.count(0, served=10, dropped=90)
-        bench.scheduler._policy._served.count(0, served=80, dropped=20)  # type: ignore[attr-defined]
-        bench.ask(1, 100)
-        bench.ask(0, 3 + 7)
-        bench.ask(1, 3 + 8, count=4)
-        overload(bench)
-        assert batches(bench.finish(Infer))[0] == expected
 
 
 def test_configurations_that_are_equal_have_one_hash() -> None:
@@ -472,53 +618,52 @@ def test_configurations_that_are_equal_have_one_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weights", "served", "dropped", "expected"),
-    [
-        ({}, 0, 0, ("m1", 4)),
-        ({"ann": 8.0}, 0, 0, ("m0", 1)),  # one of hers counts as eight
-        ({}, 10, 990, ("m0", 1)),  # she was served far less than others
-        ({"bob": 8.0}, 10, 990, ("m1", 4)),  # but his four count as 32
-    ],
+    ("weights", "expected"),
+    [({}, ("m1", 4)), ({"ann": 8.0}, ("m0", 1))],  # one of hers counts as eight
 )
-def test_a_tenants_weight_and_served_share_decide_under_overload(
-    weights: dict[str, float], served: int, dropped: int, expected: tuple[str, int]
+def test_a_tenants_weight_decides_under_overload(
+    weights: dict[str, float], expected: tuple[str, int]
 ) -> None:
-    bench = Bench(edf_mh=EdfMhConfig(tenant_weights=weights))
+    bench = Bench(models=3, edf_mh=EdfMhConfig(tenant_weights=weights))
     bench.resident(0, exec_ns={1: 6 * MS})
     bench.resident(1)
-    policy = bench.scheduler._policy
-    policy._tenants.count("ann", 0, served=served, dropped=dropped)  # type: ignore[attr-defined]
-    policy._served.count(0, served=80, dropped=20)  # type: ignore[attr-defined]
-    bench.ask(1, 100)
+    bench.resident(2)
+    bench.ask(1, 100, tenant="bob")
     bench.ask(0, 3 + 7, tenant="ann")
     bench.ask(1, 3 + 8, count=4, tenant="bob")
-    overload(bench)
+    refuse_many(bench, 2, 4, Refusal.OVERLOADED)
     assert batches(bench.finish(Infer))[0] == expected
 
 
 def test_a_tenants_share_is_learned_from_what_becomes_of_its_requests() -> None:
-    bench = Bench()
-    bench.resident(0)
-    for _ in range(3):
-        bench.ask(0, 100, count=8, tenant="ann")
-    bench.ask(0, 3.5, count=24, tenant="bob")
-    while bench.sent:
-        bench.finish(Infer)
-    tenants = bench.scheduler._policy._tenants  # type: ignore[attr-defined]
-    assert tenants.beside("bob", 0.5) < 0.5 < tenants.beside("ann", 0.5)
+    """Bob's one outweighs Ann's four after he was refused and she was served."""
+    for refused, expected in (("bob", ("m0", 1)), ("", ("m1", 4))):
+        bench = Bench(models=3)
+        bench.resident(0, exec_ns={1: 6 * MS})
+        bench.resident(1)
+        bench.resident(2)
+        for _ in range(10):
+            bench.ask(2, 100, count=8, tenant="ann")
+            bench.finish(Infer)
+        bench.ask(1, 100)
+        bench.ask(0, 3 + 7, tenant="bob")
+        bench.ask(1, 3 + 8, count=4, tenant="ann")
+        refuse_many(bench, 2, 4, Refusal.OVERLOADED, refused)
+        assert batches(bench.finish(Infer))[0] == expected
 
 
 def test_under_overload_the_load_that_saves_most_requests_per_time_is_next() -> None:
     for overloaded, expected in ((False, "m0"), (True, "m1")):
-        bench = Bench(models=3)
+        bench = Bench(models=4)
         bench.ready(2, load_ns=20 * MS)
         bench.ready(0, load_ns=40 * MS)
         bench.ready(1, load_ns=10 * MS)
+        bench.ready(3)
         assert [c.action.model_id for c in bench.ask(2, 300)] == ["m2"]
         bench.ask(0, 20 + 40 + 8)  # must begin first, and would make the other late
         bench.ask(1, 20 + 40 + 9, count=2)
         if overloaded:
-            overload(bench)
+            refuse_many(bench, 3, 5, Refusal.COLD)
         loads = [
             command.action.model_id
             for command in bench.finish(LoadWeights)
@@ -541,7 +686,12 @@ def test_what_is_wanted_is_not_evicted() -> None:
     while any(isinstance(command.action, Infer) for command in bench.sent.values()):
         for command in bench.finish(Infer):
             if isinstance(command.action, EvictWeights):
-                assert not bench.scheduler._models[command.action.model_id].queue
+                (evicted,) = (
+                    model
+                    for model in bench.scheduler.statistics().models
+                    if model.model_id == command.action.model_id
+                )
+                assert not evicted.num_waiting
                 return
     pytest.fail("nothing was evicted when nobody waited any more")
 
@@ -581,9 +731,6 @@ def test_batch_clients_are_confined_to_some_gpus_while_others_suffer() -> None:
         for worker in range(3):
             bench.resident(0, worker=worker)
             bench.resident(1, worker=worker)
-        if limited:
-            limit = bench.scheduler._policy._batch  # type: ignore[attr-defined]
-            limit.missed = 10
         sent = bench.ask(1, 3_600_000, count=24)
         assert len({command.worker_id for command in sent}) == expected
 
@@ -625,13 +772,6 @@ def test_a_lost_worker_does_not_count_among_those_with_batch_work() -> None:
     bench.tell(failed)
     bench.tell(WorkerLost(worker_id=bench.workers[0]))
     assert batches(bench.ask(1, 3_600_000)) == [("m1", 1)]
-
-
-def refuse_many(bench: Bench, model: int, slo_ms: float, refusal: Refusal) -> None:
-    """Have many requests refused for a reason that says nothing about the lanes."""
-    for _ in range(50):
-        (command,) = bench.scheduler.handle(bench.arrived(model, slo_ms), now_ns=bench.now_ns)
-        assert getattr(command, "refusal", None) is refusal
 
 
 def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:

@@ -16,8 +16,8 @@ from controller.core.policies.batching import (
     QuantileRegression,
     fit_quantile,
 )
-from controller.core.policies.reactive import ClipperPolicy
-from controller.core.state import Model
+from controller.core.policies.reactive import ClipperCaps, ReactivePolicy
+from controller.core.policy import PolicyKind, Traits
 from experiments.virtual_cluster import ModelledModel, VirtualCluster
 
 MS = NS_PER_MS
@@ -50,9 +50,10 @@ class ClosedLoop:
         gpus: int = 1,
         batching: str = "aimd",
         batch_delay_ns: int = 0,
+        kind: PolicyKind | None = None,
     ) -> None:
         config = SchedulerConfig(policy=policy, batching=batching, batch_delay_ns=batch_delay_ns)
-        self.scheduler = Scheduler(config)
+        self.scheduler = Scheduler(config, kind)
         self.cluster = VirtualCluster(self.scheduler)
         served = models(num_models)
         self.cluster.add_models(served)
@@ -77,6 +78,11 @@ class ClosedLoop:
                     del self.open[request]
                     self.ask(model_id)
         return self.cluster.num_in_time() / seconds
+
+
+def clipper_with(caps: ClipperCaps, batch_delay_ns: int = 0) -> PolicyKind:
+    """Clipper whose caps the test can see."""
+    return PolicyKind(lambda config: ReactivePolicy(caps, batch_delay_ns), Traits())
 
 
 @pytest.mark.parametrize("policy", ["clipper", "infaas"])
@@ -118,15 +124,14 @@ def test_every_request_runs_and_late_ones_count_as_late(
 def test_clipper_grows_its_batches_while_the_slo_holds_and_shrinks_them_when_not(
     batching: str, least: float, less_than: float
 ) -> None:
-    loop = ClosedLoop("clipper", num_models=1, clients=32, slo_ms=500, batching=batching)
+    caps = ClipperCaps(batching)
+    loop = ClosedLoop("clipper", num_models=1, clients=32, slo_ms=500, kind=clipper_with(caps))
     loop.run(1)
-    policy = loop.scheduler._policy
-    assert isinstance(policy, ClipperPolicy)
-    (copy,) = only_model(loop).copies.values()
-    assert policy.cap(copy) == 16
+    (container,) = caps.batchings.values()
+    assert container.cap == 16
     loop.slo_ns = 5 * MS  # four rows take 6 ms, two take 4
     loop.run(2)
-    assert least <= policy.cap(copy) < less_than
+    assert least <= container.cap < less_than
 
 
 def test_aimd_learns_from_batches_that_fill_its_cap_only() -> None:
@@ -187,7 +192,8 @@ def test_quantile_regression_caps_batches_where_the_line_meets_the_slo_and_follo
 
 def test_a_batch_that_is_not_full_is_held_back_for_as_long_as_was_said() -> None:
     served = models(1)
-    scheduler = Scheduler(SchedulerConfig(policy="clipper", batch_delay_ns=2 * MS))
+    caps = ClipperCaps("aimd")
+    scheduler = Scheduler(SchedulerConfig(policy="clipper"), clipper_with(caps, 2 * MS))
     cluster = VirtualCluster(scheduler)
     cluster.add_models(served)
     cluster.add_worker("gpu0", 200, served)
@@ -195,23 +201,26 @@ def test_a_batch_that_is_not_full_is_held_back_for_as_long_as_was_said() -> None
     # A cold start, and one answer after which the cap is three: batches of two are full.
     cluster.request(model_id, 500 * MS)
     cluster.run(cluster.now_ns + 100 * MS)
-    (model,) = scheduler._models.values()
-    (copy,) = model.copies.values()
-    assert scheduler._policy.cap(copy) == 3  # type: ignore[attr-defined]
+    (container,) = caps.batchings.values()
+    assert container.cap == 3
+
+    def waiting() -> int:
+        return scheduler.statistics().num_waiting
+
     begin_ns = cluster.now_ns
     alone = cluster.request(model_id, 500 * MS)
     cluster.run(begin_ns + 2 * MS - 1)
-    assert len(model.queue) == 1
+    assert waiting() == 1
     cluster.run(begin_ns + 2 * MS)
-    assert not model.queue
+    assert waiting() == 0
     cluster.run(begin_ns + 50 * MS)
     assert alone in cluster.answers
     begin_ns = cluster.now_ns
     cluster.request(model_id, 500 * MS)
     cluster.run(begin_ns + MS)
-    assert len(model.queue) == 1
+    assert waiting() == 1
     cluster.request(model_id, 500 * MS)
-    assert not model.queue  # full: no reason to wait
+    assert waiting() == 0  # full: no reason to wait
 
 
 def test_infaas_takes_the_most_efficient_batch_whose_profile_is_within_the_slo() -> None:
@@ -223,16 +232,12 @@ def test_infaas_takes_the_most_efficient_batch_whose_profile_is_within_the_slo()
 def test_infaas_adds_a_replica_for_a_model_that_is_late() -> None:
     loop = ClosedLoop("infaas", num_models=1, clients=64, slo_ms=40, gpus=2)
     loop.run(3)
-    assert len(only_model(loop).copies) == 2
+    (model,) = loop.scheduler.statistics().models
+    assert len(model.resident_on) == 2
 
 
 def test_an_unknown_policy_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="expected one of clockwork, edf_mh, clipper"):
-        SchedulerConfig(policy="best")
+    with pytest.raises(ConfigError, match="policy is 'best', expected one of clockwork, edf_mh"):
+        Scheduler(SchedulerConfig(policy="best"))
     with pytest.raises(ConfigError, match="batching is 'some', expected one of aimd, quantile"):
         SchedulerConfig(batching="some")
-
-
-def only_model(loop: ClosedLoop) -> Model:
-    (model,) = loop.scheduler._models.values()
-    return model

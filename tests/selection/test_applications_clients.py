@@ -30,7 +30,7 @@ from clockwright.errors import StoreError
 from clockwright.operator import Operator
 from clockwright.tensors import TensorSpec
 from clockwright.v1 import control_pb2 as pb
-from controller.core import SchedulerConfig
+from controller.cli import ControllerFlags, SchedulerFlags
 from controller.selection import plugins
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
@@ -339,9 +339,6 @@ def test_errors_are_this_projects_own(operator: Operator) -> None:
 
 
 def test_a_selection_store_is_a_flag() -> None:
-    from clockwright.cli.main import _controller_config
-
-    config = _controller_config(
-        "127.0.0.1", 0, None, None, "redis://store:6379/2", 100.0, SchedulerConfig()
-    )
+    flags = ControllerFlags(selection_store="redis://store:6379/2")
+    config = flags.config("127.0.0.1", SchedulerFlags())
     assert config.selection.store == "redis://store:6379/2"

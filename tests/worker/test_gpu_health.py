@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 import worker.process
-from clockwright.cli import gpu_workers
+from clockwright.cli.flags import WorkerFlags
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
+from worker import gpu_workers
 from worker.config import WorkerConfig
 from worker.devices.device import CardHealth, WatchedDevice
 from worker.devices.gpu_health import (
@@ -328,7 +329,7 @@ class Recorded(LocalWorkers):
     """Starts programs of the test's in place of workers."""
 
     programs: tuple[str, ...] = ()
-    started: tuple[dict[str, list[str]], str] | None = None
+    started: tuple[dict[str, WorkerFlags], str] | None = None
 
     def start(self, controller: str) -> None:
         type(self).started = dict(self._planned), controller
@@ -348,11 +349,11 @@ def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
     monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(Recorded, "programs", programs)
-    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", ["--pages=3"]) == code
+    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(pages=3)) == code
     assert Recorded.started == (
         {
-            "host-gpu0": ["--pages=3", "--device=cuda:0"],
-            "host-gpu1": ["--pages=3", "--device=cuda:1"],
+            "host-gpu0": WorkerFlags(pages=3, device="cuda:0"),
+            "host-gpu1": WorkerFlags(pages=3, device="cuda:1"),
         },
         "there:1",
     )
@@ -385,7 +386,7 @@ time.sleep(0.5)
     monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(Recorded, "programs", (fails, goes_on))
-    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", []) == 1
+    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags()) == 1
     told = {line.split()[1]: line for line in capfd.readouterr().err.splitlines()}
     assert told["host-gpu0"].endswith("ended with 1")
     assert told["host-gpu1"].endswith("has left")

@@ -1,1 +1,30 @@
-"""Policies: which batch a lane runs next, which weights are loaded or evicted."""
+"""Policies: which batch a lane runs next, which weights are loaded or evicted.
+
+| policy      | predicts | punctual | eager copies | what it is                                      |
+|-------------|----------|----------|--------------|-------------------------------------------------|
+| `clockwork` | yes      |          |              | OSDI'20, Appendix B                             |
+| `edf_mh`    | yes      | yes      | yes          | earliest latest begin; Moore-Hodgson in overload|
+| `clipper`   |          |          |              | NSDI'17: each container adapts its batch size   |
+| `infaas`    |          |          |              | ATC'21: a batch size per SLO, replicas          |
+
+`policy.Traits` says what the columns mean. A policy is made of parts that it has: `strategies` (which model is
+next), `runs` (its batch), `load_queue`, `eviction`, and for `edf_mh` the pieces named in its docstring.
+
+Another package can bring a `PolicyKind` of its own (controller/schedulers.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controller.core.policies.clockwork import ClockworkPolicy
+from controller.core.policies.edf_mh import EdfMhPolicy
+from controller.core.policies.reactive import clipper, infaas
+from controller.core.policy import PolicyKind, Traits
+
+POLICIES: Mapping[str, PolicyKind] = {
+    "clockwork": PolicyKind(ClockworkPolicy, Traits(predicts=True)),
+    "edf_mh": PolicyKind(EdfMhPolicy, Traits(predicts=True, punctual=True, eager_copies=True)),
+    "clipper": PolicyKind(clipper, Traits()),
+    "infaas": PolicyKind(infaas, Traits()),
+}

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Protocol
 
-BATCHINGS = ("aimd", "quantile", "none")
+from typing_extensions import override
 
 # Clipper v0's increment; the paper gives the decrease only.
 AIMD_INCREASE = 2
@@ -57,7 +57,7 @@ class Batching(Protocol):
 
 
 def make_batching(name: str, sizes: Sequence[int]) -> Batching:
-    """One of `BATCHINGS` for a container with these compiled batch sizes, ascending."""
+    """One of `config.BATCHINGS` for a container with these compiled batch sizes, ascending."""
     if name == "aimd":
         return Aimd(sizes)
     if name == "quantile":
@@ -65,24 +65,26 @@ def make_batching(name: str, sizes: Sequence[int]) -> Batching:
     return OneByOne()
 
 
-class OneByOne:
+class OneByOne(Batching):
     """No batching."""
 
-    cap: float = 1.0
+    def __init__(self) -> None:
+        self.cap = 1.0
 
+    @override
     def learn(self, rows: int, latency_ns: int, slo_ns: int) -> None:
-        """See `Batching`."""
+        """Nothing to learn."""
 
 
-class Aimd:
+class Aimd(Batching):
     """Additive increase, multiplicative decrease."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self.cap: float = float(sizes[0])
         self._sizes = sizes
 
+    @override
     def learn(self, rows: int, latency_ns: int, slo_ns: int) -> None:
-        """See `Batching`."""
         # Compiled sizes round the cap down.
         if rows < max(size for size in self._sizes if size <= self.cap):
             return
@@ -92,7 +94,7 @@ class Aimd:
             self.cap = min(self.cap + AIMD_INCREASE, float(self._sizes[-1]))
 
 
-class QuantileRegression:
+class QuantileRegression(Batching):
     """The batch size at which the P99 of the latency meets the SLO."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -104,8 +106,8 @@ class QuantileRegression:
         self._num_fitted = 0
         self._num_points = 0
 
+    @override
     def learn(self, rows: int, latency_ns: int, slo_ns: int) -> None:
-        """See `Batching`."""
         self._num_learned += 1
         samples = self._samples.setdefault(rows, deque(maxlen=_SAMPLES_PER_SIZE))
         samples.append((self._num_learned, latency_ns))

@@ -24,6 +24,9 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 from itertools import count
+from typing import Protocol
+
+from typing_extensions import override
 
 from clockwright.actions import Infer
 from clockwright.errors import Refusal
@@ -31,8 +34,9 @@ from clockwright.units import NS_PER_S
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.policies.batching import Batching, make_batching
-from controller.core.policies.clockwork import least_recently_used
-from controller.core.policy import Batch
+from controller.core.policies.eviction import least_recently_used
+from controller.core.policies.margin import NO_MARGIN_NS
+from controller.core.policy import Batch, Policy
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState
 
 # How often a model may get a further replica.
@@ -41,34 +45,107 @@ SCALE_INTERVAL_NS = NS_PER_S
 _FOREVER_NS = 1 << 62
 
 
-class ReactivePolicy:
-    """What Clipper and INFaaS have in common."""
-
-    predicts = False
-    # A container sends whatever it has; the GPU's backlog is not its business.
-    lookahead_ns = _FOREVER_NS // 2
-    max_outstanding = 1 << 30
-    #: A batch that is not full waits until its oldest request has waited this long.
-    batch_delay_ns = 0
-    margin_ns = 0
-    punctual = False
-    eager_copies = False
-
-    def __init__(self) -> None:
-        self._wanted: deque[Model] = deque()
-        self._serial = count()
+class CapRule(Protocol):
+    """How large a container's batches are."""
 
     def cap(self, copy: Copy) -> float:
         """Most rows that a batch of this copy may have now."""
-        raise NotImplementedError
+
+    def learn(self, sent: SentAction, now_ns: int) -> bool:
+        """A batch came back; tells whether its model shall have one more replica."""
+
+    def forget(self, copy: Copy) -> None:
+        """The container is gone."""
+
+
+class ClipperCaps(CapRule):
+    """Adaptive batching, per container."""
+
+    def __init__(self, batching: str) -> None:
+        self._name = batching
+        #: Containers that answered at least once.
+        self.batchings: dict[Copy, Batching] = {}
+
+    @override
+    def cap(self, copy: Copy) -> float:
+        known = self.batchings.get(copy)
+        return known.cap if known is not None else 1.0
+
+    @override
+    def learn(self, sent: SentAction, now_ns: int) -> bool:
+        """How long the batch took, from sending to the result, against the SLO."""
+        copy, action = sent.copy, sent.action
+        assert isinstance(action, Infer)
+        batching = self.batchings.get(copy)
+        if batching is None:
+            batching = make_batching(self._name, copy.estimates.sizes)
+            self.batchings[copy] = batching
+        slo_ns = min(request.slo_ns for request in sent.requests)
+        batching.learn(sum(action.rows), now_ns - action.earliest_ns, slo_ns)
+        return False
+
+    @override
+    def forget(self, copy: Copy) -> None:
+        self.batchings.pop(copy, None)
+
+
+class InfaasCaps(CapRule):
+    """A batch size per SLO, and replicas for models that are late."""
+
+    def __init__(self) -> None:
+        self._scaled_ns: dict[Model, int] = {}
+
+    @override
+    def cap(self, copy: Copy) -> float:
+        """The size with the least time per row among those whose latency is within the SLO."""
+        estimates = copy.estimates
+        slo_ns = copy.model.queue[0].slo_ns
+        fitting = [i for i, duration in enumerate(estimates.exec_ns) if duration <= slo_ns] or [0]
+        best = min(fitting, key=lambda i: estimates.exec_ns[i] / estimates.sizes[i])
+        return float(estimates.sizes[best])
+
+    @override
+    def learn(self, sent: SentAction, now_ns: int) -> bool:
+        """A late answer calls for a replica, if a worker without one is there."""
+        model = sent.copy.model
+        late = any(now_ns > request.deadline_ns for request in sent.requests)
+        due = now_ns - self._scaled_ns.get(model, -SCALE_INTERVAL_NS) >= SCALE_INTERVAL_NS
+        if late and due and model.load_key is None and len(model.copies) < len(model.ready):
+            self._scaled_ns[model] = now_ns
+            return True
+        return False
+
+    @override
+    def forget(self, copy: Copy) -> None:
+        """The profile is the model's, not the container's."""
+
+
+class ReactivePolicy(Policy):
+    """Containers that send what waits, up to a cap."""
+
+    def __init__(self, caps: CapRule, batch_delay_ns: int = 0) -> None:
+        """Make it of a rule.
+
+        Args:
+            caps: how large batches are.
+            batch_delay_ns: a batch that is not full waits until its oldest request has waited this long.
+        """
+        # A container sends whatever it has; the GPU's backlog is not its business.
+        self.lookahead_ns = _FOREVER_NS // 2
+        self.max_outstanding = 1 << 30
+        self.margin_ns = NO_MARGIN_NS
+        self._caps = caps
+        self._batch_delay_ns = batch_delay_ns
+        self._wanted: deque[Model] = deque()
+        self._serial = count()
 
     @property
+    @override
     def wants_any(self) -> bool:
-        """See `Policy`."""
         return bool(self._wanted)
 
+    @override
     def queue_changed(self, model: Model) -> None:
-        """See `Policy`."""
         if not model.queue:
             return
         for copy in model.copies.values():
@@ -77,28 +154,36 @@ class ReactivePolicy:
                 entry = (key, 0, model.sequence, next(self._serial), copy)
                 heappush(copy.worker.strategies, entry)
 
+    @override
     def demand_changed(self, model: Model) -> None:
-        """See `Policy`."""
+        """Demand plays no part."""
 
+    @override
     def copy_gone(self, copy: Copy) -> None:
-        """See `Policy`."""
         copy.strategy_key = None
+        self._caps.forget(copy)
 
+    @override
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
-        """See `Policy`."""
-        self.queue_changed(sent.copy.model)
+        model = sent.copy.model
+        if self._caps.learn(sent, now_ns):
+            self._want(model)
+        self.queue_changed(model)
 
+    @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
-        """See `Policy`."""
+        """Nothing follows from it."""
 
+    @override
     def unpark(self, worker: WorkerState) -> None:
-        """See `Policy`."""
-        for copy in worker.parked:
-            self.queue_changed(copy.model)
-        worker.parked.clear()
+        """Nothing is parked here.
 
+        A weak spot: after an Infer that failed, the rest of the queue waits for the model's next request.
+        """
+
+    @override
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
-        """See `Policy`: the container whose oldest request is oldest, of those that wait for no more."""
+        """The container whose oldest request is oldest, of those that wait for no more."""
         held: list[tuple[int, int, int, int, Copy]] = []
         batch = None
         while worker.strategies and batch is None:
@@ -117,16 +202,16 @@ class ReactivePolicy:
         worker.retry_ns = None
         for entry in held:
             heappush(worker.strategies, entry)
-            due_ns = entry[4].model.queue[0].arrival_ns + self.batch_delay_ns
+            due_ns = entry[4].model.queue[0].arrival_ns + self._batch_delay_ns
             worker.retry_ns = min(worker.retry_ns or due_ns, due_ns)
         return batch
 
     def _waits(self, copy: Copy, now_ns: int) -> bool:
         """Whether the container's next batch is worth waiting for."""
-        if not self.batch_delay_ns:
+        if not self._batch_delay_ns:
             return False
         queue = copy.model.queue
-        if now_ns >= queue[0].arrival_ns + self.batch_delay_ns:
+        if now_ns >= queue[0].arrival_ns + self._batch_delay_ns:
             return False
         full = copy.estimates.sizes[max(copy.estimates.fit[self._limit(copy)], 0)]
         rows = 0
@@ -138,7 +223,9 @@ class ReactivePolicy:
 
     def _limit(self, copy: Copy) -> int:
         """Rows that the next batch may have; a request is never cut in two."""
-        return min(max(copy.model.queue[0].rows, int(self.cap(copy))), copy.estimates.sizes[-1])
+        return min(
+            max(copy.model.queue[0].rows, int(self._caps.cap(copy))), copy.estimates.sizes[-1]
+        )
 
     def _batch(self, copy: Copy, free_ns: int) -> Batch:
         queue, estimates = copy.model.queue, copy.estimates
@@ -158,8 +245,9 @@ class ReactivePolicy:
         begin_ns = max(free_ns, copy.ready_ns)
         return Batch(copy, 0, num_requests, index, _FOREVER_NS, begin_ns)
 
+    @override
     def want_load(self, model: Model, now_ns: int) -> bool:
-        """See `Policy`: as soon as a request finds no copy."""
+        """As soon as a request finds no copy."""
         if model.load_key is None and model.queue and not model.copies:
             self._want(model)
         return model.load_key is not None
@@ -168,13 +256,14 @@ class ReactivePolicy:
         model.load_key = 1.0
         self._wanted.append(model)
 
+    @override
     def forget_unwanted(self, now_ns: int) -> None:
-        """See `Policy`."""
         while self._wanted and not self._wanted[0].queue:
             self._wanted.popleft().load_key = None
 
+    @override
     def next_load(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
-        """See `Policy`: in the order in which they were found missing."""
+        """In the order in which they were found missing."""
         for _ in range(len(self._wanted)):
             model = self._wanted.popleft()
             if model.removed or not model.queue:
@@ -186,64 +275,17 @@ class ReactivePolicy:
                 self._wanted.append(model)
         return None
 
+    @override
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
-        """See `Policy`: least recently used, whether requests wait for it or not."""
+        """Least recently used, whether requests wait for it or not."""
         return least_recently_used(worker, num_pages, wanted=True)
 
 
-class ClipperPolicy(ReactivePolicy):
-    """Adaptive batching, per container."""
-
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__()
-        self.batch_delay_ns = config.batch_delay_ns
-        self._name = config.batching
-        self._batchings: dict[Copy, Batching] = {}
-
-    def cap(self, copy: Copy) -> float:
-        """See `ReactivePolicy`."""
-        known = self._batchings.get(copy)
-        return known.cap if known is not None else 1.0
-
-    def copy_gone(self, copy: Copy) -> None:
-        """See `Policy`."""
-        super().copy_gone(copy)
-        self._batchings.pop(copy, None)
-
-    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
-        """Learn from a batch: how long it took, from sending to the result, against the SLO."""
-        copy, action = sent.copy, sent.action
-        assert isinstance(action, Infer)
-        batching = self._batchings.get(copy)
-        if batching is None:
-            batching = make_batching(self._name, copy.estimates.sizes)
-            self._batchings[copy] = batching
-        slo_ns = min(request.slo_ns for request in sent.requests)
-        batching.learn(sum(action.rows), now_ns - action.earliest_ns, slo_ns)
-        super().infer_ended(sent, event, now_ns)
+def clipper(config: SchedulerConfig) -> ReactivePolicy:
+    """Clipper, with the batching and the delay that are configured."""
+    return ReactivePolicy(ClipperCaps(config.batching), config.batch_delay_ns)
 
 
-class InfaasPolicy(ReactivePolicy):
-    """A batch size per SLO, and replicas for models that are late."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._scaled_ns: dict[Model, int] = {}
-
-    def cap(self, copy: Copy) -> float:
-        """The size with the least time per row among those whose latency is within the SLO."""
-        estimates = copy.estimates
-        slo_ns = copy.model.queue[0].slo_ns
-        fitting = [i for i, duration in enumerate(estimates.exec_ns) if duration <= slo_ns] or [0]
-        best = min(fitting, key=lambda i: estimates.exec_ns[i] / estimates.sizes[i])
-        return float(estimates.sizes[best])
-
-    def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
-        """A late answer calls for a replica, if a worker without one is there."""
-        model = sent.copy.model
-        late = any(now_ns > request.deadline_ns for request in sent.requests)
-        due = now_ns - self._scaled_ns.get(model, -SCALE_INTERVAL_NS) >= SCALE_INTERVAL_NS
-        if late and due and model.load_key is None and len(model.copies) < len(model.ready):
-            self._scaled_ns[model] = now_ns
-            self._want(model)
-        super().infer_ended(sent, event, now_ns)
+def infaas(config: SchedulerConfig) -> ReactivePolicy:
+    """INFaaS, which has no settings."""
+    return ReactivePolicy(InfaasCaps())

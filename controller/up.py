@@ -12,12 +12,13 @@ from typing import Any
 import grpc
 from rich.console import Console
 
+from clockwright.channel import OPTIONS
 from clockwright.cli.local_workers import LocalWorkers
-from clockwright.cli.preparation import Preparation
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.app import run
 from controller.config import ControllerConfig
+from controller.preparation import Preparation
 
 _catalogue_log = logging.getLogger("controller.catalogue")
 
@@ -71,8 +72,7 @@ async def _announce(console: Console, address: str, workers: LocalWorkers) -> bo
     """
     console.print(f"listening on {address}")
     num_workers = workers.num_alive
-    options = [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
-    channel: Any = grpc.aio.insecure_channel(address, options=options)
+    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
     async with channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:

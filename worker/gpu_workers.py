@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
-from collections.abc import Sequence
+from dataclasses import replace
 
+from clockwright.cli.flags import WorkerFlags
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
 
@@ -26,21 +26,21 @@ def visible_gpus() -> int:
     return found.num_devices
 
 
-def run_on_each_gpu(num_gpus: int, name: str, controller: str, arguments: Sequence[str]) -> int:
+def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlags) -> int:
     """Run a worker process per GPU until all have left. One that ends is said; the others go on.
 
     Args:
         num_gpus: of this host.
         name: of this host's workers; a GPU's number is added.
         controller: HOST:PORT.
-        arguments: of `clockwright worker`, but for these and the device.
+        flags: of each, but for its device.
 
     Returns:
         The exit code: 0 when all left as they were told to, else 1.
     """
-    workers = LocalWorkers(0, [], say=lambda text: print(text, file=sys.stderr, flush=True))
+    workers = LocalWorkers()
     for index in range(num_gpus):
-        workers.plan(f"{name}-gpu{index}", [*arguments, f"--device=cuda:{index}"])
+        workers.plan(f"{name}-gpu{index}", replace(flags, device=f"cuda:{index}"))
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_leave.set())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
+from controller.schedulers import kind_of
 from controller.telemetry import Telemetry, TelemetryFiles
 from experiments.simulator import Progress, Run, run
 from experiments.simulator.case_file import read_case
@@ -31,6 +33,7 @@ def simulate(
     *,
     seconds: float | None,
     seed: int | None,
+    policy: str | None = None,
     telemetry_dir: Path | None,
     as_json: bool,
 ) -> None:
@@ -40,6 +43,7 @@ def simulate(
         path: of the case, TOML; see `experiments.simulator.case_file`.
         seconds: of virtual time, instead of the case's.
         seed: instead of the case's.
+        policy: instead of the case's; a package's, too.
         telemetry_dir: for requests.csv and actions.csv.
         as_json: print figures for programs.
 
@@ -47,6 +51,9 @@ def simulate(
         ConfigError: the case is wrong, or the folder cannot be written to.
     """
     case = read_case(path, seconds=seconds, seed=seed)
+    if policy is not None:
+        kind_of(policy)
+        case = replace(case, scheduler=replace(case.scheduler, policy=policy))
     with contextlib.ExitStack() as stack:
         telemetry: Telemetry | None = None
         files: TelemetryFiles | None = None

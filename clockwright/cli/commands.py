@@ -1,0 +1,218 @@
+"""The commands of this floor: what a client or an operator asks of a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clockwright.cli.applications import print_application, print_applications, settings
+from clockwright.cli.flags import SERVER, Json, Server, ns
+from clockwright.cli.show import plain, print_json, print_models, print_status, show
+
+if TYPE_CHECKING:
+    from clockwright.operator import Operator
+
+models = typer.Typer(no_args_is_help=True, help="Add, list and remove models of a server.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Applications: asked like models, they choose and combine models and learn from feedback.",
+)
+
+
+@models.command("add")
+def add_model(
+    folder: Annotated[Path, typer.Argument(help="Holds VERSION/model.onnx.")],
+    name: Annotated[str | None, typer.Option(help="By default the folder's name.")] = None,
+    replace: Annotated[bool, typer.Option(help="Take the place of a model of this name.")] = False,
+    server: Server = SERVER,
+    json: Json = False,
+) -> None:
+    """Send a model to a server; returns once it is ready, or with the reason why not."""
+    with _operator(server) as operator:
+        added = operator.add_model(folder, name=name or folder.resolve().name, replace=replace)
+    show(added, print_models, as_json=json)
+
+
+@models.command("list")
+def list_models(server: Server = SERVER, json: Json = False) -> None:
+    """List models: state, cost, where they are resident, what became of their requests."""
+    with _operator(server) as operator:
+        show(operator.models(), print_models, as_json=json)
+
+
+@models.command("remove")
+def remove_model(name: str, server: Server = SERVER) -> None:
+    """Remove a model; requests that wait for it are refused."""
+    with _operator(server) as operator:
+        operator.remove_model(name)
+    print(f"removed {name}")
+
+
+@app.command("add")
+def add_application(
+    name: str,
+    model: Annotated[list[str], typer.Option(help="A candidate; once per model.")],
+    policy: Annotated[
+        str, typer.Option(help="exp4-full, exp3, thompson, canary, ...; see README.")
+    ] = "exp4-full",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE of the policy, VALUE in JSON; once per option."),
+    ] = None,
+    slo_ms: Annotated[float | None, typer.Option(help="By default the server's.")] = None,
+    default: Annotated[
+        int | None, typer.Option(help="Label to serve when there is no answer; else it is refused.")
+    ] = None,
+    threshold: Annotated[
+        float, typer.Option(help="Answers with less confidence are withheld.")
+    ] = 0.0,
+    combination: Annotated[str, typer.Option(help="vote, average or one.")] = "vote",
+    label_output: Annotated[str, typer.Option(help="Of the models.")] = "label",
+    probability_output: Annotated[
+        str, typer.Option(help="Of the models, for average.")
+    ] = "probabilities",
+    cache: Annotated[bool, typer.Option(help="Take answers from the prediction cache.")] = True,
+    replace: Annotated[bool, typer.Option(help="Change the application of this name.")] = False,
+    server: Server = SERVER,
+    json: Json = False,
+) -> None:
+    """Add or change an application."""
+    wanted = settings(
+        name,
+        model,
+        policy=policy,
+        options=option or [],
+        slo_ns=0 if slo_ms is None else ns(slo_ms, "--slo-ms"),
+        default_label=default,
+        confidence_threshold=threshold,
+        combination=combination,
+        label_output=label_output,
+        probability_output=probability_output,
+        no_cache=not cache,
+    )
+    with _operator(server) as operator:
+        show(operator.put_application(wanted, replace=replace), print_application, as_json=json)
+
+
+@app.command("list")
+def list_applications(server: Server = SERVER, json: Json = False) -> None:
+    """List applications: what became of their queries, and the weights of their models."""
+    with _operator(server) as operator:
+        show(operator.applications(), print_applications, as_json=json)
+
+
+@app.command("show")
+def show_application(
+    name: str,
+    context: Annotated[
+        str, typer.Option(help="Whose weights; by default everybody's together.")
+    ] = "",
+    server: Server = SERVER,
+    json: Json = False,
+) -> None:
+    """Show one application."""
+    with _operator(server) as operator:
+        (info,) = operator.applications(name, context=context)
+    show(info, print_application, as_json=json)
+
+
+@app.command("remove")
+def remove_application(name: str, server: Server = SERVER) -> None:
+    """Remove an application with all it has learned; its models stay."""
+    with _operator(server) as operator:
+        operator.remove_application(name)
+    print(f"removed {name}")
+
+
+@app.command("erase")
+def erase_context(name: str, context: str, server: Server = SERVER) -> None:
+    """Forget a user, session or tenant."""
+    with _operator(server) as operator:
+        erased = operator.erase_context(name, context)
+    print(f"erased {context}" if erased else f"{name} knows nothing of {context}")
+
+
+@app.command("feedback")
+def give_feedback(
+    query_id: str,
+    label: Annotated[int | None, typer.Option(help="The true one.")] = None,
+    reward: Annotated[float | None, typer.Option(help="How good the answer was, 0 to 1.")] = None,
+    server: Server = SERVER,
+    json: Json = False,
+) -> None:
+    """Say what became of an answer."""
+    from dataclasses import asdict
+
+    from clockwright.client import Client, Feedback
+
+    with Client(server) as client:
+        (outcome,) = client.feedback(Feedback(query_id, label=label, reward=reward))
+    if json:
+        print_json(asdict(outcome))
+    else:
+        losses = ", ".join(f"{m} {loss:g}" for m, loss in sorted(outcome.losses.items()))
+        more = f"loss of {losses}" if losses else outcome.message
+        print(outcome.status + (f": {more}" if more else ""))
+
+
+def infer(
+    model: str,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", help="NAME=FILE.npy, shape (rows, ...); once per input."),
+    ] = None,
+    random: Annotated[
+        bool, typer.Option("--random", help="Random inputs, always the same.")
+    ] = False,
+    rows: Annotated[int, typer.Option(help="Of the random inputs.", min=1)] = 1,
+    slo_ms: Annotated[float | None, typer.Option(help="By default the model's.")] = None,
+    explain: Annotated[bool, typer.Option(help="Say where the time went.")] = False,
+    context: Annotated[str, typer.Option(help="Of an application: user, session or tenant.")] = "",
+    tenant: Annotated[str, typer.Option(help="Whose share of the GPUs it is to come from.")] = "",
+    server: Server = SERVER,
+    json: Json = False,
+) -> None:
+    """Ask a model once."""
+    from clockwright.cli.inference import print_result, random_inputs, read_inputs
+    from clockwright.client import Client
+
+    if bool(inputs) == random:
+        raise typer.BadParameter(
+            "expected either --input NAME=FILE.npy or --random", param_hint="--input"
+        )
+    with Client(server) as client:
+        arrays = (
+            random_inputs(client.metadata(model), rows=rows)
+            if random
+            else read_inputs(inputs or [])
+        )
+        result = client.infer(
+            model, arrays, slo_ms=slo_ms, explain=explain, context=context, tenant=tenant
+        )
+    print_result(result, json=json)
+
+
+def status(server: Server = SERVER, json: Json = False) -> None:
+    """Say how a server is: totals, workers, residency."""
+    with _operator(server) as operator:
+        totals, workers = operator.status(), operator.workers()
+    if json:
+        print_json({**plain(totals), "workers": [plain(row) for row in workers]})
+    else:
+        print_status(totals, workers)
+
+
+def drain(worker_id: str, server: Server = SERVER) -> None:
+    """Take a worker out: it finishes what it has and leaves."""
+    with _operator(server) as operator:
+        operator.drain(worker_id)
+    print(f"worker {worker_id} has left")
+
+
+def _operator(server: str) -> Operator:
+    # With gRPC, which takes longer to import than help takes to print.
+    from clockwright.operator import Operator
+
+    return Operator(server)

@@ -1,0 +1,119 @@
+"""Flags that commands of several floors have, and how a record of flags is spelled on a command line."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_MS
+
+#: Where commands look for a server that is not named.
+SERVER = "127.0.0.1:8001"
+
+Server = Annotated[str, typer.Option(help="HOST:PORT of the controller.")]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
+Telemetry = Annotated[
+    Path | None, typer.Option(help="Folder for requests.csv and actions.csv; made if need be.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerFlags:
+    """How a worker is to be: flags of `worker`, and of whoever starts workers."""
+
+    device: Annotated[
+        str,
+        typer.Option(
+            help="cpu, cuda:N, cuda (a worker process for each GPU), modelled:PROFILE, which only spends time, or container:FOLDER, which "
+            "runs the code of the model in that folder."
+        ),
+    ] = "cpu"
+    pages: Annotated[int, typer.Option(help="Weights cache, in pages of 16 MiB.")] = 64
+    arena_mib: Annotated[int, typer.Option(help="Largest model's weights.")] = 512
+    precision: Annotated[
+        str, typer.Option(help="What models compute in on a GPU: float32, tf32 or float16.")
+    ] = "float32"
+    engine: Annotated[
+        str,
+        typer.Option(help="What runs models on a GPU: auto (the faster), torch or onnxruntime."),
+    ] = "auto"
+    host_mib: Annotated[
+        int, typer.Option(help="On a GPU: the host's memory for the weights of all models.")
+    ] = 4096
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
+    ] = None
+    verbose: Verbose = False
+
+    def to_arguments(self) -> list[str]:
+        """Spell them as `clockwright worker` reads them."""
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
+        return [
+            f"--{name}" if value is True else f"--{name}={value}"
+            for name, value in values.items()
+            if value is not None and value is not False
+        ]
+
+
+def takes_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command a flag for each field of its parameters that are dataclasses.
+
+    Typer knows no such records: it is shown a function that takes the fields one by one.
+    """
+    records: dict[str, type[Any]] = {}
+    shown: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        record = parameter.annotation
+        if not (isinstance(record, type) and is_dataclass(record)):
+            shown.append(parameter)
+            continue
+        records[parameter.name] = record
+        hints = get_type_hints(record, include_extras=True)
+        shown += [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=hints[field.name],
+            )
+            for field in fields(record)
+        ]
+
+    @wraps(command)
+    def taken_apart(**values: Any) -> None:  # noqa: ANN401
+        for name, record in records.items():
+            own = {field.name: values.pop(field.name) for field in fields(record)}
+            values[name] = record(**own)
+        command(**values)
+
+    taken_apart.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return taken_apart
+
+
+def ns(milliseconds: float, flag: str) -> int:
+    """Milliseconds of a flag as nanoseconds.
+
+    Raises:
+        ConfigError: they are no positive time.
+    """
+    # The comparison is false for NaN too.
+    if not 0 < milliseconds < 1e9:
+        raise ConfigError(f"{flag} is {milliseconds:g}, expected more than 0")
+    return round(milliseconds * NS_PER_MS)
+
+
+def log(verbose: bool, level: int = logging.WARNING) -> None:
+    """Log to standard error: from `level` up, or what happens."""
+    logging.basicConfig(
+        level=logging.INFO if verbose else level,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )

@@ -1,0 +1,172 @@
+"""The commands of this floor: `clockwright up` and `clockwright controller`."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clockwright.cli.flags import Telemetry, Verbose, WorkerFlags, log, ns, takes_flags
+from clockwright.errors import ConfigError
+
+if TYPE_CHECKING:
+    from controller.config import ControllerConfig
+    from controller.core import SchedulerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerFlags:
+    """How a controller is to decide."""
+
+    lookahead_ms: Annotated[
+        float, typer.Option(help="How much work is sent to a GPU ahead of time.")
+    ] = 5
+    window_ms: Annotated[float, typer.Option(help="How late an action may begin.")] = 5
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            help="Who decides; others than the default are there for comparison, or come from "
+            "packages (controller/schedulers.py)."
+        ),
+    ] = None
+    batching: Annotated[str, typer.Option(help="Of policy clipper: aimd, quantile or none.")] = (
+        "aimd"
+    )
+    batch_delay_ms: Annotated[
+        float, typer.Option(help="Of policy clipper: how long a batch that is not full waits.")
+    ] = 0
+    tenant_weights: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tenant-weight",
+            help="Of policy edf_mh: NAME=WEIGHT, once per tenant; the others weigh 1.",
+        ),
+    ] = None
+
+    def config(self) -> SchedulerConfig:
+        """The settings of a scheduler.
+
+        Raises:
+            ConfigError: one of them is impossible.
+        """
+        from controller.core import EdfMhConfig, SchedulerConfig
+        from controller.schedulers import kind_of
+
+        config = SchedulerConfig(
+            lookahead_ns=ns(self.lookahead_ms, "--lookahead-ms"),
+            window_ns=ns(self.window_ms, "--window-ms"),
+            batching=self.batching,
+            batch_delay_ns=ns(self.batch_delay_ms, "--batch-delay-ms")
+            if self.batch_delay_ms
+            else 0,
+            edf_mh=EdfMhConfig(tenant_weights=dict(map(_tenant_weight, self.tenant_weights or ()))),
+        )
+        if self.policy is None:
+            return config
+        kind_of(self.policy)
+        return replace(config, policy=self.policy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerFlags:
+    """What a controller is to serve, and where."""
+
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of models: NAME/VERSION/model.onnx, and optionally NAME/config.toml. The code "
+            "of models that are containers runs here."
+        ),
+    ] = None
+    port: Annotated[
+        int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
+    ] = 8001
+    telemetry: Telemetry = None
+    selection_store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|URL",
+            help="For applications and what they learn: a file, or redis://HOST:PORT/DB; else gone with the process.",
+        ),
+    ] = None
+    slo_ms: Annotated[
+        float, typer.Option(help="SLO of requests that name none, of models without one.")
+    ] = 100
+
+    def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
+        """The settings of a controller that listens on `host`.
+
+        Raises:
+            ConfigError: one of them is impossible.
+        """
+        from controller.config import ControllerConfig
+        from controller.selection.config import SelectionConfig
+
+        return ControllerConfig(
+            host=host,
+            port=self.port,
+            models_dir=self.models,
+            telemetry_dir=self.telemetry,
+            selection=SelectionConfig(store=self.selection_store),
+            default_slo_ns=ns(self.slo_ms, "--slo-ms"),
+            scheduler=scheduler.config(),
+        )
+
+
+@takes_flags
+def up(
+    *,
+    flags: ControllerFlags,
+    workers: Annotated[
+        int, typer.Option(help="Local worker processes, besides those of containers.")
+    ] = 1,
+    worker: WorkerFlags,
+    scheduler: SchedulerFlags,
+) -> None:
+    """Serve models on this machine: a controller, and workers beside it."""
+    from clockwright.cli.local_workers import LocalWorkers
+    from controller.up import up as run_up
+
+    if workers < 0:
+        raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
+    log(worker.verbose)
+    config = flags.config("127.0.0.1", scheduler)
+    local = LocalWorkers()
+    for index in range(workers):
+        local.plan(f"local-{index}", worker)
+    if flags.models is not None:
+        local.plan_containers(flags.models, worker)
+    if local.num_planned == 0:
+        raise typer.BadParameter(
+            "found 0, and no model is a container: expected 1 or more", param_hint="--workers"
+        )
+    raise typer.Exit(run_up(config, local))
+
+
+@takes_flags
+def controller(
+    *,
+    flags: ControllerFlags,
+    host: Annotated[str, typer.Option(help="0.0.0.0: everybody may connect, and control it.")] = (
+        "127.0.0.1"
+    ),
+    scheduler: SchedulerFlags,
+    verbose: Verbose = False,
+) -> None:
+    """Serve models with workers that are started elsewhere."""
+    from clockwright.cli.local_workers import LocalWorkers
+    from controller.up import up as run_up
+
+    log(verbose)
+    raise typer.Exit(run_up(flags.config(host, scheduler), LocalWorkers()))
+
+
+def _tenant_weight(text: str) -> tuple[str, float]:
+    name, _, weight = text.rpartition("=")
+    with suppress(ValueError):
+        if name:
+            return name, float(weight)
+    raise ConfigError(f"--tenant-weight is {text!r}, expected NAME=WEIGHT, such as gold=4")

@@ -1,0 +1,72 @@
+"""Batch clients: requests with an SLO of many seconds, which run in time that others leave over.
+
+A long batch that has begun is in the way of whatever comes. So the work of batch clients runs when nothing
+else waits, and on a limited number of GPUs at a time. The limit follows what the other clients lose: a tenth
+fewer GPUs after a period in which they suffered, else slowly more, and 1 at least.
+"""
+
+from __future__ import annotations
+
+from clockwright.units import NS_PER_MS
+from controller.core.policy import Batch
+from controller.core.state import WorkerState
+
+_PERIOD_NS = 100 * NS_PER_MS
+# Others suffer when they lose more than this share of their requests in a period.
+_SUFFERING = 0.025
+_DECREASE = 0.9
+_INCREASE = 0.25
+
+
+class BatchClients:
+    """Tells which work is theirs, and on which GPUs it may run."""
+
+    def __init__(self, slo_ns: int, *, limited: bool = True) -> None:
+        """Begin with a limit of one GPU.
+
+        Args:
+            slo_ns: an SLO this long or longer is a batch client's.
+            limited: else their work runs on every lane that is idle.
+        """
+        self.slo_ns = slo_ns
+        #: Workers with batch work in flight, where their number is limited.
+        self.workers: dict[WorkerState, None] = {}
+        #: Requests of other clients that went to a worker, or were refused, since the last look.
+        self.served = 0
+        self.missed = 0
+        self._limited = limited
+        self._limit = 1.0
+        self._until_ns = 0
+
+    def sent(self, batch: Batch) -> bool:
+        """Whether the batch's most urgent request is a batch client's."""
+        return batch.copy.model.queue[batch.first].slo_ns >= self.slo_ns
+
+    def may_run(self, batch: Batch, worker: WorkerState, now_ns: int) -> bool:
+        """Whether a batch of theirs may take the worker's lane; if so, the worker counts as taken."""
+        if not self._limited:
+            return True
+        if now_ns >= self._until_ns:
+            self._adapt(len(batch.copy.model.ready), now_ns)
+        if worker not in self.workers and len(self.workers) >= int(self._limit):
+            return False
+        self.workers[worker] = None
+        return True
+
+    def release(self, worker: WorkerState) -> None:
+        """An action of the worker ended, or the worker is gone: it may run no batch work any more."""
+        if worker not in self.workers:
+            return
+        for sent in worker.in_flight.values():
+            if sent.requests and sent.requests[0].slo_ns >= self.slo_ns:
+                return
+        del self.workers[worker]
+
+    def _adapt(self, num_workers: int, now_ns: int) -> None:
+        """Move the limit, to no more than the GPUs that could run the work."""
+        if self.missed > _SUFFERING * (self.served + self.missed):
+            self._limit = max(1.0, self._limit * _DECREASE)
+        else:
+            self._limit = min(self._limit + _INCREASE, float(num_workers))
+        self.served = self.missed = 0
+        self._until_ns = now_ns + _PERIOD_NS

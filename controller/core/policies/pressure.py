@@ -1,0 +1,24 @@
+"""Pressure: how much of the waiting work counts when it is seen what there is time for.
+
+The waiting batches count in part, in full, or more than once, by the share of requests dropped of late: work
+that will yet arrive competes for the same time.
+"""
+
+from __future__ import annotations
+
+# Moore and Hodgson's rule sets in at the first share of requests dropped and is in full force at the second.
+# Always on, it loses near saturation, where a burst that passes makes it drop what could have been served.
+_FROM, _FULL = 0.02, 0.08
+
+
+def pressure_of(dropped: float, gain: float) -> float:
+    """How much the waiting work counts; 0: not at all, the most urgent is next.
+
+    Args:
+        dropped: share of the requests dropped of late, 0 to 1.
+        gain: under full force the work counts (1 + gain * dropped) times.
+    """
+    if dropped <= _FROM:
+        return 0.0
+    ramp = min(1.0, (dropped - _FROM) / (_FULL - _FROM))
+    return ramp * (1.0 + gain * dropped)

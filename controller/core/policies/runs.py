@@ -1,0 +1,200 @@
+"""Which run of one model's queue makes the next batch, seen from one copy: three rules.
+
+Each rule gets a copy and the earliest begin, and returns a batch that is in time, or None. The queue is in
+deadline order, so a batch is a run of it: the first request sets the latest begin.
+
+* `best_batch` is Appendix B's: the strategy with the earliest required start that is in time. It may pass
+  over requests that a smaller batch could still answer.
+* `urgent_run` passes over nobody whom a batch of one still answers, unless that pays.
+* `largest_run` passes over whoever stands in the way of the largest batch.
+
+A model with requests of several rows, or with no batch size of one, always gets Appendix B's. Estimates are
+taken to grow with the batch size where a bisection needs it, so a noisy profile may cost the first feasible
+run.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+from controller.core.estimator import Estimates
+from controller.core.policy import Batch
+from controller.core.state import Copy, Request
+
+#: A rule: the batch of a copy's model, given the earliest begin.
+Run = Callable[[Copy, int], Batch | None]
+
+# Batches of multi-row requests are looked for from this many queue positions, no more.
+_MULTI_ROW_STARTS = 32
+
+
+def best_batch(copy: Copy, begin_ns: int) -> Batch | None:
+    """The model's strategy with the earliest required start that is in time from `begin_ns`."""
+    model = copy.model
+    queue = model.queue
+    estimates = copy.estimates
+    if model.num_multi_row or estimates.sizes[0] != 1:
+        return _best_multi_row_batch(copy, begin_ns)
+    exec_ns, fit = estimates.exec_ns, estimates.fit
+    waiting, largest = len(queue), len(fit) - 1
+    index = fit[waiting] if waiting <= largest else fit[largest]
+    required_ns = queue[0].due_ns - exec_ns[index]
+    first = 0
+    if required_ns < begin_ns:
+        low, high = 1, waiting
+        while low < high:
+            middle = (low + high) // 2
+            left = waiting - middle
+            index = fit[left] if left <= largest else fit[largest]
+            if queue[middle].due_ns - exec_ns[index] >= begin_ns:
+                high = middle
+            else:
+                low = middle + 1
+        if low == waiting:
+            return None
+        first = low
+        left = waiting - first
+        index = fit[left] if left <= largest else fit[largest]
+        required_ns = queue[first].due_ns - exec_ns[index]
+    return Batch(copy, first, estimates.sizes[index], index, required_ns, begin_ns)
+
+
+def _best_multi_row_batch(copy: Copy, begin_ns: int) -> Batch | None:
+    queue, estimates = copy.model.queue, copy.estimates
+    for first in range(min(len(queue), _MULTI_ROW_STARTS)):
+        index, count = _fill(queue, first, estimates)
+        required_ns = queue[first].due_ns - estimates.exec_ns[index]
+        if required_ns >= begin_ns:
+            return Batch(copy, first, count, index, required_ns, begin_ns)
+    return None
+
+
+def _fill(queue: list[Request], first: int, estimates: Estimates) -> tuple[int, int]:
+    """Largest compiled size that whole requests from `first` on fill exactly.
+
+    Where none does, because the first request's rows are no compiled size, the smallest that
+    holds it, with as many of the following requests as fit: the only case in which a batch is padded.
+
+    Returns:
+        Index of the size, and how many requests go in.
+    """
+    sizes = estimates.sizes
+    total = 0
+    best: tuple[int, int] | None = None
+    for position in range(first, len(queue)):
+        total += queue[position].rows
+        if total > sizes[-1]:
+            break
+        index = estimates.fit[total]
+        if index >= 0 and sizes[index] == total:
+            best = index, position - first + 1
+    if best is not None:
+        return best
+    index = estimates.cover[queue[first].rows]
+    total = count = 0
+    for position in range(first, len(queue)):
+        total += queue[position].rows
+        if total > sizes[index]:
+            break
+        count += 1
+    return index, count
+
+
+def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
+    """The largest batch in time that begins with the most urgent request still to be saved.
+
+    Requests that even a batch of one would answer late are skipped. Exception: Appendix B's batch, larger
+    and without the oldest requests, when other models wait and the time saved answers more than it drops.
+    """
+    queue, estimates = copy.model.queue, copy.estimates
+    if copy.model.num_multi_row or estimates.sizes[0] != 1:
+        return best_batch(copy, begin_ns)
+    exec_ns, fit = estimates.exec_ns, estimates.fit
+    waiting, largest = len(queue), len(fit) - 1
+    first, due_ns = 0, queue[0].due_ns
+    index = fit[waiting] if waiting <= largest else fit[largest]
+    if due_ns - exec_ns[index] < begin_ns:
+        alone_ns = begin_ns + exec_ns[0]
+        if due_ns < alone_ns:
+            first = bisect_left(queue, alone_ns, key=_due)
+            if first == waiting:
+                return None
+            left = waiting - first
+            index = fit[left] if left <= largest else fit[largest]
+            due_ns = queue[first].due_ns
+        if due_ns - exec_ns[index] < begin_ns:
+            while due_ns - exec_ns[index] < begin_ns:
+                index -= 1
+            if _others_wait(copy):
+                other = best_batch(copy, begin_ns)
+                if other is not None and _pays(other, first, index):
+                    return other
+    return Batch(copy, first, estimates.sizes[index], index, due_ns - exec_ns[index], begin_ns)
+
+
+def _others_wait(copy: Copy) -> bool:
+    """Whether requests of another model wait for the copy's lane.
+
+    Only the top of the lane's heap is looked at, so the answer may be a false no. To look at all of it
+    costs more, and gained nothing.
+    """
+    for key, _, _, _, other in copy.worker.strategies[1:3]:
+        if other is not copy and other.strategy_key == key and other.model.queue:
+            return True
+    return False
+
+
+def _pays(other: Batch, first: int, index: int) -> bool:
+    """Whether to drop the requests from `first` on that `other` leaves out, and run `other`.
+
+    The alternative is a batch of size `index` first and the rest after it. Dropping pays when the GPU time
+    saved, spent at the rate of `other`, answers more requests than are dropped.
+    """
+    estimates, waiting = other.copy.estimates, len(other.copy.model.queue)
+    dropped = other.first - first
+    if dropped <= 0:
+        return False
+    exec_ns, sizes = estimates.exec_ns, estimates.sizes
+    saved_ns = exec_ns[index] - exec_ns[other.size_index]
+    saved_ns += _time_ns(estimates, waiting - first - sizes[index])
+    saved_ns -= _time_ns(estimates, waiting - other.first - other.count)
+    return dropped * exec_ns[other.size_index] < saved_ns * other.count
+
+
+def _time_ns(estimates: Estimates, waiting: int) -> int:
+    """GPU time for so many requests, in full batches, the largest first."""
+    exec_ns, sizes, fit = estimates.exec_ns, estimates.sizes, estimates.fit
+    whole, waiting = divmod(waiting, sizes[-1])
+    time_ns = whole * exec_ns[-1]
+    while waiting:
+        index = fit[waiting]
+        time_ns += exec_ns[index]
+        waiting -= sizes[index]
+    return time_ns
+
+
+def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
+    """The largest batch in time, though it may pass over requests that a smaller one could still answer."""
+    queue, estimates = copy.model.queue, copy.estimates
+    if copy.model.num_multi_row or estimates.sizes[0] != 1:
+        return best_batch(copy, begin_ns)
+    exec_ns, fit, sizes = estimates.exec_ns, estimates.fit, estimates.sizes
+    waiting, largest = len(queue), len(fit) - 1
+    index = fit[waiting] if waiting <= largest else fit[largest]
+    while index >= 0:
+        last = waiting - sizes[index]
+        due_ns = begin_ns + exec_ns[index]
+        if queue[last].due_ns >= due_ns:
+            first = (
+                0 if queue[0].due_ns >= due_ns else bisect_left(queue, due_ns, 0, last, key=_due)
+            )
+            return Batch(
+                copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
+            )
+        index -= 1
+    return None
+
+
+def _due(request: Request) -> int:
+    return request.due_ns

@@ -1,0 +1,128 @@
+"""Which of a worker's models has the batch that must begin first: one heap per worker.
+
+The heap holds at most one live entry per copy: (key, -batch size, sequence, serial, copy). The key is a lower
+bound of the required start of the model's next batch. A bound is corrected when it comes to the top, so a
+request that joins a long queue costs nothing here.
+
+An entry is stale unless its key equals the copy's `strategy_key`; stale ones leave when they come to the top.
+True removal from a sorted list costs 2 us more per entry than this heap (sortedcontainers 2.4), of which a
+request makes about one.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, heapreplace
+from itertools import count
+
+from controller.core.policies.runs import Run
+from controller.core.policy import Batch
+from controller.core.state import Copy, Model, WorkerState
+
+
+class Strategies:
+    """The heaps of all workers, and the copies that wait aside for an early end."""
+
+    __slots__ = ("_parked", "_serial")
+
+    def __init__(self) -> None:
+        #: Copies whose waiting requests could not be in time at the last look, each once.
+        self._parked: dict[WorkerState, dict[Copy, None]] = {}
+        # Last resort of every heap comparison, so that records are never compared.
+        self._serial = count()
+
+    def update(self, model: Model) -> None:
+        """Requests of the model came or went, or a copy became usable; `model.queue` is not empty."""
+        queue = model.queue
+        head_due_ns = queue[0].due_ns
+        waiting = len(queue)
+        for copy in model.copies.values():
+            estimates = copy.estimates
+            fit = estimates.fit
+            # The largest size where the batch depends on more than the number of requests: the key
+            # has to be a lower bound.
+            few = waiting < len(fit) and not model.num_multi_row
+            index = fit[waiting] if few else -1
+            key = head_due_ns - estimates.exec_ns[index]
+            if copy.strategy_key is None or key < copy.strategy_key:
+                copy.strategy_key = key
+                entry = (key, -estimates.sizes[index], model.sequence, next(self._serial), copy)
+                heappush(copy.worker.strategies, entry)
+
+    def take(
+        self, worker: WorkerState, free_ns: int, soon_ns: int, run: Run, loading: list[Batch]
+    ) -> Batch | None:
+        """Take out the batch that has to begin first.
+
+        Args:
+            worker: its lane has room.
+            free_ns: predicted time at which its lane could begin something new.
+            soon_ns: a batch behind a load counts if it could begin until then.
+            run: a model's batch that is in time.
+            loading: gets batches that could begin only after a load, which leave a gap.
+        """
+        strategies = worker.strategies
+        while strategies:
+            key, _, _, _, copy = strategies[0]
+            if copy.strategy_key != key:
+                heappop(strategies)  # superseded by a smaller one, or the copy is gone
+                continue
+            if not copy.model.queue:
+                heappop(strategies)
+                copy.strategy_key = None
+                continue
+            begin_ns = free_ns
+            if not copy.resident and copy.ready_ns > free_ns:
+                begin_ns = copy.ready_ns
+                if begin_ns > soon_ns:
+                    heappop(strategies)  # too early; it comes back when the load is about to end
+                    copy.strategy_key = None
+                    continue
+            batch = run(copy, begin_ns)
+            if batch is None:
+                heappop(strategies)
+                copy.strategy_key = None
+                self._park(copy)
+                continue
+            if batch.required_start_ns > key:
+                size = copy.estimates.sizes[batch.size_index]
+                copy.strategy_key = batch.required_start_ns
+                serial = next(self._serial)
+                entry = (batch.required_start_ns, -size, copy.model.sequence, serial, copy)
+                heapreplace(strategies, entry)
+                if strategies[0] is not entry:
+                    continue
+            heappop(strategies)
+            copy.strategy_key = None
+            if begin_ns > free_ns:
+                loading.append(batch)
+                continue
+            return batch
+        return None
+
+    def put_back(self, batch: Batch) -> None:
+        """A batch that was taken is not run now."""
+        copy, key = batch.copy, batch.required_start_ns
+        copy.strategy_key = key
+        size = copy.estimates.sizes[batch.size_index]
+        entry = (key, -size, copy.model.sequence, next(self._serial), copy)
+        heappush(copy.worker.strategies, entry)
+
+    def _park(self, copy: Copy) -> None:
+        """No batch of the copy is in time: do not look again before an action of its worker ends."""
+        parked = self._parked.get(copy.worker)
+        if parked is None:
+            parked = self._parked[copy.worker] = {}
+        parked[copy] = None
+
+    def unpark(self, worker: WorkerState) -> None:
+        """An action of the worker ended, perhaps early: look again at what could not be in time."""
+        if worker not in self._parked:
+            return
+        for copy in self._parked.pop(worker):
+            if copy.model.queue and worker.copies.get(copy.model) is copy:
+                self.update(copy.model)
+
+
+def soonest(loading: list[Batch]) -> Batch:
+    """Of batches behind loads, the one whose load ends first."""
+    return min(loading, key=lambda batch: (batch.begin_ns, batch.copy.model.sequence))

@@ -1,0 +1,60 @@
+"""The command of this floor: `clockwright worker`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import Annotated
+
+import typer
+
+from clockwright.cli.flags import SERVER, Server, WorkerFlags, log, takes_flags
+
+_MIB = 1 << 20
+
+
+@takes_flags
+def worker(
+    *,
+    controller: Server = SERVER,
+    worker_id: Annotated[
+        str | None, typer.Option("--id", help="Unique; by default HOST-PID.")
+    ] = None,
+    flags: WorkerFlags,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run one worker, which is one GPU, for a controller anywhere."""
+    if parent_pid is not None:
+        from clockwright.process import end_with
+
+        end_with(parent_pid, signal.SIGTERM)
+    # The worker starts its compiler as a new program, for which gRPC need not be prepared; when it
+    # tries and cannot, it complains on standard error.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+    from worker.config import WorkerConfig, default_cache_dir
+    from worker.process import check_host_memory, run_worker
+
+    # What it would warn of, a controller in the same terminal says too.
+    log(flags.verbose, logging.WARNING if parent_pid is None else logging.ERROR)
+    if parent_pid is None:
+        # Somebody waits to hear that it has found its controller, or has left.
+        logging.getLogger("worker.link").setLevel(logging.INFO)
+    config = WorkerConfig(
+        controller=controller,
+        device=flags.device,
+        worker_id=worker_id,
+        num_pages=flags.pages,
+        arena_bytes=flags.arena_mib * _MIB,
+        precision=flags.precision,
+        engine=flags.engine,
+        host_bytes=flags.host_mib * _MIB,
+        cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
+    )
+    if flags.device == "cuda":
+        from worker.gpu_workers import run_on_each_gpu, visible_gpus
+
+        num_gpus = visible_gpus()
+        check_host_memory(config, num_gpus)
+        raise typer.Exit(run_on_each_gpu(num_gpus, config.name, controller, flags))
+    raise typer.Exit(run_worker(config))
