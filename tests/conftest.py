@@ -37,6 +37,20 @@ settings.register_profile(
 )
 settings.load_profile("clockwright")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--rewrite`.
+
+    An option has to be in this file: pytest reads the `conftest.py` of `testpaths`, or above the paths it
+    is given, before it parses arguments, and those of folders further down only when it collects them.
+    """
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write down what happens now where a transcript or digest says otherwise",
+    )
+
+
 _responded: weakref.WeakKeyDictionary[Scheduler, set[RequestId]] = weakref.WeakKeyDictionary()
 
 
