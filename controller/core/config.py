@@ -16,17 +16,17 @@ BATCHINGS = ("aimd", "quantile", "none")
 class EdfMhConfig:
     """The pieces of `edf_mh`. Each can be turned off, which is how its worth is measured."""
 
-    #: Look-ahead of each exec lane, and the margin, follow what is measured, below `lookahead_ns` and
-    #: `margin_ns`. Else they are those.
+    #: Each exec lane's look-ahead, and the margin, follow what is measured, with `lookahead_ns` and
+    #: `margin_ns` as upper bounds. Else they are equal to those.
     adaptive_lookahead: bool = True
     adaptive_margin: bool = True
     #: Under overload, strike out batches (loads) with few requests per GPU (PCIe) time. Else the most
     #: urgent one is always next, and under overload every one is late in turn.
     prune_infers: bool = True
     prune_loads: bool = True
-    #: What waits counts (1 + this * share of requests dropped) times when it is seen what there is time
-    #: for. Too small: time goes to sparse batches while denser ones gather. Too large: requests that
-    #: could be served are not.
+    #: Waiting work counts (1 + this * share of requests dropped) times (policies/pressure.py). Too small:
+    #: time goes to sparse batches while denser ones gather. Too large: requests that could be served are
+    #: not.
     pressure_gain: float = 6.0
     #: A model's batches weigh (mean served share / its own) to this power. 0: none is favoured. Too
     #: large: goodput goes to the models that cost most.
@@ -34,9 +34,9 @@ class EdfMhConfig:
     #: A model whose served share is less than this part of the mean is not struck out, so that none is
     #: served less while there is time for all to have that much. 0: no floor.
     served_floor: float = 0.5
-    #: A request of this tenant counts as so many, 1 where a tenant is not named. For requests that carry a
-    #: tenant, `fairness` looks at the tenant's served share, not at the model's. Decides between batches:
-    #: within a model's queue the deadline does.
+    #: Tenant -> weight: one request of the tenant counts as so many; of tenants not named, as one. For requests
+    #: that carry a tenant, `fairness` looks at the tenant's served share, not at the model's. Weights decide
+    #: between batches: within a model's queue the deadline does.
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
@@ -90,7 +90,7 @@ class SchedulerConfig:
     capacity_ns: int = 100 * NS_PER_MS
     #: Copy a model that has to wait to an idle worker with free pages, beyond Appendix B's demand.
     fill_free_pages: bool = True
-    #: How a container of `clipper` sets its batch size: `aimd`, `quantile` or `none` (batching.py).
+    #: `clipper` only: how a container sets its batch size, one of `BATCHINGS`.
     batching: str = "aimd"
     #: `clipper` only: a batch that is not full waits until its oldest request has waited this long.
     #: It pays where a batch has a high fixed cost and load is moderate or comes in bursts.

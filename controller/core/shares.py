@@ -1,4 +1,4 @@
-"""Which share of the requests is served: of all in the last moments; in the last seconds, of each model and tenant."""
+"""Which share of the requests is served: in the last moments of all, in the last seconds of each model and tenant."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 
 _RECENT_NS = 50 * NS_PER_MS
 _HALF_LIFE_NS = 2 * NS_PER_S
-# Requests that every model is taken to have had served at the mean share. Fewer: one unlucky request of a
-# model that is seldom asked for makes it weigh more (with 1, a zoo of 1,500 models lost 4 points).
+# A model counts as having had so many more requests, served at the mean share. With fewer, one unlucky
+# request of a model that is seldom asked for makes it weigh more (with 1, a zoo of 1,500 models lost 4 points).
 _PRIOR = 16.0
 
-#: Tenants are named by clients: however many names there are, so many are kept, the latest.
+#: Clients name tenants, so there may be any number of names: the latest ones are kept, so many.
 MAX_TENANTS = 1024
 
 
@@ -20,7 +20,7 @@ class RecentDrops:
     __slots__ = ("_dropped", "_served", "_until_ns")
 
     def __init__(self) -> None:
-        # Of the window before, and of this one.
+        # Each list counts the window before, then this one.
         self._dropped = [0, 0]
         self._served = [0, 0]
         self._until_ns = 0
@@ -70,7 +70,7 @@ class ServedShare:
     def beside(self, mean: float) -> float:
         """The share, as though some more requests had been served at the mean share.
 
-        So that one unlucky request of a model that is seldom asked for says little.
+        One unlucky request of a model that is seldom asked for so says little.
         """
         return (self._served + _PRIOR * mean) / (self._served + self._dropped + _PRIOR)
 
@@ -81,7 +81,7 @@ class TenantShares:
     __slots__ = ("_shares",)
 
     def __init__(self) -> None:
-        #: The tenant that was counted longest ago, first.
+        #: In order of the last count: the tenant to forget next comes first.
         self._shares: dict[str, ServedShare] = {}
 
     def __len__(self) -> int:
@@ -98,6 +98,6 @@ class TenantShares:
         share.count(now_ns, served=served, dropped=dropped)
 
     def beside(self, tenant: str, mean: float) -> float:
-        """As `ServedShare.beside`, of one tenant."""
+        """The tenant's share, as `ServedShare.beside` gives it; a tenant that is not kept has the mean."""
         share = self._shares.get(tenant)
         return mean if share is None else share.beside(mean)

@@ -27,16 +27,16 @@ from typing_extensions import override
 AIMD_INCREASE = 2
 AIMD_DECREASE = 0.9
 
-#: The paper's: it sets batch sizes by the P99.
+#: The paper sets batch sizes by the P99.
 QUANTILE = 0.99
-# The least number of which a P99 is not the largest: with ten, one outlier at a size kept containers
-# from ever trying it again.
+# Samples kept per size: the fewest among which the P99 is not the largest. With ten, one outlier at a size
+# kept containers from ever trying it again.
 _SAMPLES_PER_SIZE = 100
-# Batches after which samples speak of another time. Bounds what a fit looks at.
+# A sample is forgotten after so many batches; that also bounds the work of a fit.
 _STALE_AFTER = 500
-# A fit costs about 10 us per sample: it waits for this share of new ones.
+# A fit costs about 10 us per sample, so it waits until this share of the samples is new.
 _NEW_SHARE = 1 / 16
-# Of the search for the slope, which is convex: to a hundred-thousandth of the steepest.
+# Steps of the search for the slope; so many find it to a hundred-thousandth of the steepest.
 _SEARCH_STEPS = 30
 
 
@@ -50,9 +50,9 @@ class Batching(Protocol):
         """A batch came back.
 
         Args:
-            rows: that it had.
+            rows: in the batch.
             latency_ns: from sending it to its result.
-            slo_ns: the smallest SLO in it.
+            slo_ns: the smallest SLO among its requests.
         """
 
 
@@ -85,7 +85,7 @@ class Aimd(Batching):
 
     @override
     def learn(self, rows: int, latency_ns: int, slo_ns: int) -> None:
-        # Compiled sizes round the cap down.
+        # A batch fills the cap when it has the largest compiled size below it.
         if rows < max(size for size in self._sizes if size <= self.cap):
             return
         if latency_ns > slo_ns:
@@ -100,7 +100,7 @@ class QuantileRegression(Batching):
     def __init__(self, sizes: Sequence[int]) -> None:
         self.cap: float = float(sizes[0])
         self._sizes = sizes
-        #: By rows: when (in batches), and how long.
+        #: Rows -> (number of the batch, latency in ns).
         self._samples: dict[int, deque[tuple[int, int]]] = {}
         self._num_learned = 0
         self._num_fitted = 0
@@ -126,7 +126,7 @@ class QuantileRegression(Batching):
         next_size = next((size for size in self._sizes if size > seen), self._sizes[-1])
         if slope > 0:
             wanted = (slo_ns - intercept) / slope
-        else:  # as yet no sign that size matters
+        else:  # no sign yet that size matters
             wanted = float(next_size) if intercept <= slo_ns else 0.0
         self.cap = max(float(self._sizes[0]), min(wanted, float(next_size)))
 
@@ -150,7 +150,7 @@ def fit_quantile(
         return _best(points, 0.0, quantile)[1], 0.0
     xs = sorted({x for x, _ in points})
     low = 0.0
-    # Steeper than any two points at neighbouring sizes could ask for.
+    # No two points at neighbouring sizes ask for a steeper line than this.
     high = max(y for _, y in points) / min(b - a for a, b in pairwise(xs))
     golden = (5**0.5 - 1) / 2
     left, right = high - golden * (high - low), low + golden * (high - low)
@@ -173,7 +173,7 @@ def fit_quantile(
 def _best(points: Sequence[tuple[int, int]], slope: float, quantile: float) -> tuple[float, float]:
     """The least loss at this slope, and the intercept that has it."""
     left_over = sorted([y - slope * x for x, y in points])
-    # The least value that at least this share is not above.
+    # Rank of the smallest value with at least this share of the values at or below it.
     rank = min(max(-int(-quantile * len(left_over) // 1), 1), len(left_over))
     intercept = left_over[rank - 1]
     above = sum(left_over[rank:]) - intercept * (len(left_over) - rank)

@@ -55,8 +55,8 @@ from controller.core.policy import Batch, Policy
 from controller.core.shares import RecentDrops
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState
 
-# Most urgent batches, or loads, among which the rule chooses. In overload there are seldom more that
-# could still be in time; 64 gave the same.
+# The rule chooses among so many of the most urgent batches, or loads. In overload more are seldom in time;
+# 64 gave the same.
 _MAX_CANDIDATES = 32
 
 # Refusals for other reasons say nothing about how busy lanes are.
@@ -65,10 +65,10 @@ _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
 # A refusal calls for another copy for this long.
 _SHORT_NS = 100 * NS_PER_MS
 
-# A lane that is idle because batch work may not run there is looked at again after this.
+# A lane that is idle because batch work may not run there is asked again after this time.
 _RETRY_NS = 10 * NS_PER_MS
 
-# Before anything is measured.
+# The look-ahead before anything is measured.
 _FIRST_LOOKAHEAD_NS = 2 * NS_PER_MS
 
 
@@ -83,13 +83,13 @@ class EdfMhPolicy(Policy):
         deferral: Deferral | None = None,
         batch_clients: BatchClients | None = None,
     ) -> None:
-        """Make it of its parts. Who tries another rule hands one of them in.
+        """Make the policy of its parts; an experiment with another rule hands its own part in.
 
         Args:
             config: the scheduler's settings.
-            run: chooses every model's batch; None: by what is being dropped.
-            deferral: None: as `config` says.
-            batch_clients: None: as `config` says.
+            run: the rule for every model's batch; None: the rule follows what is being dropped.
+            deferral: None: the one that `config` asks for.
+            batch_clients: None: the ones that `config` asks for.
         """
         pieces = config.edf_mh
         self.max_outstanding = config.max_outstanding
@@ -107,7 +107,7 @@ class EdfMhPolicy(Policy):
         self._fairness = Fairness(pieces)
         self._strategies = Strategies()
         self._loads = LoadQueue(_load_key)
-        # Of late, for want of time on either lane.
+        # Requests dropped in the last moments for want of time, on either lane.
         self._exec_drops = RecentDrops()
         self._load_drops = RecentDrops()
 

@@ -1,6 +1,6 @@
 """Which of several jobs to do first when not all can be done in time: Moore and Hodgson's rule.
 
-Go through the jobs by their latest begin and add up what they take. Whenever one would begin too late,
+Go through the jobs by their latest begin and add up the time they take. Whenever a job would begin too late,
 strike out the kept job that gives least for its time. Moore (1968) goes by the latest end, strikes out the
 longest, and so keeps the largest set that can be done in time. The policy's heaps are by latest begin; the
 other order gave 0.2 to 0.6 points less goodput in overload. Only the first of the kept jobs is of interest:
@@ -19,9 +19,9 @@ class Job(NamedTuple):
 
     #: Latest begin, ns.
     latest_ns: int
-    #: Time that it takes of all lanes that could do it, ns each.
+    #: Time that it takes of each lane that could do it, if they shared it, ns.
     share_ns: float
-    #: What it is worth, for its time.
+    #: Its worth per ns.
     density: float
 
 
@@ -51,5 +51,5 @@ def first_kept(jobs: Sequence[Job], begin_ns: float, pressure: float) -> int:
             busy_ns += job.share_ns
     if False in struck:
         return struck.index(False)
-    # Each could begin at once, on the lane that asks; together they are too late for the average lane.
+    # All are struck out: too late for the average lane, but each could begin at once on the lane that asks.
     return max(range(len(jobs)), key=lambda index: jobs[index].density)
