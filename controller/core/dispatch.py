@@ -1,7 +1,7 @@
 """What each lane gets next, and which commands that takes.
 
 A lane has room while its predicted backlog is below its look-ahead; then the policy is asked. Three
-things make a lane worth a look: requests came (`offer`, `seek_load`), an action ended (`after_result`),
+things make a lane worth a look: requests came (`place`), an action ended (`after_result`),
 or a wake-up is due (`wake`).
 """
 
@@ -10,10 +10,12 @@ from __future__ import annotations
 from itertools import count
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
+from clockwright.errors import Refusal
 from clockwright.units import ActionId
 from controller.core.alarms import Alarms
 from controller.core.books import Books
 from controller.core.config import SchedulerConfig
+from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
 from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import Copy, Model, Readiness, SentAction, WorkerState
@@ -56,7 +58,7 @@ class Dispatch:
         """Requests of the model wait: run them, or load it, where there is room."""
         self.offer(model, now_ns)
         if model.queue and len(model.copies) < len(model.ready):
-            self.seek_load(model, now_ns)
+            self.seek_copy(model, now_ns)
 
     # --- exec lanes -----------------------------------------------------------------------------
 
@@ -158,12 +160,39 @@ class Dispatch:
 
     # --- load lanes -----------------------------------------------------------------------------
 
-    def seek_load(self, model: Model, now_ns: int) -> None:
-        """Requests of the model wait: load it, or something more urgent, where there is room."""
-        if not self._policy.want_load(model, now_ns):
-            if self._config.fill_free_pages:
-                self.spread(model, now_ns)
-            return
+    def seek_copy(
+        self,
+        model: Model,
+        now_ns: int,
+        *,
+        refusal: Refusal | None = None,
+        wanted: bool = False,
+    ) -> None:
+        """Load the model once more where there is a reason and room (copies.py).
+
+        Args:
+            model: some worker that is ready for it has no copy.
+            now_ns: the present.
+            refusal: why a request of the model was refused at arrival; None: none was.
+            wanted: somebody asked for a copy.
+        """
+        reason = reason_for_copy(
+            model,
+            self._config,
+            self._traits,
+            self._policy,
+            refusal=refusal,
+            wanted=wanted,
+            any_idle=self._books.num_idle > 0,
+            now_ns=now_ns,
+        )
+        if reason is DEMAND:
+            self._load_by_urgency(model, now_ns)
+        elif reason is not None:
+            self._load_aside(model, reason, now_ns)
+
+    def _load_by_urgency(self, model: Model, now_ns: int) -> None:
+        """The policy has queued the model: load it, or something more urgent, where there is room."""
         if now_ns < self._load_room_ns:
             return
         room = []
@@ -185,45 +214,24 @@ class Dispatch:
                 break
             self.fill_load(worker, now_ns)
 
-    def spread(self, model: Model, now_ns: int, *, refused: bool = False) -> None:
-        """Copy a model that has to wait for its lanes to a worker with nothing better to do.
-
-        Where pages are free and the load lane is idle, another copy takes nothing from anybody. Once
-        requests are refused, that lane is enough.
-        """
-        if not refused and not self._books.num_idle:
-            return
+    def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
+        """Load the model on the first worker from which that takes nothing but what the reason may take."""
         for worker, readiness in model.ready.items():
-            if (
-                not (worker.load_lane if refused else worker.in_flight)
-                and worker.num_free_pages >= readiness.num_pages
-                and worker not in model.copies
-            ):
-                begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
-                self._send_load(worker, model, readiness, begin_ns, now_ns)
-                return
-
-    def warm_up(self, model: Model, now_ns: int) -> None:
-        """A request came that only a resident copy could have answered: the next one shall find one.
-
-        Demand is counted from waiting requests, and this one does not wait; without this a model whose
-        SLO is shorter than its load would be refused for ever. Only on a load lane with nothing to do.
-        """
-        if model.copies:
-            return
-        self._policy.forget_unwanted(now_ns)
-        if self._policy.wants_any:
-            return
-        for worker, readiness in model.ready.items():
-            if worker.load_lane:
+            if worker.in_flight if reason is IDLE_PAGES else worker.load_lane:
                 continue
-            victims = self._policy.victims(worker, readiness.num_pages)
-            if victims is not None:
+            if worker in model.copies:
+                continue
+            if reason is REFUSED_COLD or reason is WANTED:
+                victims = self._policy.victims(worker, readiness.num_pages)
+                if victims is None:
+                    continue
                 for victim in victims:
                     self.evict(victim)
-                begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
-                self._send_load(worker, model, readiness, begin_ns, now_ns)
-                return
+            elif worker.num_free_pages < readiness.num_pages:
+                continue
+            begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
+            self._send_load(worker, model, readiness, begin_ns, now_ns)
+            return
 
     def fill_load(self, worker: WorkerState, now_ns: int) -> None:
         """Send LoadWeights while the load lane has less than the look-ahead to do."""

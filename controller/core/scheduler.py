@@ -266,15 +266,8 @@ class Scheduler:
         if verdict.refusal is not None:
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(_refusal(request, verdict))
-            if verdict.refusal is Refusal.COLD:
-                self._dispatch.warm_up(model, self._now_ns)
-            elif (
-                verdict.refusal is Refusal.OVERLOADED
-                and self.traits.eager_copies
-                and self.config.fill_free_pages
-                and len(model.copies) < len(model.ready)
-            ):
-                self._dispatch.spread(model, self._now_ns, refused=True)
+            if len(model.copies) < len(model.ready):
+                self._dispatch.seek_copy(model, self._now_ns, refusal=verdict.refusal)
             return None
         books.enqueue(request)
         if self._predicts:  # else it waits until it has run
@@ -595,13 +588,13 @@ class Scheduler:
         self._dispatch.load_lane_freed()
         if not worker.draining:
             model.ready_on(worker, Readiness(event.num_pages, event.architecture_id, estimates))
-            if model.queue and len(model.copies) < len(model.ready):
-                self._dispatch.seek_load(model, self._now_ns)
+            if len(model.copies) < len(model.ready):
+                self._dispatch.seek_copy(model, self._now_ns)
 
     def _model_wanted(self, event: ModelWanted) -> None:
         model = self._books.models.get(event.model_id)
         if model is not None:
-            self._dispatch.warm_up(model, self._now_ns)
+            self._dispatch.seek_copy(model, self._now_ns, wanted=True)
 
     def _model_removed(self, event: ModelRemoved) -> None:
         model = self._books.remove_model(event.model_id)
