@@ -26,7 +26,7 @@ _SWEEP_MIN = 1024
 
 
 class Alarms:
-    """The three heaps. Who is due is taken out; what follows is the caller's affair."""
+    """The three heaps, first due first; the caller looks, takes out, and does what follows."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self._lookahead_ns = config.lookahead_ns
@@ -82,14 +82,10 @@ class Alarms:
         if at_ns < request.watch_ns:
             self.watch(request, at_ns)
 
-    def expired(self, now_ns: int) -> Request | None:
-        """Take out the next open request whose time has come."""
-        expiries = self.expiries
-        while expiries and expiries[0][0] <= now_ns:
-            at_ns, _, request = heappop(expiries)
-            if request.phase is not DONE and request.watch_ns == at_ns:
-                return request
-        return None
+    def expired(self) -> Request | None:
+        """Take out the first of the `expiries`: its request, or None when it counts no more."""
+        at_ns, _, request = heappop(self.expiries)
+        return request if request.phase is not DONE and request.watch_ns == at_ns else None
 
     def _sweep(self) -> None:
         """Drop entries of answered requests: with SLOs of hours they would never come to the top."""
@@ -117,16 +113,13 @@ class Alarms:
         worker.load_wakeup_ns = at_ns
         heappush(self.wakeups, (at_ns, next(self._serial), worker))
 
-    def woken(self, now_ns: int) -> tuple[int, WorkerState] | None:
-        """Take out the next wake-up whose time has come: its time, and the worker.
+    def woken(self) -> tuple[int, WorkerState]:
+        """Take out the first of the `wakeups`: its time, and the worker.
 
         The worker may be gone, and neither of its lanes may wait for that time any more.
         """
-        wakeups = self.wakeups
-        if wakeups and wakeups[0][0] <= now_ns:
-            at_ns, _, worker = heappop(wakeups)
-            return at_ns, worker
-        return None
+        at_ns, _, worker = heappop(self.wakeups)
+        return at_ns, worker
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -142,14 +135,14 @@ class Alarms:
         worker.watched = True
         heappush(self.timeouts, (at_ns, next(self._serial), worker))
 
-    def timed_out(self, now_ns: int) -> WorkerState | None:
-        """Take out the next worker whose oldest action has to be looked at; it may be gone."""
-        timeouts = self.timeouts
-        if timeouts and timeouts[0][0] <= now_ns:
-            _, _, worker = heappop(timeouts)
-            worker.watched = False
-            return worker
-        return None
+    def timed_out(self) -> WorkerState:
+        """Take out the first of the `timeouts`: the worker whose oldest action has to be looked at.
+
+        It may be gone.
+        """
+        _, _, worker = heappop(self.timeouts)
+        worker.watched = False
+        return worker
 
     def overdue_ns(self, sent: SentAction) -> int:
         """From this time on an action has waited for its result for too long."""

@@ -41,29 +41,29 @@ class Dispatch:
             policy: chooses what runs and what is loaded.
             books: what is true; told of every action.
             alarms: when to look at a lane again.
-            commands: where actions to send are put.
+            commands: where actions to send are put; the door takes them away with every event.
         """
         self._config = config
         self._traits = traits
         self._policy = policy
         self._books = books
         self._alarms = alarms
-        self._commands = commands
+        self.commands = commands
         self._action_ids = count(1)
         # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
         # forgotten at a new place; it saves a walk over all workers per request that waits for a load.
         self._load_room_ns = 0
 
-    def place(self, model: Model, now_ns: int) -> None:
-        """Requests of the model wait: run them, or load it, where there is room."""
-        self.offer(model, now_ns)
-        if model.queue and len(model.copies) < len(model.ready):
-            self.seek_copy(model, now_ns)
-
     # --- exec lanes -----------------------------------------------------------------------------
 
-    def offer(self, model: Model, now_ns: int) -> None:
-        """Requests of the model wait: let the lanes that hold it and have room take them."""
+    def place(self, model: Model, now_ns: int, *, seek: bool = True) -> None:
+        """Requests of the model wait: let the lanes that hold it and have room take them.
+
+        Args:
+            model: what they ask for.
+            now_ns: the present.
+            seek: where some still wait after that, seek the model another copy.
+        """
         # A wake-up that is yet to come means that the lane is full and its turn will come; or that a
         # batch was held back, which may be full now.
         room = [
@@ -86,6 +86,8 @@ class Dispatch:
             self.fill_exec(worker, now_ns)
             if not model.queue:
                 return
+        if seek and model.queue and len(model.copies) < len(model.ready):
+            self.seek_copy(model, now_ns)
 
     def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         """Send Infers while the exec lane has less than the look-ahead to do."""
@@ -144,7 +146,7 @@ class Dispatch:
         )
         self._books.begin_infer(sent, batch, now_ns)
         self._alarms.expect_result(worker, sent)
-        self._commands.append(
+        self.commands.append(
             SendAction(
                 worker_id=worker.worker_id,
                 action=action,
@@ -280,7 +282,7 @@ class Dispatch:
         sent = SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz)
         self._books.begin_load(sent, now_ns)
         self._alarms.expect_result(worker, sent)
-        self._commands.append(
+        self.commands.append(
             SendAction(worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns)
         )
         self._wake_load(worker, now_ns)
@@ -291,7 +293,7 @@ class Dispatch:
             action_id=ActionId(next(self._action_ids)), model_id=copy.model.model_id
         )
         self._books.drop(copy)
-        self._commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
+        self.commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
 
     def _wake_load(self, worker: WorkerState, now_ns: int) -> None:
         """Look at both lanes when the load lane has room again.
@@ -337,7 +339,7 @@ class Dispatch:
         if self._policy.wants_any:
             self.fill_load(worker, now_ns)
         if model.queue:
-            self.offer(model, now_ns)
+            self.place(model, now_ns, seek=False)
 
     def wake(self, worker: WorkerState, at_ns: int, now_ns: int) -> None:
         """A wake-up that was armed for `at_ns` is due: look at the lanes that wait for that time."""

@@ -155,10 +155,8 @@ class Scheduler:
             self._wake_due()
         if alarms.expiries and alarms.expiries[0][0] <= now_ns:
             self._expire()
-        if not self._commands:
-            return []
-        commands = self._commands[:]
-        self._commands.clear()
+        commands = self._commands
+        self._commands = self._dispatch.commands = []
         return commands
 
     def next_wakeup_ns(self) -> int | None:
@@ -262,7 +260,12 @@ class Scheduler:
             model.fastest.exec_ns[0] * event.rows if model.fastest else 0,
             event.tenant,
         )
-        verdict = self._judge(request, arriving=True)
+        if self._closed:
+            verdict = Verdict(Refusal.DRAINING)
+        elif self._predicts:
+            verdict = judge(request, self._now_ns, arriving=True)
+        else:
+            verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(_refusal(request, verdict))
@@ -274,12 +277,11 @@ class Scheduler:
             self._alarms.watch(request, verdict.hopeless_ns)
         return model
 
-    def _judge(self, request: Request, *, arriving: bool = False) -> Verdict:
-        if self._closed and arriving:
-            return Verdict(Refusal.DRAINING)
-        if not self._predicts:
-            return judge_without_prediction(request)
-        return judge(request, self._now_ns, arriving=arriving)
+    def _judge_again(self, request: Request) -> Verdict:
+        """A request waits, or was sent in vain: can it still be answered?"""
+        if self._predicts:
+            return judge(request, self._now_ns)
+        return judge_without_prediction(request)
 
     def _admission_closed(self, event: AdmissionClosed) -> None:
         self._closed = True
@@ -320,14 +322,18 @@ class Scheduler:
     def _expire(self) -> None:
         """Refuse waiting requests that became hopeless and sent ones past their deadline."""
         alarms, now_ns = self._alarms, self._now_ns
-        while (request := alarms.expired(now_ns)) is not None:
+        expiries = alarms.expiries
+        while expiries and expiries[0][0] <= now_ns:
+            request = alarms.expired()
+            if request is None:
+                continue
             if request.phase is SENT:
                 if request.deadline_ns <= now_ns:
                     self._refuse(request, Verdict(Refusal.LATE))
                 else:
                     alarms.watch(request, request.deadline_ns)
                 continue
-            verdict = self._judge(request)
+            verdict = self._judge_again(request)
             if verdict.refusal is None and verdict.hopeless_ns > now_ns:
                 alarms.watch(request, verdict.hopeless_ns)
                 continue
@@ -340,7 +346,7 @@ class Scheduler:
     def _reconsider(self, model: Model, refusal: Refusal) -> None:
         """A worker is no longer there for the model: refuse what nobody else can do, move the rest."""
         for request in list(model.queue):
-            verdict = self._judge(request)
+            verdict = self._judge_again(request)
             if verdict.refusal is not None:
                 if verdict.refusal is Refusal.NO_WORKER or request.lost_worker:
                     verdict.refusal = refusal
@@ -452,7 +458,7 @@ class Scheduler:
                 continue
             if refusal is Refusal.WORKER_LOST:
                 request.lost_worker = True
-            verdict = self._judge(request)
+            verdict = self._judge_again(request)
             if verdict.refusal is None:
                 self._books.enqueue(request)
                 if self._predicts:
@@ -476,15 +482,17 @@ class Scheduler:
 
     def _timer_fired(self, event: TimerFired) -> None:
         self._wake_due()
-        while (worker := self._alarms.timed_out(self._now_ns)) is not None:
+        timeouts = self._alarms.timeouts
+        while timeouts and timeouts[0][0] <= self._now_ns:
+            worker = self._alarms.timed_out()
             if self._is_here(worker) and worker.in_flight:
                 self._check_timeout(worker)
 
     def _wake_due(self) -> None:
         """Look at the lanes whose time has come."""
-        now_ns = self._now_ns
-        while (woken := self._alarms.woken(now_ns)) is not None:
-            at_ns, worker = woken
+        now_ns, wakeups = self._now_ns, self._alarms.wakeups
+        while wakeups and wakeups[0][0] <= now_ns:
+            at_ns, worker = self._alarms.woken()
             if self._is_here(worker):
                 self._dispatch.wake(worker, at_ns, now_ns)
 
