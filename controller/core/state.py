@@ -81,8 +81,8 @@ class Model:
     sequence: int
 
     # --- the mechanism's ---
-    #: Waiting requests by `due_ns`. A plain list: to cut a batch off its front costs 0.2 us even when
-    #: 5,000 wait, and policies bisect and slice it, which a sorted container does many times slower.
+    #: Waiting requests by `due_ns`. A plain list: with 5,000 waiting, to cut a batch of 8 off the front
+    #: costs 1.3 us, and 16 us in a `SortedKeyList`; its first and last, 0.03 us against 0.8.
     queue: list[Request] = field(default_factory=list)
     #: Waiting requests with more than one row; batches of those cannot always be filled exactly.
     num_multi_row: int = 0
