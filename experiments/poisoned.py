@@ -69,7 +69,7 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PoisonedQuery:
     """One query."""
 
     phase: str
@@ -89,21 +89,21 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PoisonedRun:
     """What happened."""
 
     models: tuple[str, ...]
     #: Which of them.
     poisoned: int
-    steps: list[Step]
+    steps: list[PoisonedQuery]
     #: What was typed and what it printed.
     transcript: str
 
-    def of(self, phase: str) -> list[Step]:
+    def of(self, phase: str) -> list[PoisonedQuery]:
         """The queries of a phase."""
         return [step for step in self.steps if step.phase == phase]
 
-    def heaviest(self, step: Step) -> bool:
+    def heaviest(self, step: PoisonedQuery) -> bool:
         """Whether the model that is poisoned has the most weight."""
         return step.weights[self.poisoned] == max(step.weights)
 
@@ -140,7 +140,7 @@ class _CommandLine:
             raise RuntimeError(f"clockwright {shlex.join(arguments)}: {done.stderr}")
 
 
-def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> Run:
+def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> PoisonedRun:
     """Serve, ask, poison and repair.
 
     Raises:
@@ -168,7 +168,7 @@ def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> Ru
             commands = _CommandLine(server.address, directory, show)
             steps = list(_ask(setting, server.address, commands, good, best, bad, asked))
     models = tuple(good)
-    return Run(models, models.index(best), steps, "\n".join(commands.transcript))
+    return PoisonedRun(models, models.index(best), steps, "\n".join(commands.transcript))
 
 
 def _model_name(kind: str) -> str:
@@ -191,7 +191,7 @@ def _ask(
     best: str,
     bad: Version,
     asked: Digits,
-) -> Iterator[Step]:
+) -> Iterator[PoisonedQuery]:
     """Ask all queries, and do at the command line what there is to do meanwhile."""
     candidates = [text for name in good for text in ("--model", name)]
     options = [text for option in setting.options for text in ("--option", option)]
@@ -212,7 +212,7 @@ def _ask(
                 (outcome,) = teacher.feedback(Feedback(query_id, label=label))
                 if outcome.status != "APPLIED":
                     raise RuntimeError(f"feedback for {query_id} is {outcome.status}")
-                yield Step(
+                yield PoisonedQuery(
                     phase,
                     label,
                     answer,
@@ -245,7 +245,7 @@ def _infer(client: triton.InferenceServerClient, image: Array) -> tuple[int, str
     )
 
 
-def figures_of(run: Run) -> dict[str, float]:
+def figures_of(run: PoisonedRun) -> dict[str, float]:
     """The numbers that are quoted."""
     figures = {
         "num_queries": float(len(run.steps)),
@@ -271,7 +271,7 @@ def produce(
     directory: Path = RESULTS,
     *,
     show: Callable[[str], None] = lambda _: None,
-) -> Run:
+) -> PoisonedRun:
     """Run, and leave `poisoned.json`, a table, a picture, and the transcript as `poisoned.txt`."""
     setting = setting or Setting()
     happened = run(setting, show=show)
@@ -303,7 +303,7 @@ def produce(
     return happened
 
 
-def _draw(run: Run, target: Path) -> None:
+def _draw(run: PoisonedRun, target: Path) -> None:
     """Weights above; below, the accuracy of late queries of the application and of single models."""
     first, last = len(run.of("before")), len(run.of("before")) + len(run.of("poisoned"))
     queries = np.arange(1, len(run.steps) + 1)

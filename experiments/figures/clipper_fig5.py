@@ -78,7 +78,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class DelayPoint:
     """One delay at one load."""
 
     form: str
@@ -92,7 +92,7 @@ class Point:
     p99_ms: float
 
 
-def measure(setting: Setting) -> list[Point]:
+def measure(setting: Setting) -> list[DelayPoint]:
     """Measure every delay at every load; delays take turns."""
     images, _ = held_out()
     points = []
@@ -132,7 +132,7 @@ def measure(setting: Setting) -> list[Point]:
             for load, delay_ms in product(setting.loads, setting.delays_ms):
                 whole = together(runs[load, delay_ms])
                 points.append(
-                    Point(
+                    DelayPoint(
                         form=form,
                         kind=kind,
                         delay_ms=delay_ms,
@@ -147,7 +147,7 @@ def measure(setting: Setting) -> list[Point]:
     return points
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[DelayPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     most: dict[tuple[str, str, float], float] = {}
@@ -166,7 +166,7 @@ def figures_of(points: Sequence[Point]) -> dict[str, float]:
     return figures | PAPER
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[DelayPoint]:
     """Measure and write `clipper_fig5.json`, `.csv` and `.png`."""
     points = measure(setting)
     figures = figures_of(points)
@@ -189,9 +189,9 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], setting: Setting, target: Path) -> None:
+def draw(points: Sequence[DelayPoint], setting: Setting, target: Path) -> None:
     """Throughput, batch size and P99 over the load; a column per container, a line per delay."""
-    rows: tuple[tuple[str, Callable[[Point], float]], ...] = (
+    rows: tuple[tuple[str, Callable[[DelayPoint], float]], ...] = (
         ("throughput, share of load", lambda p: p.throughput_rps / p.offered_rps),
         ("rows per batch", lambda p: p.mean_batch),
         ("P99, ms", lambda p: p.p99_ms),

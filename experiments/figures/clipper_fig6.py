@@ -83,7 +83,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ReplicaPoint:
     """So many replicas."""
 
     #: `real`, or of `POLICIES`.
@@ -96,7 +96,7 @@ class Point:
     port_gbps: float = 0.0
 
 
-def measure_real(setting: Setting) -> list[Point]:
+def measure_real(setting: Setting) -> list[ReplicaPoint]:
     """Containers on this machine."""
     images, _ = held_out()
     points = []
@@ -120,7 +120,7 @@ def measure_real(setting: Setting) -> list[Point]:
                     measured_s=setting.measured_s,
                 )
             points.append(
-                Point(
+                ReplicaPoint(
                     policy="real",
                     network="",
                     replicas=replicas,
@@ -130,7 +130,7 @@ def measure_real(setting: Setting) -> list[Point]:
     return points
 
 
-def simulate(setting: Setting, policy: str, network: str, replicas: int) -> Point:
+def simulate(setting: Setting, policy: str, network: str, replicas: int) -> ReplicaPoint:
     """Modelled replicas: one here, the others behind the port that they share."""
     bits_per_s = NETWORKS[network]
     local_rps = _simulated_rps(setting, policy, 1, None)
@@ -138,7 +138,7 @@ def simulate(setting: Setting, policy: str, network: str, replicas: int) -> Poin
     if replicas > 1:
         share = None if bits_per_s is None else bits_per_s // 8 // (replicas - 1)
         port_rps = _simulated_rps(setting, policy, replicas - 1, share)
-    return Point(
+    return ReplicaPoint(
         policy=policy,
         network=network,
         replicas=replicas,
@@ -175,7 +175,7 @@ def _simulated_rps(setting: Setting, policy: str, replicas: int, bytes_per_s: in
     return total.answered / (setting.simulated_ns / NS_PER_S)
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[ReplicaPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     alone = {(p.policy, p.network): p.throughput_rps for p in points if p.replicas == 1}
@@ -191,7 +191,7 @@ def figures_of(points: Sequence[Point]) -> dict[str, float]:
     return figures | PAPER
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[ReplicaPoint]:
     """Measure, simulate and write `clipper_fig6.json`, `.csv` and `.png`."""
     points = measure_real(setting)
     points += [
@@ -216,7 +216,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], target: Path) -> None:
+def draw(points: Sequence[ReplicaPoint], target: Path) -> None:
     """Real ones at the left, modelled ones at the right, with the line of perfect scaling."""
     with picture(target, 1, 2, size=(9, 3.6)) as grid:
         left, right = grid[0]

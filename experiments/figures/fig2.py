@@ -64,7 +64,7 @@ class Exec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ConcurrencyPoint:
     """One mode at one concurrency, over all rounds."""
 
     mode: str
@@ -85,7 +85,7 @@ class Point:
         return float(np.percentile(self.exec_ms, percentile))
 
 
-class Device(Protocol):
+class ConcurrentDevice(Protocol):
     """One model that runs, as often at the same time as is asked."""
 
     def run(self, index: int) -> None:
@@ -122,7 +122,7 @@ class Processor:
         self._sessions[index].run(None, self._feed)
 
 
-def one_at_a_time(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
+def one_at_a_time(device: ConcurrentDevice, concurrency: int, until_ns: int) -> list[Exec]:
     """Closed-loop clients before one executor that takes requests in order."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for _ in range(concurrency):
@@ -138,7 +138,7 @@ def one_at_a_time(device: Device, concurrency: int, until_ns: int) -> list[Exec]
     return done
 
 
-def concurrent(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
+def concurrent(device: ConcurrentDevice, concurrency: int, until_ns: int) -> list[Exec]:
     """Closed-loop clients, each with an executor of its own."""
     done: list[list[Exec]] = [[] for _ in range(concurrency)]
 
@@ -157,13 +157,13 @@ def concurrent(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
     return sorted((entry for part in done for entry in part), key=lambda entry: entry.end_ns)
 
 
-_RUNNERS: dict[str, Callable[[Device, int, int], list[Exec]]] = {
+_RUNNERS: dict[str, Callable[[ConcurrentDevice, int, int], list[Exec]]] = {
     "one_at_a_time": one_at_a_time,
     "concurrent": concurrent,
 }
 
 
-def measure(setting: Setting, device: Device) -> list[Point]:
+def measure(setting: Setting, device: ConcurrentDevice) -> list[ConcurrencyPoint]:
     """Let the modes take turns at every concurrency."""
     runs: dict[tuple[str, int], list[list[Exec]]] = {}
     for _ in range(setting.rounds):
@@ -175,9 +175,9 @@ def measure(setting: Setting, device: Device) -> list[Point]:
     return [_point(mode, concurrency, rounds) for (mode, concurrency), rounds in runs.items()]
 
 
-def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> Point:
+def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> ConcurrencyPoint:
     done = [entry for entries in rounds for entry in entries]
-    return Point(
+    return ConcurrencyPoint(
         mode=mode,
         concurrency=concurrency,
         throughput_rps=tuple(
@@ -191,7 +191,7 @@ def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> Poi
     )
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[ConcurrencyPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     by_key = {(point.mode, point.concurrency): point for point in points}
@@ -258,7 +258,7 @@ COMPARISONS = (
 )
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[ConcurrencyPoint]:
     """Measure and write `fig2.json`, `fig2.csv` and `fig2.png`."""
     points = measure(setting, Processor(setting))
     figures = figures_of(points)
@@ -302,7 +302,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], target: Path) -> None:
+def draw(points: Sequence[ConcurrencyPoint], target: Path) -> None:
     """Throughput at the left, EXEC durations over concurrency at the right."""
     import matplotlib
 

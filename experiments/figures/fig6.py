@@ -149,7 +149,7 @@ class Kind:
 
 
 @dataclass(slots=True, kw_only=True)
-class Bucket:
+class RampBucket:
     """One stretch of time under one policy."""
 
     begin_ns: int
@@ -173,7 +173,7 @@ class Ramp:
     """One policy."""
 
     policy: str
-    buckets: list[Bucket]
+    buckets: list[RampBucket]
     #: When the first weights were evicted, since the ramp's begin; None: never.
     memory_full_ns: int | None
     #: Share of the EXEC time that answered requests in time.
@@ -182,7 +182,7 @@ class Ramp:
     window_answered: int
     window_bound: int
 
-    def during(self, begin_ns: int, end_ns: int) -> list[Bucket]:
+    def during(self, begin_ns: int, end_ns: int) -> list[RampBucket]:
         """Buckets between two times."""
         return [bucket for bucket in self.buckets if begin_ns <= bucket.begin_ns < end_ns]
 
@@ -289,7 +289,7 @@ def measure(setting: Setting, policy: str, bounds: tuple[list[int], int]) -> Ram
     case = case_of(setting, policy)
     minor_id = case.cluster.models[0].model_id
     buckets = [
-        Bucket(
+        RampBucket(
             begin_ns=index * setting.bucket_ns,
             num_active=setting.num_active(index * setting.bucket_ns),
             bound=bound,
@@ -385,7 +385,7 @@ def figures_of(setting: Setting, ramps: Sequence[Ramp]) -> dict[str, float]:
     return figures | PAPER
 
 
-def _rps(setting: Setting, buckets: Sequence[Bucket], kind: str) -> float:
+def _rps(setting: Setting, buckets: Sequence[RampBucket], kind: str) -> float:
     answered = sum(getattr(bucket, kind).answered for bucket in buckets)
     return float(answered * NS_PER_S / (len(buckets) * setting.bucket_ns))
 
@@ -446,7 +446,7 @@ _KIND_COLUMNS = (
 )
 
 
-def _csv_row(setting: Setting, ramp: Ramp, bucket: Bucket) -> list[object]:
+def _csv_row(setting: Setting, ramp: Ramp, bucket: RampBucket) -> list[object]:
     seconds = setting.bucket_ns / NS_PER_S
     row: list[object] = [
         ramp.policy,
@@ -460,7 +460,7 @@ def _csv_row(setting: Setting, ramp: Ramp, bucket: Bucket) -> list[object]:
     return [*row, bucket.exec_busy, bucket.load_busy]
 
 
-def _minute(setting: Setting, bucket: Bucket) -> float:
+def _minute(setting: Setting, bucket: RampBucket) -> float:
     return (bucket.begin_ns - setting.lead_ns) / (60 * NS_PER_S)
 
 

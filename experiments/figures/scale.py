@@ -117,7 +117,7 @@ class Setting(Study):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ScaleResult:
     """One policy on one cluster at one SLO; of requests that arrived in the stretch."""
 
     policy: str
@@ -159,7 +159,7 @@ def case_of(setting: Setting, policy: str, size: Size, slo_ms: int) -> Case:
     return replace(case, workload=workload, duration_ns=size.warmup_ns + size.measured_ns)
 
 
-def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) -> Result:
+def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) -> ScaleResult:
     """Simulate one policy on one cluster at one SLO.
 
     Args:
@@ -193,7 +193,7 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
     }
     latencies_ms = np.array(latencies_ns, np.int64) / NS_PER_MS
     answered = outcomes.pop(OK, 0)
-    return Result(
+    return ScaleResult(
         policy=policy,
         num_gpus=size.num_gpus,
         slo_ms=slo_ms,
@@ -217,7 +217,7 @@ def bound_of(setting: Setting, size: Size, slo_ms: int) -> int:
     return stretch_bound(case, size.warmup_ns, case.duration_ns)[0]
 
 
-def figures_of(results: Sequence[Result]) -> dict[str, float]:
+def figures_of(results: Sequence[ScaleResult]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     for result in results:
@@ -246,7 +246,7 @@ def figures_of(results: Sequence[Result]) -> dict[str, float]:
     return figures | PAPER
 
 
-def comparisons(results: Sequence[Result]) -> list[Comparison]:
+def comparisons(results: Sequence[ScaleResult]) -> list[Comparison]:
     """Every number of the paper that is not zero, beside ours."""
     return [
         Comparison(
@@ -260,7 +260,7 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     ]
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Result]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[ScaleResult]:
     """Measure everything and write `scale.json`, `scale.csv` and `scale.png`."""
     results = []
     for size in setting.sizes:
@@ -296,11 +296,11 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Result]:
     return results
 
 
-def _key(result: Result) -> str:
+def _key(result: ScaleResult) -> str:
     return f"{result.policy}_{result.case_key}"
 
 
-def draw(results: Sequence[Result], target: Path) -> None:
+def draw(results: Sequence[ScaleResult], target: Path) -> None:
     """Latency of answered requests, the tail stretched, a panel for each line of the table."""
     cases = list(dict.fromkeys((result.num_gpus, result.slo_ms) for result in results))
     nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]

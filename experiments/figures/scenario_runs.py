@@ -21,7 +21,7 @@ _BOUND_WINDOW_NS = 4 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScenarioOutcome:
     """What came of the requests that arrived in the measured time."""
 
     arrived: int
@@ -75,7 +75,7 @@ def measure(
     *,
     bound: int = -1,
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
-) -> Outcome:
+) -> ScenarioOutcome:
     """Simulate one policy under one scenario; `bound` is passed on."""
     case = replace(scenario.case(seed), scheduler=scheduler)
     begin_ns, end_ns = scenario.begin_ns, case.duration_ns
@@ -112,7 +112,7 @@ def measure(
     total = result.summary.total(begin_ns, end_ns)
     shares = [answered[model_id] / number for model_id, number in arrived.items()]
     seconds = (end_ns - begin_ns) / NS_PER_S
-    return Outcome(
+    return ScenarioOutcome(
         arrived=arrived.total(),
         answered=answered.total(),
         late=outcomes["LATE"],

@@ -163,7 +163,7 @@ class Room:
     host_bytes: int
 
 
-class Bench:
+class BareDevice:
     """A device without lanes: whoever holds it says what runs, and hears how long it took."""
 
     def __init__(

@@ -63,7 +63,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class StretchFigures:
     """What a stretch of a run came to, live or simulated."""
 
     goodput_rps: float
@@ -85,7 +85,7 @@ def figures_of(
     origin_ns: int,
     begin_ns: int,
     end_ns: int,
-) -> Figures:
+) -> StretchFigures:
     """Sum telemetry rows up.
 
     Args:
@@ -97,7 +97,7 @@ def figures_of(
     """
     summary = summarise(requests, actions, bucket_ns=_BUCKET_NS, num_workers=1, origin_ns=origin_ns)
     total = summary.total(begin_ns, end_ns)
-    return Figures(
+    return StretchFigures(
         goodput_rps=summary.rate(total.answered, begin_ns, end_ns),
         p50_ms=total.latency_ns(50) / NS_PER_MS,
         p99_ms=total.latency_ns(99) / NS_PER_MS,
@@ -125,7 +125,7 @@ class Stretch:
 
     def figures(
         self, requests: Iterable[RequestRow], actions: Iterable[ActionRow], origin_ns: int
-    ) -> Figures:
+    ) -> StretchFigures:
         """Of rows whose clock says `origin_ns` at the workload's time 0."""
         ids = self.model_ids
         return figures_of(
@@ -166,7 +166,7 @@ class Setting(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredServer:
     """What the simulator is told of a server."""
 
     cluster: Cluster
@@ -185,7 +185,9 @@ class Measured:
         )
 
 
-def measured(server: Server, runs: Sequence[LiveRun], rows: Mapping[str, ProfileRow]) -> Measured:
+def measured(
+    server: Server, runs: Sequence[LiveRun], rows: Mapping[str, ProfileRow]
+) -> MeasuredServer:
     """Take the simulator's parameters from what was played before anything that counts.
 
     Args:
@@ -211,7 +213,7 @@ def measured(server: Server, runs: Sequence[LiveRun], rows: Mapping[str, Profile
         hosted += [HostedModel(ModelId(model_id), row) for model_id in model.model_ids]
     noise = Noise(exec_sigma=sum(each.exec_sigma for each in noises) / len(noises))
     rows_given = {each.row.name: asdict(each.row) for each in hosted}
-    return Measured(
+    return MeasuredServer(
         cluster=Cluster(
             models=tuple(hosted),
             num_pages=server.num_pages,
@@ -247,7 +249,7 @@ def compare(setting: Setting, played: Played) -> tuple[dict[str, float], dict[st
         "num_instances": float(len(setting.server.model_ids)),
         "num_instances_answered": float(len(answered)),
     }
-    given: Measured | None = None
+    given: MeasuredServer | None = None
     try:
         given = measured(setting.server, first, played.rows)
         extra = given.about
@@ -269,7 +271,7 @@ def compare(setting: Setting, played: Played) -> tuple[dict[str, float], dict[st
     return figures, extra
 
 
-def _beside(key: str, live: Figures, simulated: Figures | None) -> dict[str, float]:
+def _beside(key: str, live: StretchFigures, simulated: StretchFigures | None) -> dict[str, float]:
     """Name the numbers of both, and how far the simulated goodput is off."""
     named = {f"{key}_live_{name}": value for name, value in asdict(live).items()}
     words = f"{key:16} live {live.goodput_rps:8.1f} r/s, p99 {live.p99_ms:7.1f} ms"

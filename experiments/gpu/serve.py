@@ -26,7 +26,7 @@ from controller.telemetry import OK
 from experiments.bench_worker import action_figures
 from experiments.gpu.hardware import (
     CARD,
-    Bench,
+    BareDevice,
     Load,
     Room,
     about,
@@ -117,7 +117,7 @@ async def lanes(
     setting: Setting, accelerator: Accelerator, cache_dir: Path | None
 ) -> dict[str, float]:
     """Drive the lanes of a worker in this process: one LOAD or Infer after the other, models at random."""
-    bench = Bench(accelerator, setting.room, cache_dir=cache_dir)
+    bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     prepared = [
         await bench.model(model.architecture or model.name, model.batch_sizes)
         for model in setting.server.models

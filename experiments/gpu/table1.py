@@ -29,7 +29,7 @@ from typing import Any
 from clockwright.errors import ModelError
 from experiments.figures.report import write_csv
 from experiments.gpu.hardware import (
-    Bench,
+    BareDevice,
     Room,
     about,
     arguments,
@@ -96,7 +96,7 @@ async def measure(
             otherwise, and the names left out so far.
         cache_dir: of compiled models; the user's by default.
     """
-    bench = Bench(accelerator, setting.room, cache_dir=cache_dir)
+    bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     rng = random.Random(0)
     figures: dict[str, float] = {}
     try:
@@ -120,7 +120,7 @@ async def measure(
 
 
 async def _measure_one(
-    bench: Bench,
+    bench: BareDevice,
     accelerator: Accelerator,
     name: str,
     setting: Setting,

@@ -13,7 +13,7 @@ from controller.core import Scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
-from experiments.simulator.controller import Controller, production_scheduler
+from experiments.simulator.controller import VirtualController, production_scheduler
 from experiments.simulator.loop import Loop
 from experiments.simulator.summary import Summary
 from experiments.simulator.worker import Worker, simulated
@@ -145,7 +145,7 @@ class _Simulation:
             name: Summary(bucket_ns, case.cluster.num_workers)
             for name in sorted({*groups.values()})
         }
-        self.controller = Controller(
+        self.controller = VirtualController(
             case,
             self.loop,
             self.summary,

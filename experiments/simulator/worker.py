@@ -12,7 +12,7 @@ from clockwright.units import NS_PER_S, ActionId, ModelId, WorkerId
 from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
 from experiments.simulator.loop import Loop
-from experiments.simulator.network import Link
+from experiments.simulator.network import VirtualLink
 from worker.core.io_pool import aligned
 from worker.core.lanes import Core, Lane, LoadedModel, Step
 
@@ -104,8 +104,10 @@ class Worker:
         self._check = check
         seed = f"{case.seed} {worker_id} {incarnation}"
         network, faults = case.network, case.faults
-        self._down = Link(network, faults, random.Random(f"down {seed}"), network.down_samples_ns)
-        self._up = Link(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
+        self._down = VirtualLink(
+            network, faults, random.Random(f"down {seed}"), network.down_samples_ns
+        )
+        self._up = VirtualLink(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
         self._load_time = _Duration(case, case.cluster.noise.load_sigma, f"load {seed}")
         self._exec_time = _Duration(
             case, case.cluster.noise.exec_sigma, f"exec {seed}", case.cluster.exec_factor(index)

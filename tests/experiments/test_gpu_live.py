@@ -457,4 +457,4 @@ def test_every_aim_is_about_a_part_of_make_gpu() -> None:
 
 def test_every_figure_of_a_stretch_has_a_unit() -> None:
     units = ("_rps", "_ms", "_pct", "_size")
-    assert all(field.name.endswith(units) for field in fields(live.Figures))
+    assert all(field.name.endswith(units) for field in fields(live.StretchFigures))
