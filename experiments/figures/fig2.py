@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.figures.report import Comparison, compare, show, write_csv
@@ -48,7 +49,7 @@ class Setting:
     architecture: str = "resnet18_v1"
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     rounds: int = 5
-    #: Of one mode at one concurrency in one round.
+    #: Time that a round spends on each mode at each concurrency.
     round_s: float = 4.0
     #: Threads that one EXEC may use; 0: as many as there are cores.
     num_threads: int = 0
@@ -69,7 +70,7 @@ class ConcurrencyPoint:
 
     mode: str
     concurrency: int
-    #: By round.
+    #: Throughput of each round.
     throughput_rps: tuple[float, ...]
     exec_ms: NDArray[np.float64]
     #: From asking to the end of the EXEC.
@@ -77,22 +78,22 @@ class ConcurrencyPoint:
 
     @property
     def median_rps(self) -> float:
-        """Of the rounds."""
+        """Median throughput of the rounds."""
         return float(np.median(self.throughput_rps))
 
     def exec_percentile_ms(self, percentile: float) -> float:
-        """Of all EXECs."""
+        """Percentile of the duration of all EXECs."""
         return float(np.percentile(self.exec_ms, percentile))
 
 
 class ConcurrentDevice(Protocol):
-    """One model that runs, as often at the same time as is asked."""
+    """A device that runs one model, as often at the same time as is asked."""
 
     def run(self, index: int) -> None:
-        """One EXEC, beside those of other indices; returns at its end."""
+        """Run one EXEC beside the EXECs of other indices; returns at its end."""
 
 
-class Processor:
+class Processor(ConcurrentDevice):
     """Sessions of one model, one for each EXEC that may run at the same time."""
 
     def __init__(self, setting: Setting) -> None:
@@ -117,8 +118,8 @@ class Processor:
         for index in range(len(self._sessions)):
             self.run(index)
 
+    @override
     def run(self, index: int) -> None:
-        """One EXEC on one of the sessions."""
         self._sessions[index].run(None, self._feed)
 
 
