@@ -77,7 +77,7 @@ class StrategyPoint:
     mean_batch: float
     batch_p50_ms: float
     batch_p99_ms: float
-    #: Of batches.
+    #: Share of the batches that took longer than the SLO, in percent.
     late_pct: float
 
 

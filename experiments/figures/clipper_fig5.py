@@ -62,15 +62,16 @@ class Setting:
         ("onnx", "linear_svm"),
     )
     delays_ms: tuple[float, ...] = (0, 2, 5, 10)
-    #: Of the saturated throughput, ascending: what one leaves waiting, the next one has to serve.
+    #: Shares of the saturated throughput. Ascending, because requests that one load leaves waiting are
+    #: served under the next.
     loads: tuple[float, ...] = (0.2, 0.5, 0.8, 1.2)
     slo_ms: float = 20.0
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(11))
     outstanding: int = 2048
-    #: Of all loads with every delay, in turns.
+    #: How often every load is measured with every delay, in turns.
     rounds: int = 2
-    #: With more requests than any batch takes, before anything is measured: AIMD begins with one row and
-    #: adds two per batch, and what piles up meanwhile is no load's.
+    #: Time under more requests than any batch takes, before anything is measured. AIMD begins with one
+    #: row and adds two per batch, and the queue that builds up meanwhile belongs to no load.
     adapt_s: float = 5.0
     warmup_s: float = 0.5
     measured_s: float = 1.5

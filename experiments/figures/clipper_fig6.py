@@ -66,17 +66,17 @@ COMPARISONS = tuple(
 class Setting:
     """How much is measured and simulated."""
 
-    #: Real ones; more than there are cores are left out.
+    #: Numbers of real replicas; any above the number of cores is left out.
     real_replicas: tuple[int, ...] = (1, 2)
     kind: str = "kernel_svm"
     slo_ms: float = 20.0
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(9))
     warmup_s: float = 3.0
     measured_s: float = 4.0
-    #: Of a modelled device, which runs batches of this size only.
+    #: A modelled device runs batches of this size only.
     batch: int = 512
     row_bytes: int = 32 * 32 * 3
-    #: Modelled ones.
+    #: Numbers of modelled replicas.
     replicas: tuple[int, ...] = (1, 2, 3, 4, 8)
     simulated_warmup_ns: int = NS_PER_S // 2
     simulated_ns: int = 2 * NS_PER_S
@@ -84,15 +84,15 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPoint:
-    """So many replicas."""
+    """Throughput of one number of replicas."""
 
-    #: `real`, or of `POLICIES`.
+    #: `real`, or one of `POLICIES`.
     policy: str
-    #: Of `NETWORKS`; empty for real ones.
+    #: One of `NETWORKS`; empty for real replicas.
     network: str
     replicas: int
     throughput_rps: float
-    #: Rows on their way to remote replicas.
+    #: Traffic of the rows that travel to remote replicas.
     port_gbps: float = 0.0
 
 

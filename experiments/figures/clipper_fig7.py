@@ -43,7 +43,7 @@ class Setting:
 
 @dataclass(slots=True)
 class SplitErrors:
-    """Of one set of models; a row per split."""
+    """Error rates of one set of models by method, a row per split."""
 
     errors: dict[str, list[float]] = field(default_factory=dict)
     #: Queries and wrong answers of exp4-full by bucket, over all splits.

@@ -63,7 +63,7 @@ class Setting:
     """What is varied in tests."""
 
     sizes: tuple[int, ...] = (2, 4, 8, 12, 16, 20)
-    #: The paper's.
+    #: The paper's SLO.
     slo_ms: float = 20.0
     rate_qps: float = 150.0
     seconds: float = 8.0
@@ -97,11 +97,11 @@ class ArmPoint:
 
     @property
     def ok(self) -> list[QueryOutcome]:
-        """Answered ones."""
+        """Queries that were answered."""
         return [answer for answer in self.answers if answer.outcome == "OK"]
 
     def latency_ms(self, percentile: float) -> float:
-        """Of answers; NaN without any."""
+        """Percentile of the answers' latency; NaN without any answer."""
         latencies = [answer.latency_ms for answer in self.ok]
         return float(np.percentile(latencies, percentile)) if latencies else float("nan")
 
@@ -117,7 +117,7 @@ class ArmPoint:
 
     @property
     def accuracy(self) -> float:
-        """Of answers."""
+        """Share of the answers that are right."""
         return sum(answer.right for answer in self.ok) / max(len(self.ok), 1)
 
 

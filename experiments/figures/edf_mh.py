@@ -84,15 +84,15 @@ class Row:
 
     @property
     def points(self) -> float:
-        """Goodput in percent: of what was asked, in closed loops of the bound."""
+        """Goodput in percent of what was asked, or of the bound in closed loops."""
         return 100 * self.mean("bound_share" if self.scenario.bound == "rate" else "share")
 
     def mean(self, name: str) -> float:
-        """Of a property of the outcomes, over the seeds."""
+        """Mean of one property of the outcomes over the seeds."""
         return float(mean(getattr(outcome, name) for outcome in self.outcomes))
 
     def per_million(self, name: str) -> float:
-        """So many of a million requests, those of all seeds together."""
+        """How many of a million requests a count stands for, all seeds together."""
         return 1e6 * self.mean(name) / self.mean("arrived")
 
 

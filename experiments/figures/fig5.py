@@ -40,7 +40,7 @@ CONCURRENCY = 16
 PAPER = {
     "paper_slo500_goodput_rps": 800.0,
     "paper_slo500_p50_ms": 300.0,
-    # Of Clipper and INFaaS: "their goodput collapses below a 100ms SLO".
+    # The paper says so of Clipper and INFaaS: "their goodput collapses below a 100ms SLO".
     "paper_collapse_slo_ms": 100.0,
 }
 _SLOWER_BATCH = (
@@ -75,7 +75,7 @@ class SloPoint:
     slo_ms: int
     goodput_rps: float
     bound_rps: float
-    #: Of the model that got least.
+    #: Goodput of the model that got least.
     worst_model_rps: float
     mean_batch_size: float
     #: Share of the time in which the GPU executes.

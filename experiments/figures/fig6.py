@@ -80,16 +80,16 @@ _REASONS = {
 class Setting(Study):
     """How much is simulated."""
 
-    #: Of the Major workload.
+    #: Instances that the Major workload asks.
     num_models: int = 3600
-    #: Between two activations.
+    #: Time between two activations.
     step_ns: int = NS_PER_S
     lead_ns: int = 60 * NS_PER_S
-    #: With all instances active, after the ramp.
+    #: How long all instances stay active after the ramp.
     end_state_ns: int = 120 * NS_PER_S
     #: Resolution over time; lead, ramp and end state are whole numbers of it.
     bucket_ns: int = 60 * NS_PER_S
-    #: For B3, from the middle of the end state on; 0: none.
+    #: Length of the window that B3 bounds, from the middle of the end state on; 0: none.
     window_ns: int = 2 * NS_PER_S
     num_pages: int = 1408
     seed: int = 6
@@ -109,12 +109,12 @@ class Setting(Study):
 
     @property
     def end_ns(self) -> int:
-        """Of the run."""
+        """End of the run, since its begin."""
         return self.ramp_end_ns + self.end_state_ns
 
     @property
     def window(self) -> tuple[int, int]:
-        """Begin and end of what B3 is computed for."""
+        """Begin and end of the window that B3 bounds."""
         begin_ns = self.ramp_end_ns + self.end_state_ns // 2
         return begin_ns, begin_ns + self.window_ns
 
@@ -131,20 +131,20 @@ class Kind:
 
     arrived: int = 0
     answered: int = 0
-    #: Answered, and not resident at arrival.
+    #: Answered requests whose model was not resident at arrival.
     cold: int = 0
-    #: Of the answered.
+    #: Latency of each answered request.
     latencies_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def latency_ms(self, percentile: float) -> float:
-        """Of the answered; 0 without any."""
+        """Percentile of the answered requests' latency; 0 without any."""
         if not self.latencies_ns:
             return 0.0
         return float(np.percentile(self.latencies_ns, percentile, method="higher")) / NS_PER_MS
 
     @property
     def mean_ms(self) -> float:
-        """Of the answered; 0 without any."""
+        """Mean latency of the answered requests; 0 without any."""
         return float(np.mean(self.latencies_ns)) / NS_PER_MS if self.latencies_ns else 0.0
 
 

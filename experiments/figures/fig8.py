@@ -83,7 +83,7 @@ class Minute:
     p50_ms: float
     p99_ms: float
     max_ms: float
-    #: Of batches; and as the requests in them see it.
+    #: Mean over batches, then mean over the requests in them.
     mean_batch_size: float
     mean_batch_size_by_request: float
     #: Models with a cold start.
@@ -105,14 +105,14 @@ class ReplayOutcome:
     num_requests: int
     wall_s: float
     cpu_s: float
-    #: Highest so far in the process.
+    #: Highest resident memory of the process so far.
     peak_rss_mib: float
-    #: At every tenth of the run, the first after one tenth.
+    #: Resident memory at every tenth of the run, the first after one tenth.
     rss_mib: list[float]
-    #: Of the minutes it was computed for; answers per second.
+    #: The bound over the minutes for which it was computed; answers per second.
     bound_rps: float = 0.0
     bounded_goodput_rps: float = 0.0
-    #: Least GPU time of the requests of these minutes, as a share of what there is.
+    #: Least GPU time that the requests of the bounded minutes need, as a share of all GPUs' time.
     least_load: float = 0.0
     num_bounded: int = 0
     #: Mean number of models that are asked in a minute.

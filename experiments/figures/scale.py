@@ -96,7 +96,7 @@ class Setting(Study):
             measured_ns=10 * NS_PER_S,
         ),
     )
-    #: Of the whole trace, from one minute before a full hour on.
+    #: Length of the whole trace, which begins one minute before a full hour.
     num_minutes: int = 60
     num_functions: int = 17_000
     num_copies: int = 66
@@ -118,7 +118,7 @@ class Setting(Study):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleResult:
-    """One policy on one cluster at one SLO; of requests that arrived in the stretch."""
+    """One policy on one cluster at one SLO, over the requests that arrived in the stretch."""
 
     policy: str
     num_gpus: int
@@ -127,12 +127,12 @@ class ScaleResult:
     arrived: int
     answered: int
     bound: int
-    #: By outcome.
+    #: Refused requests by outcome.
     refused: dict[str, int]
     cold: int
-    #: In which the requests were answered.
+    #: Mean size of the batches that answered the requests.
     mean_batch_size: float
-    #: At `PERCENTILES`, of answered requests.
+    #: Latency of the answered requests at each of `PERCENTILES`.
     latency_ms: tuple[float, ...]
     latency_max_ms: float
     exec_busy: float
@@ -140,11 +140,11 @@ class ScaleResult:
 
     @property
     def case_key(self) -> str:
-        """As in the names of figures."""
+        """The case as the names of its figures spell it."""
         return f"gpus{self.num_gpus}_slo{self.slo_ms}"
 
     def percentile_ms(self, percentile: float) -> float:
-        """Of the answered, at the nearest of `PERCENTILES`."""
+        """Latency of the answered requests at the nearest of `PERCENTILES`."""
         nearest = min(PERCENTILES, key=lambda other: abs(other - percentile))
         return self.latency_ms[PERCENTILES.index(nearest)]
 

@@ -28,7 +28,7 @@ class ScenarioOutcome:
     answered: int
     #: Answers that were late; the requests count as refused.
     late: int
-    #: Likewise at most, by the scenario's bound; -1: none.
+    #: Answers in time at most, by the scenario's bound; -1: none.
     bound: int
     cold: int
     seconds: float
@@ -36,7 +36,7 @@ class ScenarioOutcome:
     p5_model_share: float
     worst_model_share: float
     p50_ms: float
-    #: Of batch clients, per second.
+    #: Answers to batch clients, per second.
     batch_rps: float
     exec_busy: float
     load_busy: float
@@ -54,7 +54,7 @@ class ScenarioOutcome:
 
     @property
     def utilisation(self) -> float:
-        """Of the GPUs or of their PCIe buses, whichever is busier."""
+        """Busy share of the GPUs or of their PCIe buses, whichever is busier."""
         return max(self.exec_busy, self.load_busy)
 
     @property

@@ -46,16 +46,16 @@ _BUCKET_NS = NS_PER_S // 2
 class Setting:
     """How long and how often."""
 
-    #: Of each live run; the first `warmup_ns` are left out.
+    #: Length of each live run; the first `warmup_ns` are left out.
     duration_ns: int = 27 * NS_PER_S
     warmup_ns: int = 2 * NS_PER_S
-    #: Of each calibration run.
+    #: Length of each calibration run.
     calibration_s: float = 4.0
-    #: Live runs of each case; simulated ones, with other seeds.
+    #: Number of live runs of each case, and of simulated ones with other seeds.
     repeats: int = 3
     seed: int = 1
-    #: Modelled devices take so many times as long, and their clients ask as much less often with SLOs as
-    #: much longer: what else a machine has to do shows less. Bursts keep their length.
+    #: Modelled devices take this many times as long, and their clients ask less often, with longer SLOs,
+    #: by the same factor: so other work on the machine shows less. Bursts keep their length.
     slower: int = 1
 
 
@@ -100,15 +100,15 @@ class TruthLine:
     rows: tuple[ProfileRow, ...]
     live: list[RunFigures]
     simulated: list[RunFigures]
-    #: Of each live run, with its requests as they arrived; empty for closed loops, whose arrivals depend
-    #: on the server.
+    #: Each live run simulated again with its requests as they arrived. Empty for closed loops, whose
+    #: arrivals depend on the server.
     as_arrived: list[RunFigures]
-    #: Of answered requests of one run, in ms, ascending.
+    #: Latencies of the answered requests of one run, in ms, ascending.
     live_latencies_ms: list[float]
     simulated_latencies_ms: list[float]
     #: What clients saw of each live run.
     clients: list[dict[str, float]]
-    #: Of the machine, before and after; the case itself adds less than 1.
+    #: The machine's load average before and after; the case itself adds less than 1.
     load_averages: tuple[float, float]
 
 
@@ -340,7 +340,7 @@ def calibrations(case: TruthCase, setting: Setting) -> list[Workload]:
 
 
 def profile_of(case: TruthCase, setting: Setting) -> Profile | None:
-    """Of the modelled device; None: the processor runs the models."""
+    """Profile of the modelled device; None: the processor runs the models."""
     if not case.rows:
         return None
     rows = {row.name: row for row in case.rows}
