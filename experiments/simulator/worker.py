@@ -29,10 +29,10 @@ class SimulatedModel(LoadedModel):
 
     load_ns: int
     exec_ns: dict[int, int]
-    #: By number of rows.
+    #: Copy times, by number of rows.
     input_ns: tuple[int, ...]
     output_ns: tuple[int, ...]
-    #: Of one row.
+    #: Bytes of one row.
     input_bytes: int
     output_bytes: int
 
@@ -118,9 +118,9 @@ class Worker:
         for model in models:
             self._core.add_model(model)
         self._start_delay_ns = case.cluster.start_delay_ns
-        #: When a lane is to be looked at again, on the worker's clock.
+        #: When each lane has to be looked at again, on the worker's clock.
         self._wakes: dict[Lane, int] = {}
-        #: Of Infers whose OUTPUT has begun, if bytes take time on the link.
+        #: Output bytes of Infers whose OUTPUT has begun, kept if bytes take time on the link.
         self._counts_bytes = network.bytes_per_s is not None
         self._output_bytes: dict[ActionId, int] = {}
         self._clock: SkewedClock | None = None
