@@ -40,7 +40,7 @@ class RateOutcome:
     #: Answered as a success, but not in hand within the SLO as the client measures it.
     late_successes: int = 0
     latencies_s: list[float] = field(default_factory=list)
-    #: Of refusals: from sending to the error.
+    #: Time from when each refused request was due until its error.
     refusal_s: list[float] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
     #: How late the client itself sent.

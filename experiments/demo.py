@@ -35,7 +35,7 @@ _NUM_QUESTIONS = 8
 _SMALL_SLOS_MS = (100.0, 150.0, 250.0)
 _LARGE_SLOS_MS = (250.0, 500.0, 1000.0)
 _SMALL_RATE = 12.0
-# Of the processor that runs EXEC.
+# The rates keep the core that computes busy for this share of the time.
 _UTILISATION = 0.5
 # Popularity of the large models: the k-th is asked for in proportion to 1/k, so that some are cold.
 _ZIPF = 1.0
@@ -60,7 +60,7 @@ class DemoVerdict:
 
     @property
     def in_time_fraction(self) -> float:
-        """Of the admitted requests."""
+        """Share of the admitted requests that was answered in time; NaN without any."""
         return self.in_time / self.admitted if self.admitted else math.nan
 
 

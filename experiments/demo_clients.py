@@ -36,20 +36,20 @@ class RequestOutcome:
 
     model: str
     slo_ms: float
-    #: Sent after it was due, because the client was busy.
+    #: How late the request was sent, because the client was busy.
     late_ms: float
     #: From sending to the answer or refusal.
     latency_ms: float
     #: "OK", the reason of a refusal, or the words of another error.
     outcome: str
-    #: Of answered requests.
+    #: The answer equals the one known beforehand; False without an answer.
     right: bool = False
     #: The answer's label is that of the image; None: there is none.
     label_right: bool | None = None
-    #: And so is that of the model run alone on the same image.
+    #: The model, run alone on the same image, gave that image's label; None: there is none.
     label_right_alone: bool | None = None
     cold: bool = False
-    #: By the server's clock: latency of the answer.
+    #: Latency of the answer by the server's clock.
     server_ms: float = 0.0
 
     @property

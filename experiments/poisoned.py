@@ -38,7 +38,7 @@ PHASES = ("before", "poisoned", "repaired")
 _LAST_TRAINING_FORM = 8
 _LAST_FORM = 13
 
-# Of the table and the picture: queries per row, and per mean.
+# Queries per row of the table, and per mean in the picture.
 _ROW = 20
 _WINDOW = 100
 
@@ -47,14 +47,14 @@ _WINDOW = 100
 class Setting:
     """What is varied in tests."""
 
-    #: Of `five_kinds`.
+    #: The ensemble's members, by their names in `five_kinds`.
     kinds: tuple[str, ...] = ("naive Bayes", "tree", "logistic", "forest", "SVM")
-    #: By phase.
+    #: Number of queries in each phase.
     num_queries: tuple[int, int, int] = (1000, 1000, 2000)
-    #: Queries between two looks at the command line, which looks when a phase begins or ends, too.
+    #: Queries between two looks at the command line; the begin and end of a phase are looked at too.
     look_every: int = 250
     slo_ms: float = 1000.0
-    #: Of the policy, as `app add --option` takes them.
+    #: The selection policy's options, as `app add --option` takes them.
     options: tuple[str, ...] = ()
     seed: int = 0
 
@@ -64,7 +64,7 @@ class Version:
     """A version of a model."""
 
     folder: Path
-    #: Its label for each digit that is asked about, by plain onnxruntime.
+    #: The version's label for each digit that is asked about, computed by plain onnxruntime.
     says: Array
 
 
@@ -73,27 +73,27 @@ class PoisonedQuery:
     """One query."""
 
     phase: str
-    #: The true one.
+    #: True label of the image.
     label: int
     answer: int
     num_missing: int
-    #: Of each model, after the feedback.
+    #: Weight of each model after the feedback.
     weights: tuple[float, ...]
     #: What each model says when it is asked alone.
     alone: tuple[int, ...]
 
     @property
     def right(self) -> bool:
-        """Whether the application was."""
+        """Whether the application gave the true label."""
         return self.answer == self.label
 
 
 @dataclass(frozen=True, slots=True)
 class PoisonedRun:
-    """What happened."""
+    """A whole run: every query and what the command line showed."""
 
     models: tuple[str, ...]
-    #: Which of them.
+    #: Index of the poisoned model in `models`.
     poisoned: int
     steps: list[PoisonedQuery]
     #: What was typed and what it printed.
