@@ -47,7 +47,7 @@ from experiments.local_server import LocalServer
 from experiments.results_file import RESULTS, write_results
 from experiments.selection import virtual_time
 from experiments.selection.digit_models import Classifier, export, predict, train
-from experiments.selection.virtual_time import Costs
+from experiments.selection.virtual_time import ModelledTimes
 
 ARMS = ("mitigated", "blocking")
 
@@ -69,7 +69,7 @@ class Setting:
     seconds: float = 8.0
     seed: int = 0
     num_workers: int = 4
-    costs: Costs = field(default_factory=Costs)
+    costs: ModelledTimes = field(default_factory=ModelledTimes)
 
 
 LIVE = Setting(slo_ms=100.0, rate_qps=40.0, seconds=10.0)
