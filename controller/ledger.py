@@ -65,7 +65,7 @@ class Sent:
     """An action under way."""
 
     command: SendAction
-    #: When it was handed to the worker's link.
+    #: Time at which the action was handed to the worker's link.
     sent_ns: int
 
 
@@ -78,7 +78,7 @@ class Finished:
     result_ns: int
     #: The latest load of its model on its worker, to explain a cold start.
     load: StepTime | None
-    #: Per request, per output tensor; empty in a shell that carries none.
+    #: Output tensors, per request; empty in a shell that carries none.
     outputs: Sequence[Buffer]
 
 
@@ -115,7 +115,7 @@ class Ledger(Generic[W, K]):
         """Keep the books of a shell. A callable that raises ends the loop.
 
         Args:
-            scheduler: decides.
+            scheduler: makes every decision.
             clock: the present in ns, on the clock that all the events' times are on.
             telemetry: takes a row per request and action; None: none are made.
             send: puts an action on a worker's link.
@@ -130,7 +130,7 @@ class Ledger(Generic[W, K]):
             tick_ns: what the shell's timer rounds up to. A timer that is due less than a tick after
                 the time wanted is left alone.
         """
-        #: Without an answer yet.
+        #: Requests without an answer yet.
         self.requests: dict[RequestId, tuple[RequestArrived, K]] = {}
         self._scheduler = scheduler
         self._clock = clock
@@ -152,12 +152,12 @@ class Ledger(Generic[W, K]):
 
     @property
     def is_idle(self) -> bool:
-        """No request waits and no action is under way."""
+        """Whether no request waits and no action is under way."""
         return not self.requests and not any([w.actions for w in self._workers.values()])
 
     @property
     def due_ns(self) -> int | None:
-        """When the timer is due; None: it is not armed."""
+        """Time at which the timer is due; None: it is not armed."""
         return self._due_ns
 
     def link_of(self, worker_id: WorkerId) -> W | None:
@@ -206,9 +206,9 @@ class Ledger(Generic[W, K]):
         """Take in a result.
 
         Args:
-            worker_id: where it is from.
-            result: on the shell's clock.
-            outputs: per request, per output tensor; None: the shell carries no tensors.
+            worker_id: the worker that sent it.
+            result: the report, with times on the shell's clock.
+            outputs: output tensors, per request; None: the shell carries no tensors.
 
         Returns:
             The action; None: the worker was let go a moment ago.
@@ -382,7 +382,7 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
             name = type(action).__name__
             raise ProtocolError(f"action {result.action_id}: {name} succeeded without a time")
         begin_ns, end_ns, duration_ns = step.begin_ns, step.end_ns, step.duration_ns
-        # A second more than possible, for modelled devices and clocks that run unlike.
+        # Allow a second more than possible, for modelled devices and clocks that run unlike.
         if end_ns < begin_ns or not 0 <= duration_ns <= now_ns - sent.sent_ns + NS_PER_S:
             raise ProtocolError(
                 f"action {result.action_id}: {type(action).__name__} ran from {begin_ns} to "
@@ -400,7 +400,7 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
 
 
 def request_row(request: RequestArrived, departure_ns: int, outcome: str) -> RequestRow:
-    """Make the row of a request that is closed; what only an answered one has is left out."""
+    """Make the row of a closed request, without the columns that only an answered one has."""
     return RequestRow(
         request_id=request.request_id,
         model_id=request.model_id,
@@ -413,7 +413,7 @@ def request_row(request: RequestArrived, departure_ns: int, outcome: str) -> Req
 
 
 def action_row(sent: Sent) -> ActionRow:
-    """Make the row of an action, without what became of it."""
+    """Make the row of an action, without its outcome."""
     command, action = sent.command, sent.command.action
     row = ActionRow(
         action_id=action.action_id,

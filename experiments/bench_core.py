@@ -41,6 +41,7 @@ from time import thread_time_ns
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import Scheduler, SchedulerConfig
@@ -65,9 +66,9 @@ class Setting:
     models: tuple[HostedModel, ...]
     num_workers: int
     rate_rps: float
-    #: The k-th most popular model is asked in proportion to k to the minus this.
+    #: Zipf's exponent: the k-th most popular model is asked in proportion to k to the minus this.
     zipf: float
-    #: Before anything counts; whole seconds.
+    #: Time before anything counts; whole seconds.
     warm_s: int
     measured_s: int
 
@@ -142,7 +143,7 @@ SETTINGS: dict[str, Callable[[], Setting]] = {
 
 
 class TimedScheduler(Scheduler):
-    """Notes the CPU ns of its calls: wall time counts whoever else is on the processor.
+    """Notes the CPU ns of its calls, because wall time counts other work on the processor, too.
 
     Each note contains one reading of the clock, some 0.2 us.
     """
@@ -150,11 +151,11 @@ class TimedScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         """Note nothing yet."""
         super().__init__(config)
-        #: Of each event, `next_wakeup_ns` after it included; None: not noted.
+        #: CPU time of each event, the call of `next_wakeup_ns` after it included; None: not noted.
         self.costs_ns: list[int] | None = None
 
+    @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
-        """Handle an event."""
         begin_ns = thread_time_ns()
         commands = super().handle(event, now_ns=now_ns)
         cost_ns = thread_time_ns() - begin_ns
@@ -162,8 +163,8 @@ class TimedScheduler(Scheduler):
             self.costs_ns.append(cost_ns)
         return commands
 
+    @override
     def next_wakeup_ns(self) -> int | None:
-        """Say when it wants to be woken."""
         begin_ns = thread_time_ns()
         wakeup_ns = super().next_wakeup_ns()
         cost_ns = thread_time_ns() - begin_ns
@@ -180,8 +181,8 @@ class RecordedScheduler(Scheduler):
         super().__init__(config)
         self.told: list[tuple[tuple[str, dict[str, Any]], int]] = []
 
+    @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
-        """Handle an event."""
         self.told.append((_plain(event), now_ns))
         return super().handle(event, now_ns=now_ns)
 
@@ -199,7 +200,7 @@ def _plain(event: Event) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a case cost."""
+    """CPU time that a case cost the core."""
 
     us_per_request: float
     us_p999: float
@@ -268,7 +269,7 @@ def compare(
 
     Args:
         beside: a checkout of the repository.
-        names: cases.
+        names: the cases to play.
         rounds: how often each tree hears them.
         native: compare each tree's `build/native` as well.
 
@@ -318,7 +319,7 @@ def _compare(
         raise RuntimeError(f"the commands of {here} and {there} differ")
     pairs = []
     for number in range(rounds):
-        # Whoever comes second finds the processor as the first one left it.
+        # The trees take turns at being second, because the second finds the processor as the first left it.
         order = (here, there) if number % 2 else (there, here)
         cpu_ns = {tree: _replay(tree, stream)["cpu_ns"] for tree in order}
         pairs.append((cpu_ns[here], cpu_ns[there]))
@@ -327,7 +328,7 @@ def _compare(
         "us": median(mine for mine, _ in pairs) / num_requests / 1000,
         "us_beside": median(other for _, other in pairs) / num_requests / 1000,
         "ratio": median(ratios),
-        # What else the machine does can only add.
+        # Other work on the machine can only add time, so the least is the truest.
         "ratio_of_least": min(mine for mine, _ in pairs) / min(other for _, other in pairs),
         "ratio_min": min(ratios),
         "ratio_max": max(ratios),

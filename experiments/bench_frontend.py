@@ -117,7 +117,7 @@ def echo_parsed(request: oip.ModelInferRequest) -> oip.ModelInferResponse:
     return oip.ModelInferResponse(model_name=request.model_name, raw_output_contents=[reply])
 
 
-# What a handler gets and returns: bytes, or parsed messages.
+# A handler gets and returns bytes, or parsed messages.
 Message = Any
 PARSED = (oip.ModelInferRequest.FromString, oip.ModelInferResponse.SerializeToString)
 RAW = (None, None)

@@ -29,7 +29,7 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 # Input bytes as bench_frontend's payloads: 784 floats in, 10 out; 3x224x224 in, 1000 out.
 MODELS = {"small": ("mlp-784-128-10", [1, 784]), "602kb": ("squeezenet1.1", [1, 3, 224, 224])}
 CLIENTS = (1, 8, 32)
-# Every batch size takes 10 us: the device is never what a request waits for.
+# Every batch size takes 10 us, so no request waits for the device.
 NEAR_ZERO = Profile(
     name="near-zero",
     rows={

@@ -49,14 +49,14 @@ _SEED = 0
 
 _OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
 
-#: File, key here, key there.
+#: File, key in this record, key in that file.
 COLLECTED = (
     ("clipper_fig8", "fig8_cumulative_error", "cumulative_error"),
     ("clipper_fig8", "fig8_returns_to_best", "returns_to_best"),
     ("clipper_fig9", "mitigated_late_answers", "mitigated_late_answers"),
 )
 
-# Asked at once, which is what makes batches.
+# Queries asked at once, so that they form batches.
 _CONCURRENCY = 32
 _SLO_MS = 10_000.0
 
@@ -65,9 +65,9 @@ def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     """Time one select and one combine by averaging, the slower rule.
 
     Args:
-        name: of a built-in policy.
-        calls: per repeat.
-        repeats: of which the fastest counts: caches, and others on the core, can only make it slower.
+        name: the name of a built-in policy.
+        calls: calls per repeat.
+        repeats: repeats, of which the fastest counts: caches and other work on the core can only slow it.
 
     Returns:
         Microseconds per call of both.
@@ -168,7 +168,7 @@ async def feedback_round(
             async def observe(index: int, application: str = application) -> None:
                 await teach(await ask(application, index), index)
 
-            # What is observed was asked a moment ago.
+            # The observed inputs were asked a moment ago.
             await _all(asked, count)
             await timed(application, observe)
         by_id = iter(ids)
@@ -220,7 +220,7 @@ def measure_feedback(*, num_inputs: int, rounds: int) -> list[dict[str, float]]:
                 )
                 operator.put_application(application)
             pids = process_tree(server.process.pid)
-            # A machine that slows down or speeds up in between favours neither.
+            # Alternating order: a machine that slows down or speeds up in between favours neither.
             orders = [names if number % 2 else names[::-1] for number in range(rounds + 1)]
             images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
             rows = [

@@ -84,7 +84,7 @@ def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
         "num_load": float(len(loads)),
     }
     if pauses := sorted(_pauses(execs, loaded)):
-        # No figure where none was queued: that would look like no pause.
+        # Without a queued EXEC there is no figure, which would look like no pause.
         figures["exec_pause_us_p50"] = _quantile(pauses, 0.5)
         figures["exec_pause_us_p99"] = _quantile(pauses, 0.99)
     for name, lane in (("exec", execs), ("load", loads)):
@@ -124,8 +124,8 @@ def _lateness(
     """Microseconds between the moment a lane's steps could begin and the moment they did.
 
     Args:
-        lane: its steps, with their actions.
-        loaded: by model, when its weights were there, in order; for EXEC.
+        lane: the lane's steps, with their actions.
+        loaded: for EXEC, the times at which each model's weights were there, in order.
     """
     lane_free_ns = 0
     late = []
@@ -153,7 +153,7 @@ def _pauses(
 
 
 def _ready_ns(step: StepTime, row: ActionRow, loaded: dict[str, list[int]]) -> int:
-    """When a step had all that it needs but its lane."""
+    """Time at which a step had all that it needs except its lane."""
     ready_ns = max(row.earliest_ns or 0, row.received_ns)
     if row.input is not None:
         ready_ns = max(ready_ns, row.input.end_ns)

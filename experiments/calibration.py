@@ -1,8 +1,8 @@
-"""What the simulator has to be told of a live server: overheads, and what models cost.
+"""Measures the simulator's parameters on a live server: overheads, and the cost of models.
 
-Measured in runs of their own, with closed-loop clients: one client on an idle server shows the way
-there and back, six on one model show what passes between two EXECs of a busy lane, and how long EXECs
-of every size that comes up take while client, controller and worker share the processor.
+Closed-loop clients measure in runs of their own. One client on an idle server shows the way there and
+back. Six clients of one model show the pause between two EXECs of a busy lane, and how long EXECs of every
+batch size take while client, controller and worker share the processor.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _SLO_NS = 10 * NS_PER_S
 class Calibration:
     """The simulator's parameters, in ns."""
 
-    #: From a request's arrival until its EXEC has its turn on an idle lane, with all that controller and
-    #: worker do on the way; and from the EXEC's end until the request departs. One per request.
+    #: Times from a request's arrival until its EXEC has its turn on an idle lane, with all work of controller
+    #: and worker in between; then from the EXEC's end until the request departs. One per request.
     down_samples_ns: tuple[int, ...]
     up_samples_ns: tuple[int, ...]
-    #: From a response's departure to the arrival of the client's next request.
+    #: Times from a response's departure to the arrival of the client's next request.
     client_samples_ns: tuple[int, ...]
-    #: Between two EXECs of a busy lane.
+    #: Pauses between two EXECs of a busy lane.
     start_delay_ns: int
 
     def network(self) -> Network:
-        """What the simulator is to take for the way there and back."""
+        """The simulator's parameters for the way there and back."""
         return Network(
             delay_ns=0,
             client_delay_ns=0,
@@ -48,7 +48,7 @@ class Calibration:
         )
 
     def describe(self) -> dict[str, float]:
-        """For people: percentiles in us, instead of every sample."""
+        """Percentiles in us instead of every sample, for people."""
         said = {"start_delay_us": self.start_delay_ns / NS_PER_US}
         for name in ("down", "up", "client"):
             samples_ns = getattr(self, f"{name}_samples_ns")
@@ -76,8 +76,8 @@ def calibrate(alone: LiveRun, crowd: LiveRun, rehearsal: LiveRun | None = None) 
     """Take the overheads from the two runs of `calibration_workloads`.
 
     Args:
-        alone: of one client.
-        crowd: of several.
+        alone: the run of one client.
+        crowd: the run of several clients.
         rehearsal: a run whose requests come as rarely as in what is to be simulated: a server that was
             idle for a while takes longer on the way. Its requests that found the lane idle are taken
             instead of those of `alone`, where there are enough.

@@ -51,7 +51,7 @@ _REQUEST_NUMBERS = ("request_id", "arrival_ns", "slo_ns", "departure_ns", "expec
 
 @dataclass(slots=True)
 class Exported:
-    """What was written."""
+    """Counts of what an export wrote."""
 
     num_actions: int = 0
     num_requests: int = 0
@@ -112,7 +112,7 @@ class _Writer:
 
 @dataclass(slots=True)
 class _Lane:
-    """The tracks of one kind of one worker: of each, when its last slice ends."""
+    """The tracks of one kind of one worker: the end of each track's last slice."""
 
     first_tid: int
     ends_ns: list[int] = field(default_factory=list)
@@ -211,7 +211,7 @@ class _Export:
                 return lane.first_tid + index, taken_ns
         index = len(lane.ends_ns)
         if index == _TRACKS_PER_KIND:
-            # More than a viewer could show: the last one shows that there are many.
+            # A viewer cannot show more tracks: the last one shows that there are many slices.
             index -= 1
             taken_ns = lane.ends_ns[index]
             lane.ends_ns[index] = max(taken_ns, end_ns)
@@ -251,7 +251,7 @@ class _Export:
         write = self._writer.event
         write(**asynchronous, ph="b", ts=_us(arrival_ns), args=args)
         write(**asynchronous, ph="e", ts=_us(departure_ns))
-        # As short as the clock has it, so that arrivals do not overlap.
+        # The slice is as short as the clock allows, so that arrivals do not overlap.
         arrival = common | {"tid": _ARRIVALS_TID}
         write(**arrival, cat="arrival", ph="X", ts=_us(arrival_ns), dur=_us(1), args=args)
         execution = self._execs.get((row["worker_id"], row["action_id"]))
@@ -260,7 +260,7 @@ class _Export:
             flow: _Event = {"name": "request", "cat": "flow", "id": request_id}
             begin: _Event = {"pid": _REQUESTS_PID, "tid": _ARRIVALS_TID, "ts": _us(arrival_ns)}
             write(**flow, **begin, ph="s")
-            # bp: binds to the slice around it, not to the next one.
+            # `bp` binds the arrow to the slice around it, not to the next one.
             write(**flow, ph="f", bp="e", pid=pid, tid=tid, ts=_us(begin_ns))
             self.exported.num_arrows += 1
         self.exported.num_requests += 1

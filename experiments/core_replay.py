@@ -1,4 +1,4 @@
-"""Replays a recorded stream of events into a scheduler: what `bench_core --beside` measures two trees by.
+"""Replays a recorded stream of events into a scheduler, so that `bench_core --beside` can time two trees.
 
 Run as a script with the tree to measure first on `PYTHONPATH`, so that it imports nothing but that
 tree's core. It takes the path of a stream that `bench_core` recorded and prints JSON: where the core was

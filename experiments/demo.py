@@ -49,12 +49,12 @@ class DemoVerdict:
 
     offered: int
     answered: int
-    #: Answered inside the SLO, as the clients saw it.
+    #: Requests answered inside the SLO, as the clients saw it.
     in_time: int
-    #: Not refused before anything was tried: answered, or failed later.
+    #: Requests not refused at admission: answered, or failed later.
     admitted: int
     wrong: int
-    #: Reported as success after the deadline, by the server's own clock.
+    #: Successes reported after the deadline, by the server's own clock.
     late_successes: int
     errors: int
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
     telemetry = directory / "telemetry"
-    # Half of the large models, and the small ones, of a page each.
+    # Room for half of the large models, and for the small ones, which have a page each.
     pages = options.large // 2 * _LARGE_PAGES + len(small)
     server_options = [
         *("--models", str(models_dir), "--pages", str(pages), "--arena-mib", "64"),
@@ -122,7 +122,7 @@ def plan(
     Args:
         small: models with a fixed rate.
         large: models that share what is left, in order of popularity.
-        prepared: what the server knows of each, its EXEC durations above all.
+        prepared: the server's view of each model, above all its EXEC durations.
     """
     loads = [ModelLoad(model, _SMALL_RATE, _SMALL_SLOS_MS) for model in small]
     used = sum(load.rate * _exec_s(prepared[load.model.name]) for load in loads)
@@ -136,7 +136,7 @@ def plan(
 
 
 def judge(outcomes: Sequence[RequestOutcome]) -> DemoVerdict:
-    """Count what matters."""
+    """Count the outcomes that the demo is judged by."""
     refused_early = {"INFEASIBLE", "COLD", "OVERLOADED", "NO_WORKER", "DRAINING"}
     refused_late = {"LATE", "WORKER_LOST", "MODEL_REMOVED", "FAILED"}
     answered = [outcome for outcome in outcomes if outcome.outcome == "OK"]

@@ -1,4 +1,4 @@
-"""Open-loop clients: requests leave when a Poisson process says, whatever became of those before."""
+"""Open-loop clients: a Poisson process says when requests leave, whatever became of earlier ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RTOL, _ATOL = 1e-3, 1e-3
 
 @dataclass(frozen=True, slots=True)
 class ModelLoad:
-    """What clients do to one model."""
+    """The load that clients put on one model."""
 
     model: DemoModel
     #: Requests per second.
     rate: float
-    #: Each request draws one of them.
+    #: SLOs, of which each request draws one.
     slos_ms: tuple[float, ...]
 
 
@@ -38,7 +38,7 @@ class RequestOutcome:
     slo_ms: float
     #: How late the request was sent, because the client was busy.
     late_ms: float
-    #: From sending to the answer or refusal.
+    #: Time from sending to the answer or refusal.
     latency_ms: float
     #: "OK", the reason of a refusal, or the words of another error.
     outcome: str
@@ -54,7 +54,7 @@ class RequestOutcome:
 
     @property
     def in_time(self) -> bool:
-        """It was answered inside its SLO, by the client's clock."""
+        """Whether it was answered inside its SLO, by the client's clock."""
         return self.outcome == "OK" and self.latency_ms <= self.slo_ms
 
 
@@ -74,8 +74,8 @@ def drive(
     Args:
         address: HOST:PORT of the server.
         loads: one per model.
-        duration_s: of the arrivals.
-        seed: of arrivals, SLOs and questions.
+        duration_s: how long requests arrive.
+        seed: seed of arrivals, SLOs and questions.
 
     Returns:
         One outcome per request, in order of arrival.

@@ -40,7 +40,7 @@ class DemoModel:
     name: str
     #: One row per question, shape (n, ...).
     questions: Array
-    #: By output name; row i belongs to question i.
+    #: Answers by output name; row i belongs to question i.
     answers: dict[str, Array]
     #: The output that says the label, or None: the model was never trained.
     label_output: str | None = None
@@ -100,7 +100,7 @@ def crops(num_crops: int) -> Array:
 
 
 def run_alone(path: Path, questions: Array) -> dict[str, Array]:
-    """What plain onnxruntime answers, question by question, as a lone client would get it."""
+    """Answers of plain onnxruntime, question by question, as a lone client would get them."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])

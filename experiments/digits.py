@@ -20,19 +20,19 @@ NUM_FORMS = 14
 _FORM_LENGTH = 130
 # The shortest form kept 122 of its digits.
 _LOST_MAX = 10
-# Labels compared to find where a form begins.
+# So many labels are compared to find where a form begins.
 _COMPARED = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Digits:
-    """Images and what they show."""
+    """Images, their labels, and the forms they were written on."""
 
-    #: float32, shape (n, 64), 0 to 16.
+    #: Pixels, float32, shape (n, 64), 0 to 16.
     images: Array
-    #: int64, shape (n,).
+    #: Digits shown, int64, shape (n,).
     labels: Array
-    #: int64, shape (n,): the form, 0 to 13.
+    #: Form of each image, int64, shape (n,), 0 to 13.
     forms: Array
 
     def of_forms(self, first: int, last: int) -> Digits:

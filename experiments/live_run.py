@@ -18,7 +18,7 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 from traces.arrivals import Workload
 from traces.replay import ReplayReport, replay
 
-# What stands for a model whose costs are modelled: its inputs are 3 kB and nobody looks at them.
+# This network stands for a model whose costs are modelled: its inputs are 3 kB and nobody looks at them.
 _STAND_IN = "mlp-784-128-10"
 
 
@@ -45,7 +45,7 @@ class LiveModel:
 class LiveRun:
     """One workload that was played."""
 
-    #: What the client saw.
+    #: The run as its client saw it.
     report: ReplayReport
     #: Rows of this workload alone. Its time 0 is `report.begin_ns` of them.
     requests: tuple[RequestRow, ...]
@@ -54,12 +54,12 @@ class LiveRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What was played on one server."""
+    """The workloads that one server played."""
 
     runs: list[LiveRun]
-    #: By model, what the worker said that it costs, before anything was played.
+    #: By model, the costs that the worker reported before anything was played.
     rows: dict[str, ProfileRow]
-    #: What the server said it decides by.
+    #: The scheduler's settings as the server reported them.
     policy: str
 
 
@@ -77,8 +77,8 @@ def play(
     Args:
         workloads: each begins when the last response of the one before is there.
         models: what it serves; prepared before anything is played.
-        profile: of a modelled device; None: the processor runs the models, or what `options` say.
-        num_pages: of the weights cache.
+        profile: profile of a modelled device; None: the processor, or the device in `options`, runs the models.
+        num_pages: size of the weights cache.
         scheduler: policy and look-ahead, all that the command line has of it; None: the server's own.
         options: more of `clockwright up`; the last one given of a kind holds.
 

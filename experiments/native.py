@@ -25,7 +25,7 @@ TARGET = ROOT / "build/native"
 
 PACKAGES = ("clockwright", "controller", "worker", "modelzoo", "traces", "experiments")
 
-# What runs per request. The core's other modules look at all of it, for people and for tests.
+# Modules that run per request. The core's other modules look at all of it, for people and for tests.
 _CORE = sorted(
     str(path.relative_to(ROOT))
     for path in (ROOT / "controller/core").rglob("*.py")
@@ -111,7 +111,7 @@ def build() -> None:
     for package in PACKAGES:
         leave = shutil.ignore_patterns("results", "__pycache__")
         shutil.copytree(ROOT / package, TARGET / package, ignore=leave)
-    # What is measured with it belongs to the project.
+    # Results measured with it belong to the project.
     results = TARGET / "experiments/results"
     results.symlink_to(os.path.relpath(ROOT / "experiments/results", results.parent))
     for name in COMPILED:

@@ -61,7 +61,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A version of a model."""
+    """One version of a model, good or poisoned."""
 
     folder: Path
     #: The version's label for each digit that is asked about, computed by plain onnxruntime.
@@ -79,7 +79,7 @@ class PoisonedQuery:
     num_missing: int
     #: Weight of each model after the feedback.
     weights: tuple[float, ...]
-    #: What each model says when it is asked alone.
+    #: Label that each model gives when it is asked alone.
     alone: tuple[int, ...]
 
     @property
@@ -96,7 +96,7 @@ class PoisonedRun:
     #: Index of the poisoned model in `models`.
     poisoned: int
     steps: list[PoisonedQuery]
-    #: What was typed and what it printed.
+    #: The typed commands and their output.
     transcript: str
 
     def of(self, phase: str) -> list[PoisonedQuery]:
@@ -104,7 +104,7 @@ class PoisonedRun:
         return [step for step in self.steps if step.phase == phase]
 
     def heaviest(self, step: PoisonedQuery) -> bool:
-        """Whether the model that is poisoned has the most weight."""
+        """Whether the poisoned model has the most weight."""
         return step.weights[self.poisoned] == max(step.weights)
 
 
@@ -123,10 +123,10 @@ class _CommandLine:
         self._show(text)
 
     def run(self, *arguments: str) -> None:
-        """Run one command against the server, which the transcript does not repeat, nor where files are.
+        """Run one command against the server; the transcript leaves out its address and the files' folders.
 
         Raises:
-            RuntimeError: it failed.
+            RuntimeError: the command failed.
         """
         done = subprocess.run(
             [sys.executable, "-m", "clockwright.cli", *arguments, "--server", self._address],
@@ -192,7 +192,7 @@ def _ask(
     bad: Version,
     asked: Digits,
 ) -> Iterator[PoisonedQuery]:
-    """Ask all queries, and do at the command line what there is to do meanwhile."""
+    """Ask all queries, and meanwhile exchange versions at the command line."""
     candidates = [text for name in good for text in ("--model", name)]
     options = [text for option in setting.options for text in ("--option", option)]
     slo = ("--slo-ms", f"{setting.slo_ms:g}")
@@ -258,7 +258,7 @@ def figures_of(run: PoisonedRun) -> dict[str, float]:
         figures[f"{phase}_best_alone_accuracy"] = float(alone.max())
         figures[f"{phase}_poisoned_model_accuracy"] = float(alone[run.poisoned])
         figures[f"{phase}_poisoned_model_weight"] = steps[-1].weights[run.poisoned]
-    # When it is no longer the heaviest, and when it is again.
+    # The query at which the model is no longer the heaviest, and the one at which it is again.
     for phase, heaviest in (("poisoned", False), ("repaired", True)):
         turned = [n for n, step in enumerate(run.of(phase), 1) if run.heaviest(step) is heaviest]
         if turned:

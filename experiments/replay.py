@@ -20,7 +20,7 @@ from traces.replay import replay as run_replay
 
 
 def replay(case: Case, *, server: str, requests_csv: Path | None, as_json: bool) -> None:
-    """Drive a server with the clients of a case; the rest of it is mostly the simulator's.
+    """Drive a server with the clients of a case; most other parts of the case are the simulator's.
 
     Raises:
         ConfigError: no server answers, or the file cannot be written.

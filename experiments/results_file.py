@@ -36,12 +36,12 @@ def write_results(
     """Write the figures of one run, replacing those of the last.
 
     Args:
-        name: of the benchmark; becomes the file's name.
+        name: name of the benchmark, and of the file.
         figures: key to number; units are in the key (`_us`, `_rps`, `_ratio`).
         command: repeats the run when typed at the project's root.
         seeds: every seed that was drawn from.
         extra: anything else worth keeping (settings, spread), under its own keys.
-        directory: where to; the project's own results unless a test says otherwise.
+        directory: folder of the file; the project's own results unless a test says otherwise.
 
     Returns:
         The file written.
@@ -68,13 +68,13 @@ def add_results(
     extra: Mapping[str, Any] | None = None,
     directory: Path = RESULTS,
 ) -> Path:
-    """Write figures that a run of their own gave beside those that are recorded, which stay.
+    """Write figures of a separate run beside the recorded ones, which stay.
 
     Args:
-        name: of the benchmark, which has run before.
+        name: name of the benchmark, which has run before.
         figures: as for `write_results`; replace those of the same keys.
         part: the record keeps under this key where these figures come from.
-        command: repeats them.
+        command: the command line that repeats them.
         extra: anything else worth keeping, beside where they come from.
         directory: as for `write_results`.
 
@@ -82,7 +82,7 @@ def add_results(
         The file written.
 
     Raises:
-        FileNotFoundError: nothing is recorded.
+        FileNotFoundError: there is no record.
         ValueError: a figure is not a finite number.
     """
     target = directory / f"{name}.json"

@@ -1,4 +1,4 @@
-"""Runs a described case on virtual time and prints what came of it."""
+"""Runs a described case on virtual time and prints its outcome."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from controller.telemetry import Telemetry, TelemetryFiles
 from experiments.simulator import Progress, Run, run
 from experiments.simulator.case import Case
 
-# Enough to tell the end of the arrivals from what came after; few enough for a run of any length.
+# Enough buckets to tell the end of the arrivals from the time after; few enough for a run of any length.
 _BUCKETS = 200
 
-# Short runs have done before anybody wonders.
+# Short runs end before anybody wonders about their progress.
 _QUIET_S = 2.0
-# Between two updates of the progress line, which counts all buckets.
+# Time between two updates of the progress line, which counts all buckets.
 _UPDATE_S = 0.5
 
 
@@ -31,7 +31,7 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
 
     Args:
         case: what to run.
-        telemetry_dir: for requests.csv and actions.csv.
+        telemetry_dir: folder for requests.csv and actions.csv.
         as_json: print figures for programs.
 
     Raises:
@@ -42,7 +42,7 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
         files: TelemetryFiles | None = None
         if telemetry_dir is not None:
             files = stack.enter_context(TelemetryFiles(telemetry_dir))
-            # The rows are in the files; none need be kept.
+            # The rows are in the files, so memory keeps none.
             telemetry = Telemetry(capacity=0)
             telemetry.write_to(files)
         live = stack.enter_context(_live())
@@ -83,7 +83,7 @@ def progress_line(progress: Progress, duration_ns: int) -> str:
 
 
 def figures(done: Run) -> dict[str, object]:
-    """What came of a run: rates while requests arrived, counts to the last response."""
+    """Figures of a run: rates while requests arrived, counts up to the last response."""
     summary, total = done.summary, done.summary.total()
     duration_ns = done.case.duration_ns
     seconds = duration_ns / NS_PER_S

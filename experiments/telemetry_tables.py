@@ -114,11 +114,11 @@ class TelemetryTable:
             raise self.error(f"{column} is {found!r}, expected a whole number") from None
 
     def optional(self, row: TelemetryRow, column: str) -> int | None:
-        """Likewise, or nothing."""
+        """A cell that may be empty, else has to hold a whole number."""
         return self.number(row, column) if row[column] else None
 
     def error(self, text: str) -> TraceFormatError:
-        """What is wrong with the row read last."""
+        """An error that names the row read last."""
         return TraceFormatError(f"{self._path}:{self._reader.line_num}: {text}")
 
     def _next(self) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""A picture of what a worker did: a row per lane, a bar per step, and what had been predicted."""
+"""A picture of a worker's steps: a row per lane, a bar per step, and the prediction of each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def draw_timeline(actions: Sequence[Row], target: Path, *, span_ns: int = NS_PER
             first, last = (
                 (int(row[f"{lane}_{end}_ns"]) - begin_ns) / NS_PER_MS for end in ("begin", "end")
             )
-            # What takes less than a pixel is still to be seen.
+            # A step that takes less than a pixel stays visible.
             width = max(last - first, span_ns / NS_PER_MS / 2000)
             axes.barh(position, width, left=first, height=0.5, color=colours[row["model_id"]])
             if _PREDICTED_LANE[row["type"]] == lane:
@@ -100,7 +100,7 @@ def _busiest(rows: Sequence[Row], span_ns: int) -> int:
     loads = Counter(
         (_begin_ns(row) - first_ns) // span_ns for row in rows if row["type"] == "LoadWeights"
     )
-    # The first span shows a start from nothing; later ones are what serving looks like.
+    # The first span shows a start from nothing; later ones show serving.
     later = {span: count for span, count in loads.items() if span > 0} or loads
     span = max(later, key=lambda span: (later[span], -span), default=0)
     return first_ns + span * span_ns

@@ -99,21 +99,21 @@ def compare(
 
 @dataclass(slots=True, kw_only=True)
 class ZooComparison:
-    """What has been compared, in this run and in those that it goes on from."""
+    """Networks compared by this run and by the runs that it goes on from."""
 
     #: Errors by network and precision.
     found: dict[str, dict[str, float]] = field(default_factory=dict)
-    #: Words by network.
+    #: Words in which each network failed, by network.
     failed: dict[str, str] = field(default_factory=dict)
-    #: Networks that earlier runs compared, by the commit of each.
+    #: Networks that earlier runs compared, by the run's commit.
     earlier: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def resumed(cls, path: Path) -> ZooComparison:
-        """Go on from a results file; what failed is tried again.
+        """Go on from a results file; failed networks are tried again.
 
         Raises:
-            ConfigError: there is no such file, or something else in it.
+            ConfigError: there is no such file, or it is no such record.
         """
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
@@ -132,7 +132,7 @@ class ZooComparison:
         return cls(found=found, earlier=earlier)
 
     def add(self, name: str, found: dict[str, float] | str) -> None:
-        """Take what `compare` yields."""
+        """Enter a network that `compare` yielded."""
         if isinstance(found, str):
             self.failed[name] = found
         else:

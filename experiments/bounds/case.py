@@ -1,4 +1,4 @@
-"""What a bound is computed from: arrivals, costs, and the GPUs."""
+"""The input of a bound: arrivals, costs, and the GPUs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ NEVER_NS = 1 << 61
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a model costs, at least, on the best of the GPUs."""
+    """Least cost of a model, on the best of the GPUs."""
 
-    #: One EXEC by compiled batch size.
+    #: Duration of one EXEC by compiled batch size.
     exec_ns: Mapping[int, int]
-    #: One LOAD; and the pages that the weights take, in a GPU's weights cache.
+    #: Duration of one LOAD; then the pages that the weights take in a GPU's weights cache.
     load_ns: int = 0
     num_pages: int = 0
 
@@ -46,21 +46,21 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoundProblem:
-    """Requests and the GPUs they are served by."""
+    """Requests and the GPUs that serve them."""
 
-    #: Ascending, shape (request,), ns.
+    #: Arrivals, ascending, shape (request,), ns.
     arrival_ns: Times
-    #: Index into `costs`, shape (request,).
+    #: Model of each request, an index into `costs`, shape (request,).
     model: NDArray[np.int64]
-    #: Shape (request,); an answer at arrival + SLO still counts.
+    #: SLO of each request, shape (request,); an answer at arrival + SLO still counts.
     slo_ns: Times
     costs: Sequence[Cost]
     num_gpus: int = 1
-    #: Weights cache of one GPU. Bounds that know no memory ignore it.
+    #: Pages of one GPU's weights cache. Bounds without memory ignore them.
     pages_per_gpu: int = 0
-    #: Nothing begins before: no EXEC, no LOAD, no arrival.
+    #: Time before which nothing begins: no EXEC, no LOAD, no arrival.
     start_ns: int = 0
-    #: Any models that fit may be resident at `start_ns`; otherwise none is.
+    #: True: any models that fit may be resident at `start_ns`. False: none is.
     warm: bool = False
     #: A batch may hold fewer requests than its compiled size, or some whose answers are too late.
     #: Without it the bounds are a little tighter, and hold only for policies that fill every batch
@@ -97,11 +97,11 @@ class BoundProblem:
 
     @property
     def span_ns(self) -> int:
-        """From the start to the last deadline: all GPU time that could be of use, per GPU."""
+        """Time from the start to the last deadline: all GPU time that could be of use, per GPU."""
         return int(self.deadline_ns.max()) - self.start_ns if len(self) else 0
 
     def by_model(self) -> Iterator[tuple[Cost, NDArray[np.int64]]]:
-        """Each model that has requests, and where they are, ascending."""
+        """Each model that has requests, and their ascending indices."""
         order = np.argsort(self.model, kind="stable")
         models, counts = np.unique(self.model, return_counts=True)
         end = 0
@@ -113,7 +113,7 @@ class BoundProblem:
         """The requests that arrive in [begin, end), with anything resident at the begin.
 
         The bounds of windows that cut a run into pieces sum to a bound of the run, because each
-        gives its requests the GPUs as if there were no others. That is how long runs are bounded.
+        gives its requests the GPUs as if there were no others. Long runs are bounded in this way.
         A batch that reaches over the cut is padded on either side, so windows allow padding.
         """
         first, end = np.searchsorted(self.arrival_ns, [begin_ns, end_ns])

@@ -68,12 +68,12 @@ def density_bound(case: BoundProblem) -> int:
 
 
 def least_shares(arrival_ns: Times, slo_ns: Times, exec_ns: Sequence[int]) -> NDArray[np.int64]:
-    """The batch in which each request of one model costs least.
+    """Size of the batch in which each request of one model costs least.
 
     Args:
-        arrival_ns: ascending, shape (request,).
-        slo_ns: shape (request,). The neighbours of a request are found with the largest of them.
-        exec_ns: of a batch of k at index k - 1; `NEVER_NS` where there is none.
+        arrival_ns: arrivals, ascending, shape (request,).
+        slo_ns: SLOs, shape (request,). The largest of them decides who is a neighbour.
+        exec_ns: duration of a batch of k at index k - 1; `NEVER_NS` where there is none.
 
     Returns:
         Shape (request,): how many requests the batch has; 0 where the request cannot be in time.
@@ -82,7 +82,7 @@ def least_shares(arrival_ns: Times, slo_ns: Times, exec_ns: Sequence[int]) -> ND
     if not len(arrival_ns):
         return best
     longest_ns = int(slo_ns.max())
-    # From dearest to cheapest, so that the last to be written is the least.
+    # Shares are written from dearest to cheapest, so that the least stays.
     for count in sorted(
         (count for count, ns in enumerate(exec_ns, start=1) if ns < NEVER_NS),
         key=lambda count: -Fraction(exec_ns[count - 1], count),

@@ -14,7 +14,7 @@ from itertools import combinations, product
 
 from experiments.bounds.case import NEVER_NS, BoundProblem
 
-#: When the GPU is free, and the requests answered by then.
+#: Time at which the GPU is free, and the number of requests answered by then.
 _Point = tuple[int, int]
 #: A resident model: its index, when its weights are there, when its last EXEC ends (-1: not used yet).
 _Resident = tuple[int, int, int]
@@ -31,7 +31,7 @@ def best_resident(case: BoundProblem) -> int:
     """
     queues, slos, batches = _parts(case)
     reached: dict[tuple[int, ...], list[_Point]] = {(0,) * len(queues): [(case.start_ns, 0)]}
-    # In lexicographic order every state comes after those it is reached from.
+    # In lexicographic order every state comes after the states that lead to it.
     for heads in product(*(range(len(queue) + 1) for queue in queues)):
         points = _best(reached.pop(heads, []))
         for model, head in enumerate(heads):
@@ -117,7 +117,7 @@ def best_loading(case: BoundProblem) -> int:
         missing = costs[model].num_pages - case.pages_per_gpu
         missing += sum(costs[other].num_pages for other, _, _ in residents)
         best = 0
-        # To evict what was loaded and never run is to have loaded it in vain.
+        # A model that is evicted before it has run was loaded in vain.
         used = [entry for entry in residents if entry[2] >= 0]
         for victims in _least_sets(used, [costs[entry[0]].num_pages for entry in used], missing):
             begin_ns = max([load_free_ns, *(last_ns for _, _, last_ns in victims)])
@@ -155,7 +155,7 @@ def _advance(heads: tuple[int, ...], model: int, count: int) -> tuple[int, ...]:
 
 
 def _best(points: list[_Point]) -> list[_Point]:
-    """Those that no other beats: earlier with as many answers."""
+    """States that no other beats: none is earlier with as many answers."""
     kept: list[_Point] = []
     for free_ns, answers in sorted(points, key=lambda point: (point[0], -point[1])):
         if not kept or answers > kept[-1][1]:
@@ -179,7 +179,7 @@ def _least_sets(
 
 
 def _resident_sets(case: BoundProblem, pages: list[int]) -> list[tuple[_Resident, ...]]:
-    """What may be resident at the start: evicting it costs nothing, as if it had been used."""
+    """Sets of models that may be resident at the start; as if used, they can be evicted at no cost."""
     start_ns = case.start_ns
     return [
         tuple((model, start_ns, start_ns) for model in chosen)

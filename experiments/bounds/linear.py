@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from experiments.bounds.case import BoundProblem, Times
 from experiments.bounds.density import density_bound, shares
 
-# Points of the time grid. Interval rows go by this times `_LENGTHS`, memory rows by this.
+# Points of the time grid. Memory has a row for each; intervals have one for each and each of `_LENGTHS`.
 _MIN_GRID, _MAX_GRID = 64, 320
 # Lengths of intervals, in grid steps; finer where bursts are, and all the way to the whole run.
 _LENGTHS = (4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
@@ -118,11 +118,11 @@ class _Rows:
 
 @dataclass(slots=True)
 class _Links:
-    """For each request, shape (request,)."""
+    """The grid's view of each request; all arrays have shape (request,)."""
 
-    #: The request of the same model before it, or -1.
+    #: Index of the request of the same model before it, or -1.
     before: NDArray[np.int64]
-    #: The weights are kept from here to the arrival.
+    #: Time from which the weights are kept until the arrival.
     kept_from_ns: Times
     #: A LOAD that ends in time for it, and for none before, begins and ends within these.
     load_begin_ns: Times
@@ -173,7 +173,7 @@ def _interval_rows(
     *,
     column: int,
 ) -> None:
-    """What has to begin and end inside an interval fits into it, on all GPUs together."""
+    """Constraints: all work that has to lie in an interval fits into it, on all GPUs together."""
     candidates = np.flatnonzero(cost_ns)
     candidates = candidates[np.argsort(begin_ns[candidates], kind="stable")]
     begins, ends, costs = begin_ns[candidates], end_ns[candidates], cost_ns[candidates]
@@ -196,7 +196,7 @@ def _memory_rows(case: BoundProblem, links: _Links, rows: _Rows) -> None:
         if pages[kept].sum() > capacity:
             rows.add(column + kept, pages[kept] / capacity, 1.0)
 
-    # What is resident at the start counts there, even where the first request comes at once.
+    # Models resident at the start count there, even where the first request comes at once.
     limit(np.flatnonzero(links.before < 0))
     step_ns, steps = _grid(case)
     for step in range(1, steps):
@@ -210,8 +210,8 @@ def _solve(rows: _Rows, upper: NDArray[np.float64], count: int) -> int:
 
     Args:
         rows: constraints.
-        upper: of each variable, shape (variable,); the lower ones are zero.
-        count: how many of the variables, from the first on, are requests served.
+        upper: upper limit of each variable, shape (variable,); the lower limits are zero.
+        count: number of variables, from the first on, that are requests served.
 
     Raises:
         RuntimeError: the solver gave up, and says why.

@@ -1,4 +1,4 @@
-"""B4: what is lost because nobody can foresee which model is asked next.
+"""B4: the loss because nobody can foresee which model is asked next.
 
 When each request is for a model drawn independently of all before, a policy's residents are a guess: at
 an arrival they contain the model asked for with at most the popularity H of the best set that fits. All
@@ -37,12 +37,12 @@ def memoryless_rate(
     """Answers per second in the long run, for Poisson arrivals and policies that cannot foresee.
 
     Args:
-        costs: of each model.
+        costs: cost of each model.
         popularity: probability that a request is for a model, shape (model,); sums to 1.
-        rate_rps: requests per second, of all models together.
-        slo_ns: of every request.
-        num_gpus: each with a load lane of its own.
-        pages_per_gpu: weights cache.
+        rate_rps: requests per second to all models together.
+        slo_ns: the SLO of every request.
+        num_gpus: number of GPUs, each with a load lane of its own.
+        pages_per_gpu: size of each weights cache.
     """
     reach_s = np.array([max(0, slo_ns - min(cost.exec_ns.values())) for cost in costs]) / NS_PER_S
     followers = float(popularity @ -np.expm1(-rate_rps * popularity * reach_s))
@@ -63,7 +63,7 @@ def memoryless_bound(
 
     Args:
         case: the run; memory and load lanes of all GPUs are pooled.
-        popularity: shape (model,), what the models were drawn with; sums to 1.
+        popularity: shape (model,), the probabilities that the models were drawn with; sums to 1.
         failure_probability: sets the margin by Azuma and Hoeffding, about 3 / sqrt(requests).
     """
     count = len(case)
@@ -75,7 +75,7 @@ def memoryless_bound(
     shortest_load_ns = min(cost.load_ns for cost, _ in case.by_model())
     if shortest_load_ns == 0:
         return count
-    # With anything resident at the start, a load may be half done then.
+    # Where anything may be resident at the start, a load may be half done by then, too.
     loads = case.num_gpus * (case.span_ns // shortest_load_ns + case.warm)
     followers = 0
     for _, places in case.by_model():

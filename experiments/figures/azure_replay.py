@@ -33,8 +33,8 @@ from traces.synthetic import generate
 
 NS_PER_MINUTE = 60 * NS_PER_S
 
-#: Table 1 has 64 rows, the experiment 61, and the paper does not say which. These have a cell that
-#: contradicts their neighbours (see modelzoo/profiles/table1.csv).
+#: Table 1 has 64 rows, the experiment 61, and the paper does not say which. These three rows have a cell
+#: that contradicts its neighbours (see modelzoo/profiles/table1.csv).
 LEFT_OUT = ("densenet169", "resnest50", "winograd_resnet152_v2")
 
 #: The file's first minute is 7:59, so that full hours lie where the paper's plots have them.
@@ -53,7 +53,7 @@ class Setting:
     rate_rps: float = 4860.6
     num_minutes: int = 480
     slo_ns: int = 100 * NS_PER_MS
-    #: As in Figure 5.
+    #: Noise of durations, Figure 5's.
     noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.003, load_sigma=0.003))
     seed: int = 8
 
@@ -89,8 +89,8 @@ def recorded(setting: Setting, path: Path) -> MinuteTrace:
     """Read a trace, and repeat its functions up to the population's size.
 
     Raises:
-        ConfigError: it cannot be found, or is shorter than the setting.
-        TraceFormatError: it is not one.
+        ConfigError: the file cannot be found, or is shorter than the setting.
+        TraceFormatError: the file is not a trace.
     """
     trace = read_azure_2019(find_trace(path))
     if trace.num_minutes < setting.num_minutes:
@@ -125,8 +125,8 @@ def case_of(
     Args:
         setting: the cluster, and the mean rate over the whole trace.
         trace: what is replayed.
-        scheduler: with which policy.
-        num_minutes: of the trace from its beginning; None: all.
+        scheduler: the policy and its settings.
+        num_minutes: length of the trace that is replayed, from its beginning; None: all.
     """
     models = hosted_models(setting)
     total = int(trace.totals.sum())

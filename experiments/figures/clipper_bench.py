@@ -40,14 +40,14 @@ from worker.lane_threads import LaneThreads, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturating:
-    """So many requests are always waiting."""
+    """A load that keeps a number of requests waiting at any time."""
 
     outstanding: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offered:
-    """Requests come as they come, by a Poisson process."""
+    """A load that arrives by a Poisson process, whatever waits."""
 
     rate_rps: float
     seed: int
@@ -55,16 +55,16 @@ class Offered:
 
 @dataclass(slots=True, kw_only=True)
 class Measured:
-    """What happened in the time measured."""
+    """Responses and batches of the measured time."""
 
     seconds: float
-    #: Of requests, from arrival to response, those past their SLO too.
+    #: Latency of each request, from arrival to response; late ones count, too.
     latency_ns: NDArray[np.int64]
     num_late: int
-    #: Of batches: rows, and from sending to the result.
+    #: Rows of each batch, then its time from sending to the result.
     batch_rows: NDArray[np.int64]
     batch_ns: NDArray[np.int64]
-    #: By worker.
+    #: Rows that each worker answered.
     rows_of: dict[WorkerId, int]
 
     @property
@@ -78,20 +78,20 @@ class Measured:
         return float(self.batch_rows.mean()) if len(self.batch_rows) else 0.0
 
     def latency_ms(self, percentile: float) -> float:
-        """Of requests; 0 without any."""
+        """Percentile of the requests' latency; 0 without any."""
         return _percentile_ms(self.latency_ns, percentile)
 
     def batch_ms(self, percentile: float) -> float:
-        """Of batches; 0 without any."""
+        """Percentile of the batches' time; 0 without any."""
         return _percentile_ms(self.batch_ns, percentile)
 
     def batches_late_pct(self, slo_ns: int) -> float:
-        """Batches that took longer than the SLO."""
+        """Share of the batches that took longer than the SLO, in percent."""
         return float(100 * (self.batch_ns > slo_ns).mean()) if len(self.batch_ns) else 0.0
 
 
 def together(runs: Sequence[Measured]) -> Measured:
-    """Several runs as one."""
+    """Join several runs into one."""
     rows_of: dict[WorkerId, int] = {}
     for run in runs:
         for worker_id, rows in run.rows_of.items():
@@ -150,7 +150,7 @@ class Bench:
             forget=_unexpected,
             close=_unexpected,
             settled=_nothing,
-            # `run` looks when it is due.
+            # `run` itself looks when the timer is due.
             arm=_same,
         )
         self._ledger.tell(ModelAdded(model_id=self._model_id))
@@ -177,7 +177,7 @@ class Bench:
             )
 
     def close(self) -> None:
-        """End the lanes; what runs is finished."""
+        """End the lanes; running steps are finished first."""
         for runtime in self._runtimes:
             runtime.stop()
 
@@ -187,10 +187,10 @@ class Bench:
         """Serve for a while.
 
         Args:
-            load: what comes.
-            slo_ns: of every request.
-            warmup_s: before anything counts.
-            measured_s: that counts.
+            load: how requests come.
+            slo_ns: the SLO of every request.
+            warmup_s: time before anything counts.
+            measured_s: time that counts.
 
         Raises:
             RuntimeError: a request failed, or was refused for another reason than lateness.
@@ -234,7 +234,7 @@ class Bench:
         return lambda outcome: self._outcomes.put((worker_id, outcome))
 
     def _wait(self, until_ns: int) -> None:
-        """Take in results: those that are there, or the next one until it is time for something else."""
+        """Take in the results that are there, or wait for the next one until other work is due."""
         remaining_s = (until_ns - time.monotonic_ns()) / 1e9
         try:
             worker_id, (result, _) = (
@@ -332,9 +332,9 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
     Args:
         ready: the model.
         batch_size: one of its sizes.
-        rows: what to ask; repeated to fill the batch.
-        runs: at most, and after `budget_s` no further one; at least 3.
-        budget_s: see `runs`.
+        rows: the inputs, repeated to fill the batch.
+        runs: number of runs at most; at least 3.
+        budget_s: time after which no further run begins.
     """
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
@@ -369,7 +369,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
 
 
 def answer(ready: Prepared, rows: Array) -> list[bytes]:
-    """What the model answers to one request of these rows, whose number is one of its batch sizes."""
+    """The model's answer to one request of these rows; their number is one of its batch sizes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)
     runtime.add_model(ready.model)

@@ -26,8 +26,8 @@ from experiments.figures.report import picture, write_csv
 from experiments.results_file import RESULTS, write_results
 from experiments.selection.stream import ask
 
-#: Fixed choices, then the default policy: what its candidates are beside the groups' models, and where a
-#: user's state begins.
+#: Fixed choices, then the default policy. For the policy: its candidates beside the groups' models, and
+#: where a user's state begins.
 METHODS = (
     "one for all",
     "own group",
@@ -37,7 +37,7 @@ METHODS = (
     "policy, one for all too, from nothing",
 )
 
-# Feedbacks of a user until which the paper's figure calls him new.
+# The paper's figure calls a user new until this many feedbacks.
 _NEW = 8
 
 
@@ -90,7 +90,7 @@ def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> Met
 
 
 def _halves(digits: Digits) -> Array:
-    """Whether each digit is of its form's first half."""
+    """Whether each digit stands in its form's first half."""
     first = np.zeros(len(digits.labels), bool)
     for form in range(NUM_FORMS):
         places = np.flatnonzero(digits.forms == form)

@@ -100,7 +100,7 @@ class KindProfile:
 
     @property
     def max_batch(self) -> float:
-        """Rows whose P99 is the SLO."""
+        """Batch size at which the P99 reaches the SLO."""
         within = [i for i, p99_ms in enumerate(self.p99_ms) if p99_ms <= SLO_MS]
         if not within:
             return 1.0
@@ -122,7 +122,7 @@ class KindProfile:
 
 def _line(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
     x, y = np.array(sizes, float), np.array(values)
-    # Relative, because sizes go over three orders of magnitude and small ones would not count.
+    # Relative errors, because sizes span three orders of magnitude and small batches would not count.
     intercept, slope = np.polynomial.polynomial.polyfit(x, y, 1, w=1 / y)
     return float(intercept), max(float(slope), 1e-9)
 

@@ -59,7 +59,7 @@ class Setting:
     forms: tuple[str, ...] = FORMS
     slo_ms: float = 20.0
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(11))
-    #: Requests that always wait: twice the largest batch, so that the next is full when one ends.
+    #: Requests that always wait: twice the largest batch, so that the next batch is full when one ends.
     outstanding: int = 2048
     #: AIMD adds two rows per batch: five hundred batches to its largest.
     warmup_s: float = 5.0

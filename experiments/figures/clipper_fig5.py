@@ -112,7 +112,7 @@ def measure(setting: Setting) -> list[DelayPoint]:
                         warmup_s=setting.adapt_s,
                         measured_s=setting.measured_s,
                     )
-                # A container that did nothing in a very short run is offered something still.
+                # A container that answered nothing in a very short run is still offered a load.
                 rates = {load: max(load * saturated.throughput_rps, 10.0) for load in setting.loads}
                 for number, delay_ms in product(range(setting.rounds), setting.delays_ms):
                     config = SchedulerConfig(

@@ -36,7 +36,7 @@ NETWORKS: dict[str, int | None] = {"free": None, "10gbps": 10_000_000_000, "1gbp
 POLICIES = ("clipper", "clockwork")
 
 _EXEC_NS = 26 * NS_PER_MS
-# Far above what anything here waits: the figure is about throughput.
+# Far above any waiting time here, because the figure is about throughput.
 _SLO_NS = 60 * NS_PER_S
 
 #: Section 4.4.1: "a 3.95x throughput increase from 19,500 qps when using a single model container running
@@ -97,7 +97,7 @@ class ReplicaPoint:
 
 
 def measure_real(setting: Setting) -> list[ReplicaPoint]:
-    """Containers on this machine."""
+    """Measure containers on this machine."""
     images, _ = held_out()
     points = []
     cores = os.cpu_count() or 1

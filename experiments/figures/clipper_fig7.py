@@ -29,7 +29,7 @@ from experiments.selection.stream import ask
 
 SETS = ("alike", "mixed")
 METHODS = ("best single", "majority", "exp4-full", "as the paper")
-#: How many of the five say what is answered.
+#: How many of the five models give the label that is answered.
 BUCKETS = ("5 agree", "4 agree", "fewer")
 
 
@@ -50,10 +50,10 @@ class SplitErrors:
     counts: Array = field(default_factory=lambda: np.zeros((3, 2)))
 
     def gain(self, method: str) -> tuple[float, float, int]:
-        """Error saved against the best single model, relative: mean, half of its 95 % interval, and splits with any."""
+        """Relative error saved against the best single model: mean, half of its 95 % interval, splits with a gain."""
         best = np.array(self.errors["best single"])
         saved = (best - np.array(self.errors[method])) / best
-        # Two-sided Student's t for a few dozen splits is close to this.
+        # Two-sided Student's t for a few dozen splits is close to 2.1.
         half = 2.1 * float(saved.std(ddof=1)) / math.sqrt(len(saved)) if len(saved) > 1 else 0.0
         return float(saved.mean()), half, int((saved > 0).sum())
 
@@ -108,7 +108,7 @@ def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: Spli
     policies: dict[str, tuple[str, dict[str, Any]]] = {
         "majority": ("static", {"ensemble": True}),
         "exp4-full": ("exp4-full", {}),
-        # Hedge over the models alone, which nothing keeps from settling on one of them.
+        # Hedge over the models alone: nothing keeps the weights from settling on one model.
         "as the paper": ("exp4-full", {"share": 0.0, "crowd": False}),
     }
     for method, (kind, options) in policies.items():

@@ -30,7 +30,7 @@ from experiments.selection.stream import Delays, Trail, follow
 _LAST_TRAINING_FORM = 6
 _LAST_FORM = 13
 
-#: What applications get when nobody says otherwise; the figure's claim is about this one.
+#: Policy of an application that names none; the figure's claim is about this policy.
 DEFAULT = "exp4-full"
 
 POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -45,7 +45,7 @@ POLICIES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "majority": ("static", {"ensemble": True}),
 }
 
-# Arms for the default policy: what production does to feedback.
+# Arms for the default policy: changes that production makes to feedback.
 ARMS: Mapping[str, dict[str, Any]] = {
     "delay 100, 5 % lost": {"delays": Delays(100, 0.05)},
 }
@@ -63,13 +63,13 @@ class Setting:
 
     @property
     def phases(self) -> tuple[slice, slice, slice]:
-        """Before, during and after the failure."""
+        """Queries before, during and after the failure."""
         quarter = self.num_queries // 4
         return slice(0, quarter), slice(quarter, 2 * quarter), slice(2 * quarter, None)
 
     @property
     def last_quarter(self) -> slice:
-        """When a model that is good again should be used again."""
+        """Queries by which a recovered model should be used again."""
         return slice(3 * self.num_queries // 4, None)
 
 
@@ -77,11 +77,11 @@ class Setting:
 class ErrorRates:
     """Error rates by name, a row per seed."""
 
-    #: Cumulative; before, during, after; last quarter.
+    #: Error rates of each run: cumulative; before, during and after the failure; in the last quarter.
     errors: dict[str, list[list[float]]] = field(default_factory=dict)
     #: Share of the last quarter during which the recovered model had the most weight.
     returned: dict[str, list[float]] = field(default_factory=dict)
-    #: Cumulative error over the stream, of the first seed.
+    #: Cumulative error over the stream for the first seed.
     curves: dict[str, Array] = field(default_factory=dict)
 
     def add(self, name: str, wrong: Array, setting: Setting) -> None:
@@ -99,7 +99,7 @@ class ErrorRates:
         self.curves = self.curves or other.curves
 
     def mean(self, name: str, column: int = 0) -> float:
-        """Over seeds."""
+        """Mean of one column over the seeds."""
         return float(np.mean([row[column] for row in self.errors[name]]))
 
 

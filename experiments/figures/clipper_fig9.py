@@ -47,11 +47,11 @@ from experiments.local_server import LocalServer
 from experiments.results_file import RESULTS, write_results
 from experiments.selection import virtual_time
 from experiments.selection.digit_models import Classifier, export, predict, train
-from experiments.selection.virtual_time import Costs
+from experiments.selection.virtual_time import ModelledTimes
 
 ARMS = ("mitigated", "blocking")
 
-# Nobody has missed this one: what blocking means.
+# No member ever missed this SLO, so every query waits for all members: blocking.
 _BLOCKING_SLO_MS = 20_000.0
 
 _LAST_TRAINING_FORM = 8
@@ -69,7 +69,7 @@ class Setting:
     seconds: float = 8.0
     seed: int = 0
     num_workers: int = 4
-    costs: Costs = field(default_factory=Costs)
+    costs: ModelledTimes = field(default_factory=ModelledTimes)
 
 
 LIVE = Setting(slo_ms=100.0, rate_qps=40.0, seconds=10.0)
@@ -147,7 +147,7 @@ def served(num_models: int) -> Iterator[tuple[LocalServer, list[str], Digits]]:
 async def load_application(
     address: str, name: str, asked: Digits, *, slo_ms: float, setting: Setting
 ) -> list[QueryOutcome]:
-    """Send queries as they are due, whatever became of those before."""
+    """Send each query when it is due, whatever became of the queries before it."""
     random = np.random.default_rng(setting.seed)
     count = round(setting.rate_qps * setting.seconds)
     dues_s = np.cumsum(random.exponential(1 / setting.rate_qps, count))
@@ -217,7 +217,7 @@ def small_forests(num_models: int, training: Digits) -> dict[str, Classifier]:
 async def _load(
     names: list[str], votes: Array, labels: Array, slo_ms: float, setting: Setting
 ) -> list[QueryOutcome]:
-    """Send queries when they are due, whatever became of those before."""
+    """Send each query when it is due, whatever became of the queries before it."""
     image = (TensorSpec("image", "INT64", (1,)),)
     label = (TensorSpec("label", "INT64", ()),)
     rows = {name: row for name, row in zip(names, votes.tolist(), strict=True)}

@@ -39,22 +39,22 @@ class Setting:
     """How much is simulated."""
 
     seeds: tuple[int, ...] = (1, 2, 3)
-    #: Scenarios whose key begins so; empty: all.
+    #: Only scenarios whose key begins with one of these words; empty: all.
     only: tuple[str, ...] = ()
     #: Runs at a time; None: one per core.
     processes: int | None = None
-    #: All bounds, of which those with memory take minutes. Else only those that cost nothing.
+    #: Compute all bounds; those with memory take minutes. False: only bounds that cost nothing.
     bounds: bool = True
-    #: Also time the core.
+    #: Time the core, too.
     cost: bool = True
 
     @property
     def scenarios(self) -> list[Scenario]:
-        """Those to be run."""
+        """Scenarios to be run."""
         return [scenario for scenario in scenarios() if self.asks_for(scenario)]
 
     def asks_for(self, scenario: Scenario) -> bool:
-        """Whether it is to be run."""
+        """Whether a scenario is to be run."""
         return not self.only or scenario.key.startswith(self.only)
 
 
@@ -64,13 +64,13 @@ class Contender:
 
     name: str
     config: SchedulerConfig
-    #: Makes its scheduler; has a name of its own in a module, so that it can be sent to another process.
+    #: Makes the scheduler. A function of a module, so that it can be sent to another process by name.
     scheduler: Callable[[Case], Scheduler] = production_scheduler
-    #: The only scenarios that it runs, whose keys begin so; empty: all.
+    #: Run only under scenarios whose key begins with one of these words; empty: all.
     only: tuple[str, ...] = ()
 
     def runs(self, scenario: Scenario) -> bool:
-        """Whether it is compared under the scenario."""
+        """Whether the policy is compared under the scenario."""
         return not self.only or scenario.key.startswith(self.only)
 
 
@@ -153,7 +153,7 @@ def _measure(
 
 
 def _bound(key: str, seed: int) -> int:
-    # What draws a scenario's requests cannot be sent to another process; its name can.
+    # The function that draws a scenario's requests cannot be sent to another process; its name can.
     return bound_of(named(key), seed)
 
 
@@ -241,7 +241,7 @@ def _overload(table: Table) -> dict[str, float]:
     overload = [row for row in table.values() if row["edf_mh"].scenario.group == "overload"]
     if not overload:
         return {}
-    # Where `clockwork` leaves a model in twenty with least.
+    # The overload under which `clockwork` gives the 5th-percentile model least.
     worst = min(overload, key=lambda row: row["clockwork"].mean("p5_model_share"))
     return {
         "overload_share_min": min(row["edf_mh"].mean("bound_share") for row in overload),
@@ -270,7 +270,7 @@ def _figure_7(table: Table) -> dict[str, float]:
     if row := table.get("fig7_right_m12c16_x3.38"):
         figures["fig7_right_ls_pct"] = row["edf_mh"].points
         figures["fig7_right_bc_rps"] = row["edf_mh"].mean("batch_rps")
-    # What batch clients get where both leave the others in time.
+    # Batch clients' throughput where both policies keep the other requests in time.
     ratios = [
         row["edf_mh"].mean("batch_rps") / row["clockwork"].mean("batch_rps")
         for key, row in table.items()
@@ -305,11 +305,11 @@ class Criterion:
     key: str
     least: float | None = None
     most: float | None = None
-    #: What stands in the way, as far as it is known, where the aim is missed.
+    #: The known reason why the aim is missed, if it is.
     obstacle: str = ""
 
     def judged(self, figure: float) -> dict[str, Any]:
-        """The aim beside what was measured."""
+        """The aim beside the measured figure."""
         met = (self.least is None or figure >= self.least) and (
             self.most is None or figure <= self.most
         )
@@ -361,7 +361,7 @@ AIMS = (
 
 
 def judge(figures: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Every aim of which there is a figure."""
+    """Judge every aim whose figure was measured."""
     return {aim.key: aim.judged(figures[aim.key]) for aim in AIMS if aim.key in figures}
 
 

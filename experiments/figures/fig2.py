@@ -73,7 +73,7 @@ class ConcurrencyPoint:
     #: Throughput of each round.
     throughput_rps: tuple[float, ...]
     exec_ms: NDArray[np.float64]
-    #: From asking to the end of the EXEC.
+    #: Times from asking to the end of the EXEC.
     latency_ms: NDArray[np.float64]
 
     @property
@@ -129,7 +129,7 @@ def one_at_a_time(device: ConcurrentDevice, concurrency: int, until_ns: int) -> 
     for _ in range(concurrency):
         waiting.put(time.monotonic_ns())
     done: list[Exec] = []
-    # At least one: a stalled machine may wake up after the end.
+    # At least one EXEC runs, even where a stalled machine wakes up after the end.
     while (begin_ns := time.monotonic_ns()) < until_ns or not done:
         asked_ns = waiting.get()
         device.run(0)
@@ -206,7 +206,7 @@ def figures_of(points: Sequence[ConcurrencyPoint]) -> dict[str, float]:
         figures[f"{key}_latency_p99_ms"] = float(np.percentile(point.latency_ms, 99))
         figures[f"{key}_num_execs"] = float(len(point.exec_ms))
     concurrencies = sorted({point.concurrency for point in points})
-    # Pairwise: each round against the same round of the other mode.
+    # Each round is compared with the same round of the other mode.
     figures["throughput_gain_pct"] = max(
         100
         * (
@@ -224,7 +224,7 @@ def figures_of(points: Sequence[ConcurrencyPoint]) -> dict[str, float]:
     figures["tail_growth_ratio"] = by_key["concurrent", most].exec_percentile_ms(99) / by_key[
         "one_at_a_time", most
     ].exec_percentile_ms(99)
-    # What a scheduler cannot predict: the tail beyond the median, of each mode.
+    # A scheduler cannot predict the tail beyond the median; each mode has its own.
     for mode in MODES:
         point = by_key[mode, most]
         figures[f"{mode}_c{most}_exec_p99_over_median_pct"] = 100 * (

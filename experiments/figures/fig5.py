@@ -80,7 +80,7 @@ class SloPoint:
     mean_batch_size: float
     #: Share of the time in which the GPU executes.
     exec_busy: float
-    #: At `PERCENTILES`.
+    #: Latency at each of `PERCENTILES`.
     latency_ms: tuple[float, ...]
 
     def percentile_ms(self, percentile: float) -> float:
@@ -113,7 +113,7 @@ def measure(setting: Setting, policy: str, slo_ms: int) -> SloPoint:
     latencies: list[NDArray[np.int64]] = []
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
-        # A batch already under way when counting begins had time that the bound does not know of.
+        # A batch that is under way when counting begins had time before, which the bound does not count.
         counted = {
             row.action_id
             for row in actions
@@ -168,9 +168,9 @@ def figures_of(points: Sequence[SloPoint]) -> dict[str, float]:
 
 
 def collapse_of(points: Sequence[SloPoint]) -> int | None:
-    """The lowest SLO from which on a policy has half of the goodput that it has at the largest, or more.
+    """The lowest SLO from which on a policy keeps at least half of its goodput at the largest SLO.
 
-    None when it has none there.
+    None when its goodput at the largest SLO is 0.
     """
     *_, largest = ordered = sorted(points, key=lambda point: point.slo_ms)
     if not largest.goodput_rps:
@@ -188,7 +188,7 @@ def _nearest(percentile: float) -> float:
 
 
 def comparisons(points: Sequence[SloPoint]) -> list[Comparison]:
-    """Our numbers that the paper's text has as well; it has none of the policies that came after."""
+    """Our numbers that the paper's text has as well; policies that came after it have none there."""
     row = load_profile("table1").row_for(ARCHITECTURE)
     reason = _SLOWER_BATCH.format(row.exec_ns[16] / NS_PER_MS)
     table = []

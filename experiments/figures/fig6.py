@@ -104,7 +104,7 @@ class Setting(Study):
 
     @property
     def ramp_end_ns(self) -> int:
-        """When the last instance is active, since the run's begin."""
+        """Activation of the last instance, since the run's begin."""
         return self.lead_ns + self.num_models * self.step_ns
 
     @property
@@ -154,7 +154,7 @@ class RampBucket:
 
     begin_ns: int
     num_active: int
-    #: Major and Minor answers at most, together; what B3 says of the sampled window is elsewhere.
+    #: Most answers to Major and Minor together, by B1 or B4; B3's are in `Ramp`, for its window only.
     bound: int
     major: Kind = field(default_factory=Kind)
     minor: Kind = field(default_factory=Kind)
@@ -164,7 +164,7 @@ class RampBucket:
 
     @property
     def answered(self) -> int:
-        """In time, of both workloads."""
+        """Answers in time to both workloads."""
         return self.major.answered + self.minor.answered
 
 
@@ -178,7 +178,7 @@ class Ramp:
     memory_full_ns: int | None
     #: Share of the EXEC time that answered requests in time.
     exec_goodput: float
-    #: Answered of those that arrived in the setting's window, and B3 of them.
+    #: Answered requests of the setting's window, and how many B3 allows.
     window_answered: int
     window_bound: int
 
@@ -223,7 +223,7 @@ def case_of(setting: Setting, policy: str) -> Case:
 def arrivals_by_bucket(
     setting: Setting, case: Case
 ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-    """Begin of each bucket, times and models of what arrives in it."""
+    """Begin of each bucket, with the times and models of its arrivals."""
     times, models = ([np.empty(0, np.int64)] for _ in range(2))
     begin_ns = 0
     for arrivals in case.workload.arrivals():
@@ -239,7 +239,7 @@ def arrivals_by_bucket(
 
 
 def bounds_of(setting: Setting) -> tuple[list[int], int]:
-    """What no policy can exceed.
+    """Bound what any policy can answer.
 
     Returns:
         Answers to the requests of each bucket, B1 or B4; and of the window, B3.
@@ -266,7 +266,7 @@ def bounds_of(setting: Setting) -> tuple[list[int], int]:
     first_ns, last_ns = setting.window
     for begin_ns, time_ns, model in arrivals_by_bucket(setting, case):
         bucket = bound_case(time_ns, model, begin_ns)
-        # The more instances are active the less is resident: the first moment of a bucket bounds it.
+        # The more instances are active, the smaller the resident share: a bucket's first moment bounds it.
         popularity = np.zeros(len(costs))
         num_active = setting.num_active(begin_ns)
         popularity[0] = MINOR_RPS
@@ -282,7 +282,7 @@ def measure(setting: Setting, policy: str, bounds: tuple[list[int], int]) -> Ram
     """Simulate one policy.
 
     Args:
-        setting: how much.
+        setting: how much is simulated.
         policy: its name.
         bounds: as `bounds_of` gives them; the same for all policies.
     """

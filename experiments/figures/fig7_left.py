@@ -33,10 +33,10 @@ NUM_GPUS = 6
 #: "1x the execution latency of batch-1 ResNet50 inference", section 6.3.
 BASE_SLO_NS = 2_900_000
 GROWTH = 1.5
-#: What counts as met.
+#: An SLO counts as met from this share of requests in time on.
 SATISFIED = 0.99
 
-#: Section 6.3, by R and "irrespective of the number of models".
+#: Lowest multiples in section 6.3, by R and "irrespective of the number of models".
 PAPER_MULTIPLES = {600: 3.4, 1200: 7.6, 2400: 25.6}
 _REASON = (
     "the paper says which SLO was managed comfortably, not which was the lowest, and names no share at "
@@ -100,13 +100,13 @@ class Curve:
     policy: str
     num_models: int
     rate_rps: int
-    #: Share of the requests of each stage that were answered in time, and could be at most.
+    #: By stage: share of its requests that was answered in time, then the bound on that share.
     satisfaction: tuple[float, ...]
     bound: tuple[float, ...]
 
     @property
     def case_key(self) -> str:
-        """As in the names of figures."""
+        """The case as the names of its figures spell it."""
         return f"n{self.num_models}_r{self.rate_rps}"
 
 
@@ -131,7 +131,7 @@ def measure(setting: Setting, policy: str, num_models: int, rate_rps: int) -> Cu
     answered: Counter[int] = Counter()
 
     def take(requests: Sequence[RequestRow], _actions: Sequence[ActionRow]) -> None:
-        # A stage is known by its SLO, which the warm-up shares with none.
+        # Requests name their stage by its SLO; the warm-up's SLO is no stage's.
         arrived.update(row.slo_ns for row in requests)
         answered.update(row.slo_ns for row in requests if row.outcome == OK)
 
@@ -169,7 +169,7 @@ def stages_of(case: Case) -> Iterator[BoundProblem]:
 
 
 def lowest_multiple(satisfaction: Sequence[float]) -> float | None:
-    """Find the lowest multiple of the base SLO that is met, as are all above; None: not even the last."""
+    """Find the lowest multiple of the base SLO from which on all are met; None: not even the last is."""
     met = 0
     for share in reversed(satisfaction):
         if share < SATISFIED:
@@ -191,7 +191,7 @@ def figures_of(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def comparisons(curves: Sequence[Curve]) -> list[Comparison]:
-    """The multiples, beside those of the paper."""
+    """The multiples, beside the paper's."""
     return [
         Comparison(
             key=f"{curve.policy}_{curve.case_key}_slo_multiple",

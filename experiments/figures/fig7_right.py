@@ -49,7 +49,7 @@ LS_RPS = 200
 BC_SLO_NS = 24 * 3600 * NS_PER_S
 
 #: Section 6.4: "when the SLOs for LS requests are too tight (SLO multiplier lower than 11.4), many LS
-#: requests are rejected in advance". Of scenarios with BC.
+#: requests are rejected in advance". The paper says so of scenarios with BC.
 PAPER_MULTIPLE = 11.4
 _REASON = (
     "the paper says below which multiple many LS requests are rejected, not from which on 99 % are met; "
@@ -64,7 +64,7 @@ class Shared:
     policy: str
     num_bc: int
     concurrency: int
-    #: Share of the LS requests that were answered in time, and could be at most.
+    #: By stage: share of the LS requests that was answered in time, then the bound on that share.
     satisfaction: tuple[float, ...]
     bound: tuple[float, ...]
     bc_rps: tuple[float, ...]
@@ -72,7 +72,7 @@ class Shared:
 
     @property
     def case_key(self) -> str:
-        """As in the names of figures."""
+        """The case as the names of its figures spell it."""
         return f"m{self.num_bc}c{self.concurrency}" if self.num_bc else "m0"
 
 
@@ -106,7 +106,7 @@ def measure(setting: Setting, policy: str, num_bc: int, concurrency: int) -> Sha
     arrived, answered, inside, batch = ([0] * setting.num_stages for _ in range(4))
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
-        # Stage of every EXEC that lies inside one.
+        # The stage of every EXEC that lies inside one stage.
         stage_of_action = {}
         for action in actions:
             if action.exec is not None:

@@ -48,7 +48,7 @@ from experiments.simulator.summary import Bucket, Summary
 from traces.arrivals import TraceReplay, Workload
 from traces.minutes import MinuteTrace
 
-#: Where a trace of one's own is looked for.
+#: This environment variable names a trace of one's own.
 TRACE_VARIABLE = "AZURE2019_TRACE"
 
 #: Section 6.5, "Clockwork with realistic workloads".
@@ -62,10 +62,10 @@ PAPER = {
     "paper_cold_pct": 3.7,
 }
 
-#: By name, at the paper's rate. At another, `_x` and how many times the paper's follow.
+#: Names of the sources at the paper's rate. At another rate, `_x` and its multiple of the paper's follow.
 SOURCES = ("trace", "generator")
 
-#: Minutes of which the bound is computed: the first whole hour's, then every so often.
+#: The bound is computed for the first whole hour's minute, then for one minute in `_BOUND_EVERY`.
 _FIRST_BOUND = 1
 _BOUND_EVERY = 30
 
@@ -136,11 +136,11 @@ def measure(
     """Simulate a trace.
 
     Args:
-        setting: what it is replayed to.
+        setting: the cluster to which it is replayed.
         policy: one of `study.POLICIES`.
         source: what to call the trace.
-        trace: what is replayed.
-        num_minutes: as many of it as are simulated; None: all.
+        trace: the trace to replay.
+        num_minutes: how many of its minutes to simulate; None: all.
         wall_limit_s: stop at the end of the minute in which this is over; None: never.
         table: every finished minute is added to this file at once.
     """
@@ -154,7 +154,7 @@ def measure(
     def finish(summary: Summary, until: int) -> None:
         for number in range(len(minutes), until):
             minutes.append(_minute(policy, source, number, summary))
-            # Sets of names would be most of what the run keeps.
+            # Sets of names would take most of the memory that the run keeps.
             summary.buckets[number].cold_models.clear()
             if table is not None:
                 _append(table, minutes[-1])
@@ -259,7 +259,7 @@ def _say(case: Case, progress: Progress, minutes: Sequence[Minute], begin_cpu_s:
 
 
 def _rss_mib() -> float:
-    """What the process holds now; 0 where the system does not say."""
+    """Resident memory of the process now; 0 where the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -335,7 +335,7 @@ def figures_of(outcomes: Sequence[ReplayOutcome], num_gpus: int) -> dict[str, fl
             f"{key}_goodput_rps": total.answered / seconds,
             f"{key}_failed_requests": total.num_refused,
             f"{key}_failed_ppm": 1e6 * total.num_refused / max(total.arrived, 1),
-            # Admitted, and answered or given up after the deadline.
+            # Admitted requests that were answered or given up after the deadline.
             f"{key}_late_per_million": 1e6 * total.refused.get("LATE", 0) / max(total.arrived, 1),
             f"{key}_p50_ms": total.latency_ns(50) / NS_PER_MS,
             f"{key}_p99_ms": total.latency_ns(99) / NS_PER_MS,
@@ -403,16 +403,16 @@ def produce(
     """Measure everything and write `fig8.json`, `fig8.csv` and `fig8.png`.
 
     Args:
-        setting: what is replayed to what.
-        sources: by name, what is replayed and how many minutes of it.
+        setting: the replay and its cluster.
+        sources: by name, the trace and how many of its minutes are replayed.
         policies: each replays every source.
-        directory: where to.
-        wall_limit_s: for each of them.
-        add: runs that are recorded there stay, but for those that are repeated.
-        command: repeats all of it.
+        directory: where the files go.
+        wall_limit_s: limit of each replay.
+        add: keep the runs recorded there, except those that are repeated.
+        command: the command line that repeats all of it.
 
     Raises:
-        FileNotFoundError: nothing is recorded to add to.
+        FileNotFoundError: there is no record to add to.
     """
     table = directory / "fig8.csv"
     table.parent.mkdir(parents=True, exist_ok=True)
@@ -435,7 +435,7 @@ def produce(
                 table=table,
             )
             outcomes.append(outcome)
-            # After each: a later one may be cut off.
+            # Write after each run, because a later one may be cut off.
             if add:
                 _add(setting, outcome, directory, command)
             else:

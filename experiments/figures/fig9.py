@@ -4,7 +4,7 @@ The workload of Figure 8 from the generator (`azure_replay`): 4,026 models, 6 GP
 replayed 8 hours; here a minute and a half is measured, with a full hour in it, after half a minute that
 fills the caches.
 
-What errors there are is what noise is put in, so each result belongs to a stated noise model:
+The errors depend on the noise that is put in, so each result belongs to a stated noise model:
 
 * `quiet`: LOAD and EXEC durations are log-normal with sigma 0.3 %, ten times what the paper measured on
   an otherwise idle GPU (section 2); messages take exactly 0.1 ms.
@@ -42,10 +42,10 @@ from experiments.results_file import RESULTS
 from experiments.simulator import Case, Faults, Network
 from modelzoo.profile import Noise
 
-#: What is predicted, and of which actions.
+#: Predicted quantities, each of one kind of action.
 QUANTITIES = ("infer", "load", "infer_completion", "load_completion")
 
-#: Section 6.5, "Predictable executions", in us. "~1ms" for the completion error of INFER.
+#: Section 6.5, "Predictable executions", in us; the completion error of INFER is "~1ms" there.
 _PAPER = {
     "infer_over_p99_us": 250.0,
     "infer_under_p99_us": 250.0,
@@ -65,7 +65,7 @@ PERCENTILES = tuple(round(float(100 * (1 - 10**-nines)), 4) for nines in np.aran
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseModel:
-    """What makes durations and delays other than they should be."""
+    """A noise model: disturbances of durations and delays."""
 
     name: str
     noise: Noise
@@ -103,23 +103,23 @@ class Errors:
 
     policy: str
     noise_model: str
-    #: By quantity, measured less predicted, ns; shape (action,).
+    #: Errors by quantity, measured less predicted, ns; shape (action,).
     errors_ns: dict[str, NDArray[np.int64]]
     goodput_rps: float
     bound_rps: float
 
     def over_us(self, quantity: str) -> NDArray[np.float64]:
-        """How much faster than predicted those were that were."""
+        """How much faster than predicted the overpredicted actions were."""
         errors = self.errors_ns[quantity]
         return -errors[errors < 0] / NS_PER_US
 
     def under_us(self, quantity: str) -> NDArray[np.float64]:
-        """How much slower than predicted those were that were."""
+        """How much slower than predicted the underpredicted actions were."""
         errors = self.errors_ns[quantity]
         return errors[errors > 0] / NS_PER_US
 
     def under_share(self, quantity: str) -> float:
-        """Share of all that were slower than predicted."""
+        """Share of all actions that were slower than predicted."""
         return len(self.under_us(quantity)) / max(1, len(self.errors_ns[quantity]))
 
 
@@ -239,7 +239,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Errors]:
 
 
 def draw(results: Sequence[Errors], target: Path) -> None:
-    """As the paper: durations above, completions below; a column for each noise model."""
+    """Durations above, completions below, as in the paper; a column for each noise model."""
     models = list(dict.fromkeys(result.noise_model for result in results))
     nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]
     with picture(target, 2, len(models), size=(5 * len(models), 6.4)) as grid:

@@ -23,11 +23,11 @@ from experiments.simulator import Case, Cluster, HostedModel, run
 from modelzoo.profile import load_profile
 from traces.arrivals import Recorded, Workload
 
-#: Name in the picture, and row of Table 1.
+#: Names in the picture, and rows of Table 1.
 MODELS = {"A": "resnet50_v1b", "B": "densenet161", "C": "inceptionv3"}
-#: Weights of two of them fit.
+#: The weights of two models fit.
 NUM_PAGES = 14
-#: When each request comes, for which model, and its SLO; ms. Before `BEGIN_MS`: so that A and B are resident.
+#: Arrival, model and SLO of each request; ms. The two before `BEGIN_MS` make A and B resident.
 REQUESTS = (
     (0, "A", 100), (10, "B", 100), (105, "B", 25),
     (106, "A", 25), (106.5, "A", 30), (107, "A", 25), (107.5, "A", 25),
@@ -68,7 +68,7 @@ class Ran:
 
 
 def simulate() -> tuple[list[Asked], list[Ran]]:
-    """Run the case; gives what the picture shows, in order of arrival and of begin."""
+    """Run the case; returns requests in order of arrival, and actions in order of begin."""
     profile = load_profile("table1")
     models = tuple(HostedModel(ModelId(n), profile.row_for(row)) for n, row in MODELS.items())
     names = list(MODELS)
@@ -211,7 +211,7 @@ def _draw_request(axes: Any, place: int, request: Asked) -> None:  # noqa: ANN40
     )  # fmt: skip
     if refused:
         axes.plot([request.departure_ms], [place], marker="X", ms=13, color=_REFUSED)
-        # At the right end there is no room behind the deadline.
+        # At the right end there is no room for a label behind the deadline.
         left = request.deadline_ms > 0.6 * (END_MS - BEGIN_MS)
         axes.annotate(
             f"refused {request.deadline_ms - request.departure_ms:.0f} ms early: {request.outcome}",

@@ -29,7 +29,7 @@ from experiments.results_file import RESULTS, write_results
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Poisson, Workload
 
-#: What policies are compared by, under each load.
+#: Figures by which policies are compared, under each load.
 METRICS = {"moderate": ("goodput_rps", "p50_ms"), "overload": ("goodput_rps",)}
 _AIM = {"goodput_rps": AIMS["goodput"], "p50_ms": AIMS["p50"]}
 
@@ -55,12 +55,12 @@ class RankingLine:
     policy: str
     live: truth.RunFigures
     simulated: truth.RunFigures
-    #: How late the client sent its requests, of the live run.
+    #: How late the live run's client sent its requests.
     lateness_p99_ms: float
 
     @property
     def key(self) -> str:
-        """As in the names of figures."""
+        """The case as the names of its figures spell it."""
         return f"{self.device}_{self.load}"
 
 
@@ -80,13 +80,13 @@ def loads(setting: Setting) -> dict[str, dict[str, TruthCase]]:
 
 
 def _mixed(setting: Setting, share: float) -> TruthCase:
-    """Requests that cost unlike much: what is dropped matters."""
+    """Requests of unlike cost: the choice of what to drop matters."""
     rows = (_row("small", 5, 1), _row("middle", 8, 3), _row("large", 12, 8))
     return _modelled(setting, rows, copies=2, rate_rps=140 * share, slo_ms=60)
 
 
 def _tight(setting: Setting, share: float) -> TruthCase:
-    """An SLO of a few EXECs: how early it is decided matters."""
+    """An SLO of a few EXECs: the time of each decision matters."""
     return _modelled(setting, (_row("net", 4, 1),), copies=6, rate_rps=400 * share, slo_ms=20)
 
 
@@ -222,7 +222,7 @@ class Pair:
 
     @property
     def same_order(self) -> bool:
-        """Live as simulated."""
+        """Whether the two have the simulated order live, too."""
         return self.live[0] > self.live[1]
 
 
@@ -355,7 +355,7 @@ def draw(lines: Sequence[RankingLine], target: Path) -> None:
 
 
 def main() -> None:
-    """Run it as a command."""
+    """Measure as a command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()

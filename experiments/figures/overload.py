@@ -31,7 +31,7 @@ from experiments.simulator import Case, Cluster, copies_of, run
 from modelzoo.profile import Noise, ProfileRow, load_profile
 from traces.arrivals import Poisson, Workload
 
-#: By the name that keys begin with: the scheduler, and how the picture shows it (label, colour, line).
+#: By the name with which keys begin: the scheduler, and its label, colour and line in the picture.
 SERVERS = {
     "edf_mh": SchedulerConfig(policy="edf_mh"),
     "clockwork": SchedulerConfig(policy="clockwork"),
@@ -56,7 +56,7 @@ class Setting:
     architecture: str = "resnet50_v1b"
     num_models: int = 15
     slo_ms: int = 100
-    #: Offered, as multiples of what the GPU could answer.
+    #: Offered loads, as multiples of what the GPU could answer.
     loads: tuple[float, ...] = (0.1, 0.25, 0.4, 0.5, 0.6, 0.75, 0.9, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0)
     warmup_ns: int = 3 * NS_PER_S
     measured_ns: int = 10 * NS_PER_S

@@ -1,4 +1,4 @@
-"""What every figure prints and writes beside its picture, and the frame of the picture."""
+"""Output that all figures share: the comparison, the files, and the frame of the picture."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from experiments.figures.study import POLICIES, Study
 from experiments.results_file import write_results
 
-# A gap to the paper beyond this wants a reason.
+# A gap to the paper beyond this share needs a reason.
 NOTABLE_GAP = 0.10
 
 
@@ -23,10 +23,10 @@ NOTABLE_GAP = 0.10
 class Comparison:
     """A number that the paper states in its text, and ours."""
 
-    #: Key of our number, and of the paper's in the same units.
+    #: Key of our number, then of the paper's in the same units.
     key: str
     paper_key: str
-    #: Why they differ, where they do.
+    #: Why the two numbers differ, if they do.
     reason: str
 
 
@@ -112,7 +112,7 @@ def compare(
 
 
 def show(table: Iterable[Mapping[str, float | str]]) -> None:
-    """Print what `compare` gave."""
+    """Print a table that `compare` made."""
     for row in table:
         print(f"{row['figure']}: {row['ours']:.4g}, paper {row['paper']:.4g}", end="")
         print(f" ({row['gap_pct']:+.0f} %) {row['reason']}".rstrip())
@@ -126,8 +126,8 @@ def picture(
 
     Args:
         target: a PNG.
-        rows: of axes.
-        columns: of axes.
+        rows: number of rows of axes.
+        columns: number of columns of axes.
         size: inches, width and height.
         share_x: all axes have the same horizontal range, labelled once.
     """
@@ -148,5 +148,5 @@ def picture(
 
 
 def colour_of(policy: str) -> str:
-    """The same in every picture."""
+    """The colour that a policy has in every picture."""
     return f"C{list(POLICIES).index(policy)}"

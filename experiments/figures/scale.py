@@ -35,7 +35,7 @@ from experiments.figures.study import POLICIES, Study, from_command_line, run_ro
 from experiments.results_file import RESULTS
 from experiments.simulator import Case
 
-#: The end of section 6.5. Of 6,174 r/s over an hour, 1.8 % timed out and 361 requests were late.
+#: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
 PAPER = {
     "paper_gpus20_slo100_satisfaction_pct": 100.0,
@@ -69,7 +69,7 @@ class Size:
     """A cluster, and how much of the replay it is measured on."""
 
     num_gpus: int
-    #: Mean over the hour.
+    #: Mean rate over the hour.
     rate_rps: float
     slos_ms: tuple[int, ...]
     warmup_ns: int
@@ -103,7 +103,7 @@ class Setting(Study):
     seed: int = 10
 
     def replay(self, size: Size, slo_ms: int) -> azure_replay.Setting:
-        """The workload and the cluster."""
+        """The replay of one size: its workload and its cluster."""
         return azure_replay.Setting(
             num_functions=self.num_functions,
             num_copies=self.num_copies,
@@ -163,10 +163,10 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
     """Simulate one policy on one cluster at one SLO.
 
     Args:
-        setting: how much.
+        setting: how much is simulated.
         policy: its name.
         size: the cluster.
-        slo_ms: of every request.
+        slo_ms: the SLO of every request.
         bound: answers at most, as `bound_of` gives it; the same for all policies.
     """
     case = case_of(setting, policy, size, slo_ms)

@@ -1,4 +1,4 @@
-"""What comes of a policy under a scenario, and what could come of any at most."""
+"""The outcome of a policy under a scenario, and the bound for any policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
 from experiments.simulator import Case, production_scheduler
 
-# The memory bound takes seconds for some thousand requests; longer runs go by windows.
+# The memory bound takes seconds for some thousand requests, so longer runs are bounded by windows.
 _BOUND_WINDOW_NS = 4 * NS_PER_S
 
 
@@ -85,7 +85,7 @@ def measure(
     latencies: list[int] = []
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
-        # A closed loop's bound knows nothing of time spent before counting begins.
+        # A closed loop's bound does not count time that was spent before counting begins.
         early = {
             row.action_id
             for row in actions
@@ -158,7 +158,7 @@ def bound_of(scenario: Scenario, seed: int) -> int:
         pages_per_gpu=case.cluster.num_pages,
         start_ns=begin_ns,
         warm=True,
-        # The policies compared send no batch that is not full.
+        # The compared policies send no batch that is not full.
         padding=False,
     )
     if scenario.bound == "density":

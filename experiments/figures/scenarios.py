@@ -331,7 +331,7 @@ def _few(num_models: int, num_gpus: int, rps_per_gpu: int) -> Scenario:
 
 
 def _unlike(rate_rps: int) -> Scenario:
-    # The bound takes all GPUs for equal.
+    # The bound assumes equal GPUs.
     return Scenario(
         f"r{rate_rps}",
         "unlike",
@@ -374,7 +374,7 @@ def _larger(num_gpus: int, slo_ms: int, warmup_s: int, seconds: int) -> Scenario
 
 
 def scenarios() -> list[Scenario]:
-    """All that policies are compared on."""
+    """All scenarios on which policies are compared."""
     seven = fig7_left.Setting()
     multiples = [fig7_left.GROWTH**stage for stage in range(seven.num_stages)]
     return [
@@ -407,7 +407,7 @@ def scenarios() -> list[Scenario]:
             for num_batch, concurrency in seven.scenarios
             for multiple in multiples
         ),
-        # So long that a late answer in 100,000 would be seen, over three seeds.
+        # Three seeds of this length would show a late answer in 100,000.
         *(_azure(1, noise, 40) for noise in ("exact", "noisy")),
         _azure(1, "quiet", 12),
         *(_azure(rate, noise, 12) for rate in (1.5, 2) for noise in ("exact", "noisy")),
@@ -424,7 +424,7 @@ def scenarios() -> list[Scenario]:
 
 
 def further_scenarios() -> list[Scenario]:
-    """Those in which single pieces matter that matter nowhere else: few models on many GPUs, unlike GPUs."""
+    """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs."""
     return [
         # Full batches could answer 730 per GPU and second.
         *(_few(num_models, 8, rps) for num_models in (1, 2, 4, 8) for rps in (550, 625)),
@@ -434,6 +434,6 @@ def further_scenarios() -> list[Scenario]:
 
 
 def named(key: str) -> Scenario:
-    """The scenario of that key."""
+    """The scenario with this key."""
     (scenario,) = (s for s in (*scenarios(), *further_scenarios()) if s.key == key)
     return scenario

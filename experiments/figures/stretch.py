@@ -1,4 +1,4 @@
-"""What could be answered at most of a stretch of the Azure replay, or of any open-loop workload."""
+"""The bound for a stretch of the Azure replay, or of any open-loop workload."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def stretch_bound(case: Case, begin_ns: int, end_ns: int) -> tuple[int, int]:
 
     Args:
         case: the run; open loop.
-        begin_ns: of the stretch.
-        end_ns: of the stretch.
+        begin_ns: begin of the stretch.
+        end_ns: end of the stretch.
 
     Returns:
         Requests that could be answered in time at most, by GPU time alone (B1), with the GPUs for

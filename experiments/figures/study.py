@@ -1,4 +1,4 @@
-"""What all figures have in common: the policies compared, how much noise there is, and rows as they come."""
+"""Common to all figures: the compared policies, the noise, and telemetry rows as they come."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ POLICIES = {name: SchedulerConfig(policy=name) for name in CORE_POLICIES} | {
     "clockwork10ms": SchedulerConfig(lookahead_ns=10 * NS_PER_MS, margin_fraction=0.9),
 }
 
-#: What is compared where the paper shows Clockwork alone: its policy, and what is to beat it.
+#: Policies compared where the paper shows Clockwork alone: its policy, and the ones that are to beat it.
 PREDICTIVE = ("clockwork", "clockwork1ms", "edf_mh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What every figure's setting has."""
+    """Fields that every figure's setting has."""
 
     policies: tuple[str, ...] = PREDICTIVE
     #: Ten times what section 2 of the paper measured: on a V100 with one model at a time, the 99.99th
@@ -55,9 +55,9 @@ def from_command_line(
     """Change a setting as the command line asks.
 
     Args:
-        description: of the figure, for `--help`.
-        setting: what holds where nothing is asked.
-        arguments: None: the process's own.
+        description: what the figure shows, for `--help`.
+        setting: the setting that holds where nothing is asked.
+        arguments: the command line; None: the process's own.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--seed", type=int, default=setting.seed)
@@ -79,13 +79,13 @@ def run_rows(
 
     Args:
         case: what to run.
-        take: given the rows that were completed since the last call. An action comes with all of its
+        take: gets the rows that were completed since the last call. An action comes with all of its
             requests.
         bucket_ns: resolution of the run's summary.
-        make_scheduler: as of `run`.
+        make_scheduler: makes the case's scheduler, as for `run`.
     """
-    # A second of the largest figure has 50,000 requests; what a policy of overload refuses at once
-    # in one instant is more than that.
+    # A second of the largest figure has 50,000 requests; under overload a policy may refuse more than that
+    # in one instant.
     telemetry = Telemetry(capacity=10_000_000)
 
     def drain(_progress: Progress) -> None:

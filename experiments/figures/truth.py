@@ -36,7 +36,7 @@ from experiments.simulator import Case, Cluster, HostedModel, run, summarise
 from modelzoo.profile import Noise, Profile, ProfileRow
 from traces.arrivals import Bursty, ClosedLoop, Poisson, Recorded, Source, Workload
 
-# What the comparison aims at, in per cent.
+# Largest gaps that the comparison aims at, in per cent.
 AIMS = {"goodput": 3.0, "p50": 10.0, "p99": 10.0}
 
 _BUCKET_NS = NS_PER_S // 2
@@ -66,7 +66,7 @@ class TruthCase:
     name: str
     what: str
     models: tuple[LiveModel, ...]
-    #: By model's name, what a modelled device takes; empty: the processor runs the models.
+    #: Durations on a modelled device, by model's name; empty: the processor runs the models.
     rows: tuple[ProfileRow, ...]
     workload: Workload
     #: The same mix with other arrivals, from which real models' durations are taken. A network that runs
@@ -78,7 +78,7 @@ class TruthCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """What a run came to."""
+    """Figures of one run, live or simulated."""
 
     goodput_rps: float
     p50_ms: float
@@ -95,7 +95,7 @@ class TruthLine:
 
     case: TruthCase
     calibration: Calibration
-    #: What the simulator was told of the models.
+    #: Noise and durations that the simulator was told.
     noise: Noise
     rows: tuple[ProfileRow, ...]
     live: list[RunFigures]
@@ -106,7 +106,7 @@ class TruthLine:
     #: Latencies of the answered requests of one run, in ms, ascending.
     live_latencies_ms: list[float]
     simulated_latencies_ms: list[float]
-    #: What clients saw of each live run.
+    #: Each live run as its clients saw it.
     clients: list[dict[str, float]]
     #: The machine's load average before and after; the case itself adds less than 1.
     load_averages: tuple[float, float]
@@ -128,7 +128,7 @@ def cases(setting: Setting) -> list[TruthCase]:
 
 
 def _slowed(case: TruthCase, factor: int) -> TruthCase:
-    """The same with everything that a modelled device does taking longer."""
+    """The same case on a modelled device that takes longer for everything."""
     rows = tuple(
         replace(
             row,
@@ -328,8 +328,8 @@ def compare_case(case: TruthCase, setting: Setting) -> TruthLine:
 
 
 def calibrations(case: TruthCase, setting: Setting) -> list[Workload]:
-    """What has to be played so that the case can be simulated."""
-    # What modelled devices take is known; of real models, each has its overheads measured.
+    """Workloads that have to be played so that the case can be simulated."""
+    # Modelled devices have known durations; the overheads of each real model are measured.
     calibrated = case.workload.models[:1] if case.rows else case.workload.models
     workloads = [
         workload
@@ -354,9 +354,9 @@ def as_measured(
 
     Args:
         case: what is to be simulated.
-        setting: how long.
-        runs: of its `calibrations`.
-        reported: by model, what the worker said that it costs.
+        setting: how long the case runs.
+        runs: the runs of its `calibrations`.
+        reported: by model, the costs that the worker reported.
     """
     alone, crowd = runs[:2]
     calibration = calibrate(alone, crowd, None if case.rehearsal is None else runs[-1])
@@ -366,7 +366,7 @@ def as_measured(
         cluster=Cluster(
             models=models,
             num_pages=case.num_pages,
-            # Copies are in what was calibrated.
+            # Calibrated durations contain the copies, so a copy takes no time of its own.
             copy_bytes_per_s=1 << 60,
             start_delay_ns=calibration.start_delay_ns,
             noise=noise,
@@ -383,7 +383,7 @@ def _costs(
     reported: Mapping[str, ProfileRow],
     runs: Sequence[LiveRun],
 ) -> tuple[tuple[HostedModel, ...], Noise]:
-    """What each model takes: by its profile, or by what the worker reported and calibration found."""
+    """Durations of each model: its profile's, or the worker's as calibration corrects them."""
     if profile is not None:
         return (
             tuple(
@@ -394,7 +394,7 @@ def _costs(
     models, sigmas = [], []
     for index, name in enumerate(case.workload.models):
         rehearsed = [_only(name, run) for run in runs[2 * len(case.workload.models) :]]
-        # A run too short to have met the model says nothing of it.
+        # A run that was too short to ask the model says nothing of it.
         alone = runs[2 * index : 2 * index + 2]
         row, noise = measured_row(
             reported[name], [run for run in rehearsed if run.actions] or alone
@@ -525,7 +525,7 @@ def _gap_as_arrived_pct(line: TruthLine, name: str, gap_pct: float) -> float:
 
 
 def _reason(line: TruthLine, metric: str, gap_pct: float, as_arrived_pct: float) -> str:
-    """Say what a gap above the aim comes from, as far as the run itself shows it."""
+    """Say where a gap above the aim comes from, as far as the run itself shows it."""
     aim_pct = AIMS[metric]
     if abs(gap_pct) <= aim_pct:
         return ""
@@ -626,7 +626,7 @@ def _draw(lines: Sequence[TruthLine], target: Path) -> None:
 
 
 def main() -> None:
-    """Run it as a command."""
+    """Compare as a command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(

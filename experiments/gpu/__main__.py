@@ -18,7 +18,8 @@ from typing import NoReturn
 
 from clockwright.errors import ConfigError
 
-#: What runs, in this order, with the seconds that it is told (None: it takes no such word) and is given.
+#: Parts in their order: name, command, seconds that it is told (None: it takes no such option), seconds
+#: until it is ended.
 PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
     ("tests", ("pytest", "-q", "-m", "gpu", "tests/worker/test_gpu.py"), None, 165.0),
     ("probe", ("experiments.gpu.probe",), 25.0, 55.0),
@@ -33,7 +34,7 @@ PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
 def run_parts(
     parts: Sequence[tuple[str, tuple[str, ...], float | None, float]], device: str
 ) -> dict[str, str]:
-    """Run each part; what became of it by name, in words."""
+    """Run each part; returns by name what became of it, in words."""
     outcomes = {}
     for name, module, seconds, limit_s in parts:
         command = [sys.executable, "-m", *module]
@@ -41,7 +42,7 @@ def run_parts(
             command += ["--device", device, "--seconds", str(seconds)]
         print(f"--- {name}: at most {limit_s:g} s", flush=True)
         begin_s = time.monotonic()
-        # In a session of its own, so that whatever it started can be ended with it: a server that is
+        # Each part has a session of its own, so that its children can be ended with it: a server that is
         # left behind would keep the GPU's memory from the parts that follow.
         process = subprocess.Popen(command, start_new_session=True)
         try:
@@ -58,8 +59,8 @@ def run_parts(
 
 
 def _end(number: int, _: object) -> NoReturn:
-    """By an exception, so that the part that runs is ended too: it hears nothing that its parents hear."""
-    # `make` passes it on beside whoever sent it to all of the group.
+    """End by an exception, so that the running part is ended too: its session hears no signal of ours."""
+    # The signal may come twice: `make` passes it on, beside the sender's own to the whole group.
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
@@ -71,7 +72,7 @@ def main() -> int:
         The exit code: 0 when every part is done.
     """
     try:
-        # Here, because all of them need torch.
+        # Imported here, because these modules need torch.
         from experiments.gpu.aims import show
         from experiments.gpu.hardware import GPU_RESULTS
         from worker.devices.cuda import check_installation, installation

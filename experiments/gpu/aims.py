@@ -1,4 +1,4 @@
-"""What a card is to show, and whether the figures in `experiments/results/gpu` do."""
+"""Aims for a card, and whether the figures in `experiments/results/gpu` reach them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Aim:
     file: str
     figure: str
     limit: float
-    #: A lower bound instead of an upper one.
+    #: The bound is a lower one, not an upper one.
     at_least: bool = False
 
     def judge(self, directory: Path, since: datetime) -> tuple[float | None, str]:
-        """Look the figure up; None when it is not there, or of a run before this one."""
+        """Look the figure up; None when it is missing, or was measured before this run."""
         try:
             record = json.loads((directory / f"{self.file}.json").read_text(encoding="utf-8"))
             when = datetime.fromisoformat(record["when"])
@@ -79,8 +79,8 @@ def show(directory: Path, since: datetime) -> None:
     """Print the table and write `aims.csv`.
 
     Args:
-        directory: of the records.
-        since: older ones say nothing about this run, whose part may have failed.
+        directory: where the records are.
+        since: begin of this run. An older record says nothing about it: the part may have failed now.
     """
     rows = list(judged(directory, since))
     for what, _, _, found, limit, outcome in rows:

@@ -87,11 +87,11 @@ class Card(fig2.ConcurrentDevice):
 
 
 def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
-    """What the simulator says of closed-loop clients before one executor.
+    """Goodput that the simulator predicts for closed-loop clients before one executor.
 
     Args:
-        alone: EXEC of a single client, one after the other.
-        concurrency: clients.
+        alone: a single client's EXECs, one after the other.
+        concurrency: number of clients.
     """
     exec_ns = round(fmean(entry.end_ns - entry.begin_ns for entry in alone))
     gaps_ns = [after.begin_ns - before.end_ns for before, after in pairwise(alone)]
@@ -120,7 +120,7 @@ def predicted_rps(alone: Sequence[fig2.Exec], concurrency: int) -> float:
 
 
 def measure(setting: Setting) -> dict[str, float]:
-    """All figures of the one on the processor, and the prediction of each concurrency."""
+    """The same figures as on the processor, and the prediction for each concurrency."""
     card = Card(setting)
     alone = fig2.one_at_a_time(card, 1, time.monotonic_ns() + int(_REHEARSAL_S * NS_PER_S))
     points = fig2.measure(setting, card)

@@ -43,12 +43,12 @@ class Setting:
 
     @property
     def mix(self) -> Workload:
-        """As at the loosest SLO, where batches are largest."""
+        """The load at the loosest SLO, where batches are largest."""
         return self.workload(max(self.slos_ms), round(self.rehearsal_s * NS_PER_S))
 
     @property
     def workloads(self) -> list[Workload]:
-        """One per SLO."""
+        """One workload per SLO."""
         end_ns = self.warmup_ns + self.measured_ns
         return [self.workload(slo_ms, end_ns) for slo_ms in self.slos_ms]
 
@@ -63,12 +63,12 @@ class Setting:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """None of the clients': they ask when they are answered."""
+        """No seeds: closed-loop clients ask when they are answered."""
         return ()
 
 
 def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
-    """As the paper has it, within so many seconds of load."""
+    """The paper's setting, within so many seconds of load."""
     name = load.architecture or ARCHITECTURE
     models = LiveModel(name=name, copies=NUM_MODELS, batch_sizes=BATCH_SIZES, architecture=name)
     num_pages = load.num_pages or 8 * NUM_MODELS

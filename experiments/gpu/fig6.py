@@ -18,7 +18,7 @@ from experiments.gpu.live import Server, Stretch, produce, whole_ns
 from experiments.live_run import LiveModel
 from traces.arrivals import Poisson, Workload
 
-# A thousand are to answer, and of those that join last a few are asked nothing: 13 of a thousand.
+# A thousand instances are to answer; a few of the last to join are asked nothing, 13 in a thousand.
 NUM_MODELS = 1050
 #: The clients ask at this share of the paper's rates.
 SHARE = 0.4
@@ -32,7 +32,7 @@ class Setting:
     #: The first model is Minor's.
     server: Server
     share: float = SHARE
-    #: Minor alone; then Major's instances one by one; then all.
+    #: Time with Minor alone, then with Major's instances joining one by one, then with all.
     lead_ns: int = 2 * NS_PER_S
     ramp_ns: int = 20 * NS_PER_S
     end_state_ns: int = 6 * NS_PER_S

@@ -123,10 +123,10 @@ def device_times_ns(
 
     Args:
         accelerator: whose events to use.
-        stream: where it runs.
-        work: what to hand over; waited for each time.
-        runs: at most; at least one is made.
-        until_s: of the monotonic clock; no more runs after it.
+        stream: where the work runs.
+        work: hands the work over; its end is awaited each time.
+        runs: how often at most; at least once.
+        until_s: time on the monotonic clock after which no run begins.
     """
     begin, end = accelerator.event(), accelerator.event()
     times: list[int] = []
@@ -143,13 +143,13 @@ def device_times_ns(
 
 
 def quantile(times_ns: Sequence[int], share: float) -> float:
-    """In microseconds."""
+    """Quantile in microseconds."""
     ordered = sorted(times_ns)
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)] / 1e3
 
 
 def median_us(times_ns: Sequence[int]) -> float:
-    """In microseconds."""
+    """Median in microseconds."""
     return statistics.median(times_ns) / 1e3
 
 
@@ -164,7 +164,7 @@ class Room:
 
 
 class BareDevice:
-    """A device without lanes: whoever holds it says what runs, and hears how long it took."""
+    """A device without lanes: its holder says which step runs, and hears how long it took."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class BareDevice:
         raise AssertionError(f"{model.model_id} is not in the cache any more")
 
     def load(self, model: TorchModel, pages: Sequence[int]) -> int:
-        """LOAD; how long it took, in ns."""
+        """Run a LOAD; returns how long it took, in ns."""
         action = LoadWeights(
             action_id=ActionId(1),
             model_id=model.model_id,
@@ -248,7 +248,7 @@ class BareDevice:
     def execute(
         self, step: Step[TorchModel], *, runs: int, until_s: float = float("inf")
     ) -> list[int]:
-        """EXEC again and again; how long each took on the device, in ns."""
+        """Run an EXEC again and again; returns how long each took on the device, in ns."""
         times: list[int] = []
         for run in range(_WARM_UP_RUNS + runs):
             if times and time.monotonic() > until_s:

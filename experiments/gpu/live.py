@@ -1,8 +1,8 @@
 """Workloads played on the card by a `clockwright up`, beside what the simulator says they should come to.
 
-The simulator is told what runs of their own measured on the same server (`experiments.calibration`):
-what the way there and back takes, and how long each network's LOAD and EXEC. It does not know that a
-front end has only so many cores: where requests are more than those carry, the live run has less and
+Separate runs on the same server measure what the simulator is told (`experiments.calibration`): the time
+there and back, and the duration of each network's LOAD and EXEC. The simulator does not know that a front
+end has a limited number of cores. Where the cores cannot carry the requests, the live run answers fewer, and
 `exec_busy_pct` says that the card was not the limit.
 """
 
@@ -120,7 +120,7 @@ class Stretch:
     #: Since the workload's begin, rounded as `whole_ns` does.
     begin_ns: int
     end_ns: int
-    #: Whose requests and actions count; None: all.
+    #: Models whose requests and actions count; None: all.
     model_ids: frozenset[str] | None = None
 
     def figures(
@@ -167,11 +167,11 @@ class Setting(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredServer:
-    """What the simulator is told of a server."""
+    """A server as the simulator models it, from measurements."""
 
     cluster: Cluster
     network: Network
-    #: For people.
+    #: The measurements in words and numbers, for people.
     about: dict[str, object]
 
     def case(self, workload: Workload) -> Case:
@@ -191,9 +191,9 @@ def measured(
     """Take the simulator's parameters from what was played before anything that counts.
 
     Args:
-        server: that was played on.
-        runs: one client, several, the mix.
-        rows: by model, what the worker said before.
+        server: the server that played them.
+        runs: the rehearsals with one client, several clients, and the mix.
+        rows: by model, the durations that the worker reported before.
 
     Raises:
         ValueError: too little was answered to tell.
@@ -205,7 +205,7 @@ def measured(
     for model in server.models:
         ids = set(model.model_ids)
         reported = replace(rows[model.model_ids[0]], name=model.name)
-        # A network that runs again and again finds more in the card's caches than one among others.
+        # A network that runs again and again finds more in the card's caches than a network among others.
         told = [_only(ids, each) for each in (mix, crowd, alone)]
         chosen = [each for each in told if any(action.exec for action in each.actions)][:1]
         row, noise = measured_row(reported, chosen) if chosen else (reported, Noise())
@@ -217,7 +217,7 @@ def measured(
         cluster=Cluster(
             models=tuple(hosted),
             num_pages=server.num_pages,
-            # Copies are in what was calibrated.
+            # Calibrated durations contain the copies, so a copy takes no time of its own.
             copy_bytes_per_s=1 << 60,
             start_delay_ns=calibration.start_delay_ns,
             noise=noise,

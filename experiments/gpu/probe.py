@@ -141,7 +141,7 @@ def gather(
 
 
 def large_cache_pages(accelerator: Accelerator) -> int:
-    """As many as Figure 6's weights cache has, or as half of the free memory holds."""
+    """Number of pages in Figure 6's weights cache, or in half of the free memory if that is less."""
     free_bytes = accelerator.free_bytes()
     if free_bytes is None:
         return SMALL_CACHE_PAGES
@@ -149,7 +149,7 @@ def large_cache_pages(accelerator: Accelerator) -> int:
 
 
 def host(accelerator: Accelerator, *, num_bytes: int = 1 << 30, runs: int = RUNS) -> Figures:
-    """What serving takes of the host.
+    """Time and memory that serving takes of the host.
 
     Args:
         accelerator: where inputs go to and outputs come from.
@@ -187,7 +187,7 @@ def host(accelerator: Accelerator, *, num_bytes: int = 1 << 30, runs: int = RUNS
 
 
 def _wake_up(late: list[int], *, runs: int, tuned: bool) -> None:
-    """Sleep for 1 to 4 ms, again and again; by how many ns each was too long."""
+    """Sleep for 1 to 4 ms, again and again; note by how many ns each sleep was too long."""
     if tuned:
         tune_thread(realtime=True)
     rng = random.Random(0)
@@ -216,13 +216,13 @@ class BareKernel:
     """A model with its weights where they are, without pages, arena or slots."""
 
     captured: Callable[[], None]
-    #: The same kernels one by one. Holds all their memory, of which captured ones know the address only.
+    #: Launches the same kernels one by one. Keeps their memory alive: captured kernels hold addresses only.
     launch: Callable[[], None]
-    #: Convolutions with their ReLUs.
+    #: Whether convolutions and their ReLUs are one kernel.
     joined: bool
 
     def replay(self) -> None:
-        """Hand over what was captured."""
+        """Hand the captured kernels over."""
         self.captured()
 
 
@@ -266,7 +266,7 @@ def _bare_kernel(
     blob.copy_(torch.from_file(str(folder / WEIGHTS_FILE), size=blob.nbytes, dtype=torch.uint8))
     weights = weight_views(blob, compiled.weights)
     if layout is not None:
-        # Not `to`: a kernel of 1 x 1 is in either order already, and keeps strides that say the other.
+        # `to` would not do: a kernel of 1 x 1 is in either order already, and keeps the other order's strides.
         weights |= {
             name: weight.clone(memory_format=layout)
             for name, weight in weights.items()
@@ -418,7 +418,7 @@ def main() -> None:
             for key, figure in found.items():
                 print(f"{key:40} {figure:12.2f}", flush=True)
             figures |= found
-            # Each time: a limit from outside may come during the next one.
+            # Write after every section, because a time limit from outside may end the next one.
             write_results(
                 "probe",
                 figures,

@@ -149,7 +149,7 @@ async def lanes(
         "lanes_memory_taken_while_serving": float(taken),
     }
     if free is not None and still_free is not None:
-        # By everybody on the card: what torch's counter cannot see, onnxruntime's memory, is in it.
+        # Free memory counts every user of the card, and so onnxruntime, which torch's counter cannot see.
         figures["lanes_free_bytes_change"] = float(still_free - free)
     return figures
 
@@ -162,16 +162,16 @@ def _drive(
     seed: int,
     until_s: float,
 ) -> dict[str, int]:
-    """Keep the lanes busy; how many actions of each kind were done.
+    """Keep the lanes busy; returns how many actions of each kind were done.
 
     Raises:
         RuntimeError: an action failed.
     """
     rng = random.Random(seed)
     done: Counter[str] = Counter()
-    #: Those that are not answered.
+    #: Actions without a result, and their models.
     waiting: dict[ActionId, ModelId] = {}
-    #: The longest unused first.
+    #: Resident models, the longest unused first.
     resident: dict[ModelId, TorchModel] = {}
     window = {"earliest_ns": 0, "latest_ns": _LATEST_NS, "expected_duration_ns": 1}
 
@@ -211,7 +211,7 @@ def _drive(
 
 
 def measure(setting: Setting) -> tuple[dict[str, float], dict[str, object]]:
-    """Both parts; and the hardware, asked when the worker has gone."""
+    """Measure both parts, and ask the hardware when the worker has gone."""
     (run,) = setting.server.play([setting.workload]).runs
     figures = live_figures(setting, run)
     accelerator = open_accelerator(setting.server.device)

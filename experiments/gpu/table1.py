@@ -49,7 +49,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 ROOM = Room(num_pages=128, arena_bytes=512 << 20, io_bytes=64 << 20, host_bytes=2 << 30)
 _LOADS = 20
 _COPIES = 50
-# LOAD and EXEC in microseconds: ours the median and, where there are runs enough, tails.
+# LOAD and EXEC in microseconds: our median and, with enough runs, our tails, beside the V100's.
 _COLUMNS = ("model", "quantity", "unit", "ours", "ours_p99", "ours_p99.99", "v100")
 # `make gpu` gives this part 35 s more than it tells it to take; the other batch sizes need some of them.
 _TAIL_GRACE_S = 25.0
@@ -91,10 +91,10 @@ async def measure(
     Args:
         accelerator: the card.
         setting: what to measure.
-        until_s: of the monotonic clock; no network is begun after it.
+        until_s: time on the monotonic clock after which no network begins.
         measured: told after each network: all figures so far by key, in microseconds unless they say
             otherwise, and the names left out so far.
-        cache_dir: of compiled models; the user's by default.
+        cache_dir: folder of compiled models; the user's by default.
     """
     bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     rng = random.Random(0)
@@ -108,7 +108,7 @@ async def measure(
             try:
                 figures |= await _measure_one(bench, accelerator, name, setting, rng, until_s)
             except ModelError as error:
-                # Kernels that want too much memory to work in, say: the others may do with less.
+                # One network's kernels may want too much working memory; the others may need less.
                 print(f"{name:32} refused: {error}", flush=True)
                 continue
             left_out.remove(name)
@@ -192,7 +192,7 @@ def main() -> None:
     left_out = list(setting.names)
 
     def write(figures: dict[str, float], rest: list[str]) -> None:
-        # Each time: a limit from outside may come while the next one is compiled.
+        # Write after every network, because a time limit from outside may end the next one's compilation.
         rows = beside_the_paper(setting.names, figures)
         write_csv(options.results / "table1.csv", _COLUMNS, rows)
         write_results(

@@ -15,7 +15,7 @@ import onnx
 
 from experiments.digits import Array, Digits
 
-# What a pixel can be at most; images are inverted against it.
+# The largest value of a pixel, against which images are inverted.
 INK_MAX = 16.0
 
 #: Opsets of every graph that this module exports.
@@ -48,7 +48,7 @@ def train(models: dict[str, Classifier], digits: Digits) -> None:
 
 
 def predict(models: dict[str, Classifier], images: Array) -> Array:
-    """What each says, int64, shape (model, image)."""
+    """Label that each model gives, int64, shape (model, image)."""
     return np.stack([model.predict(images).astype(np.int64) for model in models.values()])
 
 
@@ -56,8 +56,8 @@ def export(classifier: Classifier, images: Array) -> onnx.ModelProto:
     """Give a fitted classifier as a graph from `X` to `label` and, where it has them, `probabilities`.
 
     Args:
-        classifier: of scikit-learn.
-        images: some that it was fitted to, for their form.
+        classifier: a fitted one of scikit-learn.
+        images: some images that it was fitted to, for their shape.
     """
     from skl2onnx import to_onnx
     from sklearn.svm import LinearSVC
@@ -65,7 +65,7 @@ def export(classifier: Classifier, images: Array) -> onnx.ModelProto:
     # A linear SVM has no probabilities that could come in another form.
     options = {} if isinstance(classifier, LinearSVC) else {"zipmap": False}
     with warnings.catch_warnings():
-        # skl2onnx still asks an SVC for what scikit-learn is about to remove.
+        # skl2onnx still asks an SVC for an attribute that scikit-learn is about to remove.
         warnings.simplefilter("ignore", FutureWarning)
         model: onnx.ModelProto = to_onnx(
             classifier, images[:1], target_opset=OPSETS, options=options

@@ -33,9 +33,9 @@ class Delays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trail:
-    """What a policy did."""
+    """A policy's answers to a stream, and its weights meanwhile."""
 
-    #: Whether the answer was wrong, bool, shape (query,).
+    #: Whether each answer was wrong, bool, shape (query,).
     wrong: Array
     #: Index of the model with the most weight, looked at every `WEIGHTS_EVERY` queries.
     heaviest: Array
@@ -54,8 +54,8 @@ def ask(
 
     Args:
         policy: under test.
-        state: of it.
-        query: whose candidates are the models.
+        state: the policy's state.
+        query: a query whose candidates are the models.
         said: the label of every model, chosen or not.
         truth: the true label.
         reward_only: feedback says whether the answer was right, not what would have been.
@@ -101,12 +101,12 @@ def follow(
         models: names.
         votes: label that each model gives, shape (model, query).
         labels: true ones, shape (query,).
-        seed: of the policy's draws, and of the delays.
-        delays: of feedback; None: it is there before the next query.
+        seed: seed of the policy's draws and of the delays.
+        delays: delays of feedback; None: feedback is there before the next query.
         reward_only: feedback says whether the answer was right, not what would have been.
 
     Returns:
-        Per query, what came of it.
+        The outcome of every query.
     """
     rng = Random(seed)
     state = policy.init(models)

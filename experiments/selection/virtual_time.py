@@ -1,4 +1,4 @@
-"""The controller's shells on virtual time: an event loop whose clock jumps to what happens next.
+"""The controller's shells on virtual time: an event loop whose clock jumps to the next event.
 
 The simulator drives the scheduler alone; selection lives above it, in asyncio. Here the real runtime,
 catalogue and applications run unchanged, between modelled workers and clients, as fast as the
@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
+from typing_extensions import override
+
 from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
 from clockwright.bulk import Buffer
 from clockwright.tensors import TensorSpec
@@ -29,18 +31,19 @@ _BEGIN_NS = 1000 * NS_PER_S
 
 
 class _Jumping(selectors.DefaultSelector):
-    """Where a loop would sleep until its next timer, the clock is set to it."""
+    """Sets the clock to the next timer, where a loop would sleep until then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_ns = _BEGIN_NS
 
+    @override
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("virtual time stands still: no timer is set and nothing is ready")
         ready = super().select(0)
         if not ready and timeout > 0:
-            # Up, or the loop finds its timer a moment away and asks again, for ever.
+            # Rounded up, or the loop finds its timer a moment away and asks again, for ever.
             self.now_ns += max(round(timeout * NS_PER_S), 0) + 1
         return ready
 
@@ -52,16 +55,18 @@ class _Loop(asyncio.SelectorEventLoop):
         self.clock = _Jumping()
         super().__init__(self.clock)
 
+    @override
     def time(self) -> float:
         return self.clock.now_ns / NS_PER_S
 
+    @override
     def run_in_executor(  # type: ignore[override]
         self,
         executor: Executor | None,
         func: Callable[..., T],
-        *args: Any,  # noqa: ANN401
+        *args: Any,
     ) -> asyncio.Future[T]:
-        """Wait for the thread: how far the clock gets meanwhile would be the machine's to say."""
+        """Wait for the thread, or the machine would decide how far the clock gets meanwhile."""
         future: asyncio.Future[T] = self.create_future()
         try:
             result = func(*args) if executor is None else executor.submit(func, *args).result()
@@ -84,17 +89,17 @@ def now_ns() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
-    """How long a modelled worker takes."""
+class ModelledTimes:
+    """Durations of a modelled worker's actions."""
 
     load_ns: int = 2 * NS_PER_MS
-    #: By batch size.
+    #: Duration of an EXEC by batch size.
     exec_ns: Mapping[int, int] = field(
         default_factory=lambda: {1: NS_PER_MS, 4: 2 * NS_PER_MS, 16: 5 * NS_PER_MS}
     )
-    #: Of the duration, one standard deviation.
+    #: Standard deviation of an EXEC's duration, as a share of it.
     noise: float = 0.02
-    #: Injected: a share of EXECs takes so many times as long, which nobody can predict.
+    #: Injected stragglers: this share of EXECs takes `straggling_factor` times as long; nobody can predict it.
     straggling: float = 0.01
     straggling_factor: float = 30.0
 
@@ -107,7 +112,7 @@ class ModelledWorker:
         runtime: Runtime,
         catalogue: Catalogue,
         worker_id: WorkerId,
-        costs: Costs,
+        costs: ModelledTimes,
         answer: Callable[[str, Buffer], list[Buffer]],
         rng: Random,
         *,
@@ -140,7 +145,7 @@ class ModelledWorker:
         event = ModelReady(
             worker_id=self._worker_id,
             model_id=model.model_id,
-            # A graph of its own each, as different forests have: they share no measurements.
+            # Each model has a graph of its own, as different forests have, so they share no measurements.
             architecture_id=ArchitectureId(model.name),
             num_pages=1,
             load_ns=self._costs.load_ns,
@@ -151,7 +156,7 @@ class ModelledWorker:
         )
 
     def withdraw(self, model: Entry) -> None:
-        """An offer is answered at once: there is none to take back."""
+        """Do nothing: an offer is answered at once, so there is none to take back."""
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Put an action on its lane; an EvictWeights is done at once."""
@@ -193,10 +198,10 @@ class ModelledWorker:
         self._runtime.action_finished(self._worker_id, result, outputs)
 
     def forget_model(self, model_id: ModelId) -> None:
-        """Nothing is kept."""
+        """Do nothing, because nothing is kept."""
 
     def close(self, reason: str) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 def poisson_ns(rate: float, seconds: float, rng: Random) -> list[int]:

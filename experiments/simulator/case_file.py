@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 _SPAN = {"begin_s", "end_s"}
 _KINDS: dict[str, tuple[set[str], set[str]]] = {
-    # kind: keys it needs, keys it may have; those of all kinds not among them
+    # By kind: keys that it needs, and keys that it may have, without the keys of all kinds.
     "closed": ({"concurrency"}, {"start_jitter_ms", *_SPAN}),
     "poisson": ({"rate_rps"}, _SPAN),
     "fixed": ({"rate_rps"}, {"jitter_ms", *_SPAN}),
@@ -101,12 +101,12 @@ def read_case(path: Path, *, seconds: float | None = None, seed: int | None = No
     """Read a case.
 
     Args:
-        path: of a TOML file.
+        path: the TOML file.
         seconds: instead of the file's.
         seed: instead of the file's.
 
     Raises:
-        ConfigError: it cannot be read, or is not a legal case; says where.
+        ConfigError: the file cannot be read, or is not a legal case; says where.
         TraceFormatError: a trace that it names is not what its reader expects.
     """
     try:
@@ -209,7 +209,7 @@ def _workload(
             "slo_ns": time_ns(table, "slo_ms", where, NS_PER_MS),
             "begin_ns": time_ns(table, "begin_s", where, NS_PER_S, 0),
             "end_ns": min(end_ns, duration_ns),
-            # Apart by more than there are models, so that no two sources draw the same numbers.
+            # Seeds lie further apart than there are models, so that no two sources draw the same numbers.
             "seed": seed * 1_000_003 + index * 10_007,
         }
         try:
@@ -251,7 +251,7 @@ def _workload(
     )
 
 
-# Fields that are values of their own.
+# Fields that are configuration values themselves.
 _NESTED: dict[str, Callable[[object, str], object]] = {
     "noise": lambda value, where: _build(Noise, _as_table(value, where), where),
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),

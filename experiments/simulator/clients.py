@@ -39,9 +39,9 @@ class Clients:
             generator: draws jitter.
             until_ns: nobody asks at or after this time.
             round_trip_ns: from a response's departure to the next request's arrival.
-            jitter_ns: mean of an exponential addition to it.
-            samples_ns: measured additions to it, of which each gets one.
-            refusal_pause_ns: see `Case`.
+            jitter_ns: mean of an exponential addition to the round trip.
+            samples_ns: measured additions to the round trip; each one gets one of them.
+            refusal_pause_ns: pause after a refusal, as in `Case`.
             submit: takes the arrivals of the present.
         """
         self._loop = loop
@@ -89,11 +89,11 @@ class Clients:
             self._submit(arrivals)
 
     def answered(self, clients: list[ClosedLoop]) -> None:
-        """Clients have answers, all at the present."""
+        """Answers reach these clients, all at the present."""
         self._ask_later(self._loop.now_ns + self._round_trip_ns, clients)
 
     def refused(self, client: ClosedLoop, deadline_ns: int) -> None:
-        """A client has a refusal."""
+        """A refusal reaches a client."""
         pause_ns = self._refusal_pause_ns
         now_ns = self._loop.now_ns
         again_ns = max(now_ns, deadline_ns) if pause_ns is None else now_ns + pause_ns

@@ -1,4 +1,4 @@
-"""A worker's clock that is not the controller's, and what heartbeats make of it."""
+"""A worker's clock that differs from the controller's, and heartbeats that estimate the difference."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Heartbeats:
     def beat(self, now_ns: int) -> None:
         """Exchange one heartbeat each way, sent at a virtual time.
 
-        They arrive at once as far as the estimate is concerned, which is a delay early: a heartbeat
+        The estimate has them at once, which is one delay early: a heartbeat
         in 200 ms would not show the difference.
         """
         arrives_ns = now_ns + self._delay_ns()

@@ -31,7 +31,7 @@ from traces.arrivals import ClosedLoop
 
 
 def production_scheduler(case: Case) -> Scheduler:
-    """What every run has that does not try another."""
+    """Scheduler of every run that does not try another."""
     return make_scheduler(case.scheduler)
 
 
@@ -61,10 +61,10 @@ class VirtualController:
             groups: where requests of some models are counted as well.
             on_closed: told when the scheduler lets a worker go.
             check: assert the scheduler's invariants after every event.
-            make_scheduler: for the case.
-            tick_ns: the timer fires at whole multiples: event loops keep no finer time.
+            make_scheduler: makes the case's scheduler.
+            tick_ns: the timer fires at whole multiples of this, because event loops keep no finer time.
         """
-        #: Set before the first arrival.
+        #: The clients, set before the first arrival.
         self.clients: Clients
         self._loop = loop
         self._summary = summary

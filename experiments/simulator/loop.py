@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-#: After everything: the next arrival of a source that has ended.
+#: Later than everything: the next arrival of a source that has ended.
 NEVER_NS = 1 << 62
 
 
@@ -47,7 +47,7 @@ class Loop:
         calls = 0
         while True:
             arrival_ns = self.arrival_ns
-            # What was decided before meets what arrives at the same time as already done.
+            # Handlers go before an arrival at the same time, so the arrival finds earlier decisions done.
             if heap and heap[0][0] <= arrival_ns:
                 if heap[0][0] > until_ns:
                     break

@@ -33,20 +33,20 @@ class VirtualLink:
         Args:
             network: delays and bandwidth.
             faults: what happens to messages.
-            generator: draws all of it.
-            samples_ns: of this direction, measured additions to the delay.
+            generator: draws jitter and faults.
+            samples_ns: measured additions to the delay in this direction.
         """
         self._network = network
         self._samples_ns = samples_ns
         self._faults = faults
         self._faulty = bool(faults.delay_probability or faults.loss_probability)
         self._random = generator
-        #: When the wire is free, and when the last message arrives.
+        #: Time at which the wire is free, and at which the last message arrives.
         self._free_ns = 0
         self._arrived_ns = 0
 
     def send(self, now_ns: int, num_bytes: int) -> int | None:
-        """When a message sent now arrives; None when it never does."""
+        """Time at which a message that is sent now arrives; None when it never does."""
         network = self._network
         delay_ns = network.delay_ns
         if network.jitter_ns:

@@ -58,7 +58,7 @@ class Run:
 
     @property
     def requests_per_wall_s(self) -> float:
-        """How fast it went."""
+        """Requests simulated per second of wall time."""
         return self.num_requests / self.wall_s
 
 
@@ -83,18 +83,18 @@ def run(
         on_progress: called every `progress_ns` of virtual time; may write rows out.
         progress_ns: how often.
         check: assert the invariants of scheduler and worker cores after every event. Slow.
-        make_scheduler: for the case; another than the production one is being tried.
+        make_scheduler: makes the case's scheduler; only a trial has another than production's.
     """
     simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check, make_scheduler)
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
     num_events = 0
-    # What exists now lives as long as the run: with thousands of models the collector would spend a
-    # good part of it looking at them.
+    # Objects that exist now live as long as the run. With thousands of models the collector would spend a
+    # good part of the run looking at them.
     gc.collect()
     gc.freeze()
-    # And what comes is freed by its last reference: requests and actions lie in no cycles.
+    # Requests and actions lie in no cycles, so their last reference frees them.
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_ALLOCATIONS, *thresholds[1:])
     try:
@@ -126,7 +126,7 @@ def run(
 
 
 class _Simulation:
-    """Everything wired together."""
+    """Controller, workers, links and clients of one run, wired together."""
 
     def __init__(
         self,

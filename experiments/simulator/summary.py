@@ -1,4 +1,4 @@
-"""What came of a run, in buckets of time: memory does not grow with the number of requests.
+"""Counts of a run in buckets of time: memory does not grow with the number of requests.
 
 The same counts come from a simulated run as it goes and from the telemetry rows of any run
 (`summarise`). Requests count where they departed, batches and loads where their result was known, busy
@@ -125,8 +125,8 @@ class Summary:
         """All counts between two times, which are rounded down to whole buckets.
 
         Args:
-            begin_ns: leave out what was before, a warm-up for example.
-            end_ns: and from then on; None: nothing.
+            begin_ns: leave out everything before this time, a warm-up for example.
+            end_ns: leave out everything from this time on; None: nothing.
         """
         total = Bucket()
         last = None if end_ns is None else end_ns // self.bucket_ns
@@ -139,7 +139,7 @@ class Summary:
         return count * NS_PER_S / (end_ns - begin_ns)
 
     def utilisation(self, busy_ns: int, begin_ns: int, end_ns: int) -> float:
-        """Busy time of all workers' lanes between two times, as a share of what they had."""
+        """Busy time of all workers' lanes between two times, as a share of the time there was."""
         return busy_ns / ((end_ns - begin_ns) * self.num_workers)
 
     # --- filling it ---------------------------------------------------------------------------
@@ -169,10 +169,10 @@ def summarise(
 
     Args:
         requests: all of the run.
-        actions: likewise.
+        actions: all of the run.
         bucket_ns: length of a bucket.
         num_workers: GPUs there were.
-        origin_ns: the run's beginning on the rows' clock; no row is from before.
+        origin_ns: the run's beginning on the rows' clock; no row is older.
     """
     summary = Summary(bucket_ns, num_workers)
     for row in requests:

@@ -21,7 +21,7 @@ _NS_PER_MINUTE = 60 * NS_PER_S
 
 _MAPPED = {"assignment", "scale", "rate_rps"}
 
-#: By kind: keys it needs, and keys it may have.
+#: Keys that each kind of clients needs, and keys that it may have.
 TRACE_KINDS: dict[str, tuple[set[str], set[str]]] = {
     "azure2019": ({"path"}, {"begin_minute", "timers", *_MAPPED}),
     "azure2021": ({"path"}, _MAPPED),
@@ -46,11 +46,11 @@ def trace_sources(
         kind: one of `TRACE_KINDS`.
         table: its keys are legal.
         where: the table's place, for errors.
-        folder: what paths are relative to.
-        models: positions of those that the trace's functions are mapped to.
-        slo_ns: of every request.
-        duration_ns: nothing is asked at or after this.
-        seed: of what is drawn.
+        folder: paths are relative to this one.
+        models: positions of the models to which the trace's functions are mapped.
+        slo_ns: the SLO of every request.
+        duration_ns: no request comes at or after this time.
+        seed: seed of all that is drawn.
 
     Raises:
         ConfigError: a value is wrong, or the trace is shorter than the run.

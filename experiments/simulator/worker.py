@@ -38,7 +38,7 @@ class SimulatedModel(LoadedModel):
 
 
 def simulated(cluster: Cluster) -> list[SimulatedModel]:
-    """What every worker's core is told of the models. Shared between workers, never changed."""
+    """Models as every worker's core knows them. Shared between workers, never changed."""
     copy_ns = {
         name: (
             _copy_times_ns(cluster, row.input_bytes, max(row.exec_ns)),
@@ -87,11 +87,11 @@ class Worker:
         """Start with an empty weights cache.
 
         Args:
-            worker_id: as it registers.
+            worker_id: the name under which it registers.
             case: times, faults, seed.
-            index: among the cluster's workers.
+            index: its position among the cluster's workers.
             incarnation: how often it has started before; draws other random numbers.
-            models: all that it holds in host memory.
+            models: all models that it holds in host memory.
             loop: virtual time.
             on_result: told when a result reaches the controller, with the result in its clock.
             check: assert the core's invariants after every change.
@@ -158,7 +158,7 @@ class Worker:
             self._loop.at(arrives_ns, self._remove, model_id)
 
     def kill(self) -> None:
-        """It vanishes: nothing more is done or said."""
+        """Vanish: do and say nothing more."""
         self.alive = False
 
     def _deliver(self, result: Result) -> None:

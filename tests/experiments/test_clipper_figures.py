@@ -76,7 +76,7 @@ def test_figure_10_compares_one_model_for_all_with_ones_own(tmp_path: Path) -> N
 
 
 def test_figure_9_leaves_stragglers_behind_on_virtual_time(tmp_path: Path) -> None:
-    costs = virtual_time.Costs(straggling=0.05)
+    costs = virtual_time.ModelledTimes(straggling=0.05)
     setting = clipper_fig9.Setting(sizes=(4,), seconds=0.6, num_workers=2, costs=costs)
     mitigated, blocking = clipper_fig9.produce(setting, tmp_path)
     assert mitigated.late(setting.slo_ms) == 0 < blocking.late(setting.slo_ms)

@@ -23,8 +23,7 @@ PACKAGES = ("clockwright", "controller", "worker", "modelzoo", "traces", "experi
 #: Names that several classes share, and why they may.
 SHARED_NAMES = {
     "Policy": (
-        "Clockwork's word for a scheduler's policy and Clipper's for a selection policy; the two packages "
-        "do not import each other"
+        "Clockwork's word for a scheduling policy and Clipper's for a selection policy; no file imports both"
     ),
     "Setting": "each figure's own numbers, always read as `figure.Setting` or inside the figure's file",
 }
@@ -47,7 +46,7 @@ EVERYTHING = [*PRODUCT, *files_of("tests", "proto")]
 
 def comments_in(source: str) -> Iterator[tuple[int, str]]:
     """First line of every block of comments, without `#` and `#:`, and its line number."""
-    above = (0, 0)
+    above = (-1, 0)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
