@@ -377,7 +377,7 @@ class Chaos:
 
 
 @pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.seeds(30)
 def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     seed: int, policy: str
 ) -> None:
@@ -402,7 +402,7 @@ class Everywhere(Deferral):
         return at_ns
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.seeds(10)
 def test_nor_when_batches_wait_to_grow_wherever_they_can(seed: int) -> None:
     deferral = Everywhere()
     kind = PolicyKind(

@@ -84,7 +84,7 @@ def run(seed: int, policy: str, *, faults: bool, sigma: float) -> SimulatedClust
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("faults", [False, True], ids=["calm", "faults"])
 @pytest.mark.parametrize("sigma", [0.0, 0.3], ids=["exact", "noisy"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.seeds(6)
 def test_every_request_gets_one_response_and_no_success_is_late(
     seed: int, sigma: float, faults: bool, policy: str
 ) -> None:

@@ -473,7 +473,7 @@ def test_evicted_pages_are_free_when_the_last_exec_that_reads_them_ends() -> Non
     assert sorted(driver.start(Lane.LOAD, now=2).pages) == [0, 1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> None:
     rng = random.Random(seed)
     driver = Driver(num_pages=6, io_bytes=640)
@@ -543,7 +543,7 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
     }
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 def test_io_slots_never_overlap_and_leave_no_crumbs(seed: int) -> None:
     rng = random.Random(seed)
     pool = IoPool(4096)
