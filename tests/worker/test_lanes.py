@@ -482,7 +482,7 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
         driver.add(model_id, num_pages=1 + index % 3)
     running: dict[Lane, tuple[Step[LoadedModel], int]] = {}
     ahead: Step[LoadedModel] | None = None
-    num_ahead = 0
+    queued_ahead: set[int] = set()
     answers: dict[int, Result] = {}
     windows: dict[int, tuple[int, int]] = {}
     now = 0
@@ -519,7 +519,8 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
             elif lane is Lane.EXEC and ahead is None:
                 ahead = driver.core.next_exec_ahead(now_ns=now, begin_ns=now + rng.randrange(6))
                 assert ahead is None or lane in running
-                num_ahead += ahead is not None
+                if ahead is not None:
+                    queued_ahead.add(ahead.action.action_id)
                 driver.core.check()
             due = driver.core.next_step(lane, now_ns=now)
             if isinstance(due, Step):
@@ -529,10 +530,16 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
                 assert due.time_ns > now
             collect()
     assert answers.keys() == windows.keys()
-    assert num_ahead > 0
+    assert queued_ahead
     for action_id, (earliest, latest) in windows.items():
-        for step_time in (answers[action_id].load, answers[action_id].exec):
-            assert step_time is None or earliest <= step_time.begin_ns <= latest
+        answer = answers[action_id]
+        for step_time in (answer.load, answer.exec):
+            if step_time is None:
+                continue
+            assert earliest <= step_time.begin_ns
+            # The device may come late to what was queued there; only what then breaks is answered so.
+            broke_late = action_id in queued_ahead and answer.error is ActionError.DEVICE
+            assert step_time.begin_ns <= latest or broke_late
     outcomes = {result.error for result in answers.values()}
     assert outcomes >= {
         ActionError.NONE,
