@@ -10,11 +10,10 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from clockwright.actions import EvictWeights, Infer, LoadWeights
 from clockwright.units import RequestId
 from controller.core import Scheduler
-from controller.core.events import AnswerRequest, Command, Event, RefuseRequest, SendAction
-from controller.core.invariants import check
+from controller.core.events import AnswerRequest, Command, Event, RefuseRequest
+from controller.core.invariants import check, check_commands
 
 # Tests import onnxruntime too; see `worker`.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -128,14 +127,15 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> None:
     def audited(self: Scheduler, event: Event, *, now_ns: int) -> list[Command]:
         commands = handle(self, event, now_ns=now_ns)
         check(self)
-        _check_commands(self, commands, now_ns)
+        check_commands(self, commands, now_ns)
+        _check_responses(self, commands)
         return commands
 
     monkeypatch.setattr(Scheduler, "handle", audited)
     return
 
 
-def _check_commands(scheduler: Scheduler, commands: list[Command], now_ns: int) -> None:
+def _check_responses(scheduler: Scheduler, commands: list[Command]) -> None:
     responded = _responded.setdefault(scheduler, set())
     for command in commands:
         if isinstance(command, AnswerRequest | RefuseRequest):
@@ -143,17 +143,3 @@ def _check_commands(scheduler: Scheduler, commands: list[Command], now_ns: int) 
                 f"request {command.request_id}: two responses"
             )
             responded.add(command.request_id)
-        if not isinstance(command, SendAction):
-            continue
-        action = command.action
-        if isinstance(action, LoadWeights | Infer):
-            assert now_ns <= action.earliest_ns <= command.expected_begin_ns <= action.latest_ns
-            assert action.expected_duration_ns >= 0
-        if isinstance(action, Infer):
-            assert len(command.request_ids) == len(action.rows) > 0
-            assert 0 < sum(action.rows) <= action.batch_size
-        if isinstance(action, EvictWeights):
-            worker = scheduler._workers.get(command.worker_id)
-            in_flight = worker.in_flight.values() if worker else ()
-            infers = [s.action for s in in_flight if isinstance(s.action, Infer)]
-            assert action.model_id not in [infer.model_id for infer in infers], "evicted in flight"

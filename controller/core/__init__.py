@@ -9,13 +9,74 @@ anything is sent, and work that would be late is never begun.
 
 A request arrives and is judged (`admission`): if no worker could finish it in time it is refused at
 once, with the numbers. Otherwise it waits in its model's queue, in deadline order. Each lane of each
-GPU is kept a few milliseconds ahead of itself (`lane`): whenever its predicted backlog falls below
-the look-ahead, the policy (`clockwork`, `edf_mh`) chooses the next batch for the exec lane, or the next weights
-for the load lane, and the mechanism (`scheduler`) sends the action with the window in which it may
-start. The result re-anchors the lane, feeds the `estimator`, and makes room for the next action.
-Binding late is what makes batches: requests gather while the GPU is busy.
+GPU is kept a few milliseconds ahead of itself: whenever the predicted backlog of its `timeline` falls
+below the look-ahead, the policy chooses the next batch for the exec lane, or the next weights for the
+load lane, and `dispatch` sends the action with the window in which it may start. The result re-anchors
+the timeline, feeds the `estimator`, and makes room for the next action. Binding late is what makes
+batches: requests gather while the GPU is busy.
 
 Time enters as `now_ns`, so the simulator drives the same code on a virtual clock.
+
+The rooms
+---------
+They are split along state: each thing that is true has one owner, and others ask or call it. Arrows of
+import point down only::
+
+      events                                                     commands
+         |                                                           ^
+         v                                                           |
+    +--------------------------- scheduler ----------------------------+
+    |  the door: events, admission, results, who leaves                |   invariants: what must be
+    +------+------------------------------------------------+---------+   true after each event
+           |                                                |
+           v                                                |
+    +-- dispatch ---------------------+                     |
+    |  what does a lane get next      |                     |
+    +--+-----------+------------+-----+                     |
+       |           |            |                           |
+       |           v            v                           v
+       |      +- copies -+   +- books ------------------+  +- admission, forecast ---+
+       |      |  why     |   |  what is true; the only  |  |  can it be in time      |
+       |      |  another |   |  one that tells          |  |                         |
+       |      |  copy    |   |  the policy              |  |                         |
+       |      +----+-----+   +-----------+--------------+  +-----------+-------------+
+       |           |                     |                             |
+       |           +----------+----------+                             |
+       v                      v                                        |
+    +- alarms ------+   +- policy ----------+   policies/: clockwork,  |
+    |  when do I    |   |  what is asked of |<- edf_mh, clipper,       |
+    |  look again   |   |  a policy         |   infaas                 |
+    +------+--------+   +---------+---------+                          |
+           |                      |                                    |
+           v                      v                                    v
+    +- state ----------------------------------------------------------+
+    |  records: Request, Model, Copy, SentAction, WorkerState          |
+    +------------------------------------------------------------------+
+       timeline   estimator   delivery   shares   events   config
+
+To find a rule: why a model gets another copy, `copies`; what the policy hears of a change, the table
+in `books`; what is evicted, `policies/eviction`; the margin, `admission.margin_of`; the window of an
+action, `dispatch`; when a worker is given up, `Scheduler._check_timeout`.
+
+Who guards the deadline
+-----------------------
+A response after its deadline is never a success. Six places see to it, each for what the one before
+cannot know:
+
+1. `admission.judge` refuses a request that no worker could finish by `due_ns`, when it arrives and
+   whenever it is judged again. `due_ns` is the deadline less the margin (`admission.margin_of`), which
+   is for the answer's way back.
+2. `Scheduler._expire` refuses a request that waits (`OVERLOADED`, `COLD`) when its slack is gone: other
+   models' requests went first, which `judge` leaves out.
+3. The policy gives each batch the begin that its earliest deadline requires, and `dispatch` caps the
+   window of the Infer by it. The worker does not start an action after its window: it says `TOO_LATE`,
+   and `Scheduler._put_back` has its requests wait again, or refuses them (`LATE`).
+4. `Scheduler._expire` refuses a request that was sent (`LATE`) when its deadline passes without a result.
+5. `Scheduler._answer` refuses it (`LATE`) when the result comes after the deadline, but before the timer.
+6. The front looks at the clock once more when it has encoded the response, because what lies between the
+   core and the client's socket takes time too. It alone can be late without the core's knowing.
+
+A policy that does not predict skips 1 to 4: its requests wait until they have run, and 5 judges them.
 """
 
 from controller.core.config import EdfMhConfig, SchedulerConfig

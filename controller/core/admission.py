@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from clockwright.errors import Refusal
-from controller.core.state import Request
+from controller.core.state import Request, due_ns_of
 
 
 @dataclass(slots=True)
@@ -28,6 +28,17 @@ class Verdict:
     #: When to judge a waiting request again: with nothing ahead of it, it would be too late then.
     hopeless_ns: int = 0
     detail: str = ""
+
+
+def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
+    """What is kept free between the predicted end of a request's EXEC and its deadline.
+
+    Args:
+        slo_ns: SLO of the request.
+        most_ns: what the policy keeps now: `SchedulerConfig.margin_ns`, or less where it measures.
+        most_share: `SchedulerConfig.margin_fraction`; it is less than `most_ns` where the SLO is short.
+    """
+    return min(most_ns, int(slo_ns * most_share))
 
 
 def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
@@ -142,15 +153,11 @@ def _rows_ahead(request: Request, arriving: bool) -> int:
     if not queue:
         return 0
     if not arriving:
-        position = bisect_left(queue, request.due_ns, key=_due)
+        position = bisect_left(queue, request.due_ns, key=due_ns_of)
     elif request.due_ns >= queue[-1].due_ns:
         position = len(queue)
     else:
-        position = bisect_right(queue, request.due_ns, key=_due)
+        position = bisect_right(queue, request.due_ns, key=due_ns_of)
     if not model.num_multi_row:
         return position
     return sum(other.rows for other in queue[:position])
-
-
-def _due(request: Request) -> int:
-    return request.due_ns

@@ -14,9 +14,9 @@ estimates (`settle_exec`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
@@ -26,6 +26,9 @@ PERCENTILE = 0.99
 # An estimate that refuses every request is never measured again, so one outlier could shut a model
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
+
+# Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
+MAX_CLOCKS = 64
 
 
 class DurationWindow:
@@ -200,3 +203,72 @@ class Estimates:
         self.exec_ns[index] = estimate_ns
         self._per_row[index] = estimate_ns / self.sizes[index]
         self.ns_per_row = min(self._per_row)
+
+
+class EstimateTable:
+    """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[GpuKind, int, ArchitectureId, tuple[int, ...]], Estimates] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def profiled(
+        self,
+        gpu_kind: GpuKind,
+        clock_mhz: int,
+        architecture_id: ArchitectureId,
+        *,
+        load_ns: int,
+        exec_ns: Mapping[int, int],
+        profile_mhz: int,
+    ) -> Estimates:
+        """What is known of an architecture that a worker has profiled; the profile, if nothing is.
+
+        Args:
+            gpu_kind: kind of the worker's GPU.
+            clock_mhz: clock of that GPU now; 0 if not known.
+            architecture_id: what was profiled.
+            load_ns: profiled duration of LoadWeights.
+            exec_ns: profiled duration of EXEC by compiled batch size; not empty.
+            profile_mhz: clock during the profile; 0 if not known.
+        """
+        key = (gpu_kind, clock_mhz, architecture_id, tuple(sorted(exec_ns)))
+        estimates = self._rows.get(key)
+        if estimates is None:
+            seed = Estimates(load_ns=load_ns, exec_ns=exec_ns)
+            estimates = self._rows[key] = seed.at_clock(profile_mhz, clock_mhz)
+        return estimates
+
+    def at_clock(
+        self,
+        gpu_kind: GpuKind,
+        clock_mhz: int,
+        architecture_id: ArchitectureId,
+        *,
+        known: Estimates,
+        known_mhz: int,
+    ) -> Estimates:
+        """What is known of an architecture at another clock; derived from `known`, if nothing is."""
+        key = (gpu_kind, clock_mhz, architecture_id, known.sizes)
+        estimates = self._rows.get(key)
+        if estimates is None:
+            estimates = self._rows[key] = known.at_clock(known_mhz, clock_mhz)
+        return estimates
+
+    def forget_clocks(self, gpu_kind: GpuKind, present_mhz: Iterable[int]) -> None:
+        """Keep memory bounded whatever clocks workers say.
+
+        Once a GPU kind has too many clocks, only the rows at those where some GPU is now stay.
+        """
+        if len({clock for kind, clock, *_ in self._rows if kind == gpu_kind}) < MAX_CLOCKS:
+            return
+        present = set(present_mhz)
+        self._rows = {
+            key: estimates
+            for key, estimates in self._rows.items()
+            if key[0] != gpu_kind or key[1] in present
+        }

@@ -2,48 +2,125 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
-from clockwright.actions import Infer
+from clockwright.actions import EvictWeights, Infer, LoadWeights
+from clockwright.units import NS_PER_MS
+from controller.core.alarms import Alarms
+from controller.core.books import Books
+from controller.core.events import Command, SendAction
 from controller.core.scheduler import Scheduler
 from controller.core.state import Model, Phase, WorkerState
+
+# Entries of one request among the expiries that count.
+_MAX_ENTRIES = 8
 
 
 def check(scheduler: Scheduler) -> None:
     """Raise AssertionError when the scheduler's books contradict each other."""
-    workers = list(scheduler._workers.values())
-    models = list(scheduler._models.values())
-    assert scheduler._num_idle == sum(not worker.in_flight for worker in workers)
+    books, predicts = scheduler._books, scheduler.traits.predicts
+    workers = list(books.workers.values())
+    models = list(books.models.values())
+    assert books.num_idle == sum(not worker.in_flight for worker in workers)
     for worker in workers:
         _check_pages(worker)
-        _check_exec_lane(worker, predicts=scheduler.traits.predicts)
-        for copy in worker.copies.values():
-            pins = sum(
-                sent.copy is copy and isinstance(sent.action, Infer)
-                for sent in worker.in_flight.values()
-            )
-            assert copy.num_pins == pins, (
-                f"{copy.model.model_id}: {copy.num_pins} pins, {pins} Infers"
-            )
-            # To its model, a copy on a worker that drains is gone already.
-            assert copy.model.copies.get(worker) is (None if worker.draining else copy)
+        _check_exec_lane(worker, predicts=predicts)
+        _check_copies(worker)
     for model in models:
         _check_queue(model, workers)
     waiting = sum(len(model.queue) for model in models)
-    sent = sum(r.phase is Phase.SENT for r in scheduler._requests.values())
-    assert len(scheduler._requests) == waiting + sent, "an open request is neither waiting nor sent"
-    if scheduler.traits.predicts:
-        _check_expiries(scheduler)
+    sent = sum(request.phase is Phase.SENT for request in books.requests.values())
+    assert len(books.requests) == waiting + sent, "an open request is neither waiting nor sent"
+    if predicts:
+        _check_expiries(scheduler._alarms, books)
 
 
-def _check_expiries(scheduler: Scheduler) -> None:
-    """Every open request is looked at again some time."""
-    watched = {
+def check_commands(scheduler: Scheduler, commands: Sequence[Command], now_ns: int) -> None:
+    """Raise AssertionError when what the last event led to makes no sense, whatever came of it.
+
+    Args:
+        scheduler: as the event left it.
+        commands: what it asked for.
+        now_ns: when that was.
+    """
+    for command in commands:
+        if not isinstance(command, SendAction):
+            continue
+        action = command.action
+        if isinstance(action, LoadWeights | Infer):
+            assert now_ns <= action.earliest_ns <= command.expected_begin_ns <= action.latest_ns
+            assert action.expected_duration_ns >= 0
+        if isinstance(action, Infer):
+            assert len(command.request_ids) == len(action.rows) > 0
+            assert 0 < sum(action.rows) <= action.batch_size
+        if isinstance(action, EvictWeights):
+            worker = scheduler._books.workers.get(command.worker_id)
+            in_flight = worker.in_flight.values() if worker else ()
+            infers = [sent.action for sent in in_flight if isinstance(sent.action, Infer)]
+            assert action.model_id not in [infer.model_id for infer in infers], "evicted in flight"
+
+
+def check_no_gpu_idles(scheduler: Scheduler, now_ns: int) -> None:
+    """Raise AssertionError when a worker does nothing, beside a request that it could answer in time.
+
+    It has no action in flight and no wake-up. Only for policies that predict, and run what they can.
+    """
+    begin_ns = now_ns + scheduler.config.dispatch_delay_ns
+    models = scheduler._books.models.values()
+    for worker in scheduler._books.workers.values():
+        wakeup_ns = worker.load_wakeup_ns or worker.exec_wakeup_ns
+        if worker.in_flight or worker.draining or wakeup_ns is not None:
+            continue
+        for model in models:
+            readiness = model.ready.get(worker)
+            if not model.queue or readiness is None:
+                continue
+            copy = worker.copies.get(model)
+            if copy is None:
+                if any(not other.draining for other in model.copies):
+                    continue  # theirs to run
+                idle = sum(c.num_pages for c in worker.copies.values() if not c.model.queue)
+                if worker.num_free_pages + idle < readiness.num_pages:
+                    continue
+            estimates = readiness.estimates
+            load_ns = 0 if copy else estimates.load_ns + NS_PER_MS
+            for request in model.queue:
+                if request.rows <= estimates.sizes[-1]:
+                    exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
+                    assert begin_ns + load_ns + exec_ns > request.due_ns, (
+                        f"request {request.request_id} of {model.model_id} waits, "
+                        f"{worker.worker_id} is idle"
+                    )
+
+
+def _check_expiries(alarms: Alarms, books: Books) -> None:
+    """Every open request is looked at again some time, and leaves no trail of entries for that."""
+    watched = Counter(
         request.request_id
-        for at_ns, _, request in scheduler._expiries
+        for at_ns, _, request in alarms.expiries
         if request.phase is not Phase.DONE and at_ns == request.watch_ns
-    }
-    assert watched == set(scheduler._requests), "an open request is not watched, or a closed one is"
+    )
+    assert watched.keys() == books.requests.keys(), (
+        "an open request is not watched, or a closed one is"
+    )
+    # Two, where it is watched again for a time at which it was to be looked at before.
+    assert max(watched.values(), default=0) <= _MAX_ENTRIES, "a request is watched again and again"
+
+
+def _check_copies(worker: WorkerState) -> None:
+    for copy in worker.copies.values():
+        pins = sum(
+            sent.copy is copy and isinstance(sent.action, Infer)
+            for sent in worker.in_flight.values()
+        )
+        assert copy.num_pins == pins, f"{copy.model.model_id}: {copy.num_pins} pins, {pins} Infers"
+        assert copy.resident is (copy.model not in worker.loading)
+        readiness = copy.model.ready.get(worker)
+        assert readiness is None or copy.estimates is readiness.estimates
+        # To its model, a copy on a worker that drains is gone already.
+        assert copy.model.copies.get(worker) is (None if worker.draining else copy)
 
 
 def _check_pages(worker: WorkerState) -> None:
@@ -53,7 +130,7 @@ def _check_pages(worker: WorkerState) -> None:
 
 
 def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
-    """Executions have well-formed windows and a purpose; that they never overlap, `Lane.push` asserts."""
+    """Executions have well-formed windows and a purpose; that they never overlap, `Timeline.push` asserts."""
     infers = [s for s in worker.in_flight.values() if isinstance(s.action, Infer)]
     assert len(infers) == len(worker.exec_lane)
     for sent in infers:

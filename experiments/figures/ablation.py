@@ -60,7 +60,6 @@ REPLACED: dict[str, _Trial] = {
         partial(tried.with_policy, tried.largest_fill),
         ("fig5_slo10", "fig7_left_n12_r2400_x3.38", "overload", "few", "unlike"),
     ),
-    "placement": (tried.AnyPlace, _LOADS),
     "further_copy": (
         partial(tried.with_policy, tried.OneCopy, eager_copies=False),
         (*_LOADS, "few_n4_gpus8"),
@@ -70,13 +69,10 @@ REPLACED: dict[str, _Trial] = {
         (*_LOADS, "few_n4_gpus8"),
     ),
     "wanted_not_evicted": (partial(tried.with_policy, tried.PlainLru), _LOADS),
-    "fastest_idle": (tried.AnyIdle, ("unlike",)),
 }
 
 #: Left out: how it was tried, and where.
 LEFT_OUT: dict[str, _Trial] = {
-    "prefetch": (tried.Prefetch, ("azure_x1_quiet", "azure_x2_exact")),
-    "slowest_idle": (tried.SlowestIdle, ("unlike",)),
     "batch_beside_idle": (
         partial(tried.with_policy, tried.batch_beside_idle),
         ("fig7_right_m12c16_x3.38",),

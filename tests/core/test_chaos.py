@@ -47,6 +47,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
+from controller.core.invariants import check_no_gpu_idles
 from controller.core.policies import POLICIES
 from controller.core.policies.deferral import Deferral
 from controller.core.policies.edf_mh import EdfMhPolicy
@@ -299,7 +300,7 @@ class Chaos:
     def tell(self, event: Event) -> None:
         for command in self.scheduler.handle(event, now_ns=self.now_ns):
             self.take(command)
-        self.check_nobody_waits_beside_an_idle_gpu()
+        check_no_gpu_idles(self.scheduler, self.now_ns)
 
     def take(self, command: Command) -> None:
         match command:
@@ -342,38 +343,6 @@ class Chaos:
             assert len(action.rows) == len(command.request_ids)
             assert self.closed.isdisjoint(command.request_ids)
         device.actions[action.action_id] = command
-
-    def check_nobody_waits_beside_an_idle_gpu(self) -> None:
-        """A worker with nothing to do and no wake-up could load or run what waits, and does not."""
-        begin_ns = self.now_ns + self.scheduler.config.dispatch_delay_ns
-        for worker in self.scheduler._workers.values():
-            if (
-                worker.in_flight
-                or worker.draining
-                or worker.load_wakeup_ns
-                or worker.exec_wakeup_ns
-            ):
-                continue
-            for model in self.scheduler._models.values():
-                readiness = model.ready.get(worker)
-                if not model.queue or readiness is None:
-                    continue
-                copy = worker.copies.get(model)
-                if copy is None:
-                    if any(not other.draining for other in model.copies):
-                        continue  # theirs to run
-                    idle = sum(c.num_pages for c in worker.copies.values() if not c.model.queue)
-                    if worker.num_free_pages + idle < readiness.num_pages:
-                        continue
-                estimates = readiness.estimates
-                load_ns = 0 if copy else estimates.load_ns + MS
-                for request in model.queue:
-                    if request.rows <= estimates.sizes[-1]:
-                        exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
-                        assert begin_ns + load_ns + exec_ns > request.due_ns, (
-                            f"request {request.request_id} of {model.model_id} waits, "
-                            f"{worker.worker_id} is idle"
-                        )
 
 
 @pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])

@@ -6,7 +6,7 @@ import pytest
 
 from clockwright.actions import Infer
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.core.estimator import WINDOW_SIZE
+from controller.core.estimator import MAX_CLOCKS, WINDOW_SIZE, Estimates, EstimateTable
 from controller.core.events import (
     ClockSeen,
     ModelAdded,
@@ -58,13 +58,10 @@ class Clocked(Bench):
         action = self.send() if action is None else action
         self.done(action, self.now_ms, self.now_ms + exec_ms)
 
-    def expected_ms(self, worker: WorkerId = GPU) -> float:
-        """What an EXEC is expected to take there."""
-        model = self.scheduler._models[A]
-        state = self.scheduler._workers[worker]
-        if state in model.copies:
-            assert model.copies[state].estimates is model.ready[state].estimates
-        return model.ready[state].estimates.exec_ns[0] / MS
+    def expected_ms(self, model: ModelId = A) -> float:
+        """What an EXEC is expected to take on the first GPU that has the model."""
+        (row,) = [row for row in self.scheduler.statistics().models if row.model_id == model]
+        return row.exec_ns[1] / MS
 
 
 class Pair(Clocked):
@@ -140,29 +137,40 @@ def test_workers_of_one_kind_share_estimates_while_their_clocks_are_the_same() -
     bench = Clocked()
     bench.join(GPU2)
     bench.see(FAST, GPU2)
-    bench.ready(A, GPU2, exec_ms={1: 10})
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready_there(B)
     for _ in range(WINDOW_SIZE):
         bench.measure(12)
-    assert bench.expected_ms(GPU2) == 12
+    assert bench.expected_ms(B) == 12
     bench.see(SLOW, GPU2)
-    assert bench.expected_ms(GPU2) == 24
+    assert bench.expected_ms(B) == 24
     bench.measure(13)
-    assert bench.expected_ms(GPU2) == 24
+    assert bench.expected_ms(B) == 24
 
 
 def test_of_very_many_clocks_those_are_remembered_that_some_worker_is_at() -> None:
     bench = Clocked()
     bench.join(GPU2)
     bench.see(FAST, GPU2)
-    bench.ready(A, GPU2, exec_ms={1: 10})
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready_there(B)
     for _ in range(WINDOW_SIZE):
         bench.measure(12)
     bench.see(FAST)
     for clock_mhz in range(1000, 1300):
         bench.see(clock_mhz)
-        assert len(bench.scheduler._estimates) <= 64
+    assert bench.expected_ms() > 12  # none of these clocks is as fast
     bench.see(FAST)
-    assert bench.expected_ms() == bench.expected_ms(GPU2) == 12
+    assert bench.expected_ms() == bench.expected_ms(B) == 12
+
+
+def test_of_very_many_clocks_no_more_are_kept_than_a_gpu_could_have() -> None:
+    table, kind = EstimateTable(), GpuKind("x")
+    known = Estimates(load_ns=MS, exec_ns={1: MS})
+    for clock_mhz in range(1000, 1300):
+        table.forget_clocks(kind, [clock_mhz])
+        table.at_clock(kind, clock_mhz, ArchitectureId("a"), known=known, known_mhz=FAST)
+        assert len(table) <= MAX_CLOCKS
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -208,8 +216,9 @@ def test_seeds_are_taken_at_the_clock_they_were_measured_at(
     bench = Clocked()
     bench.tell(WorkerJoined(worker_id=GPU2, gpu_kind=GpuKind("other"), num_pages=10))
     bench.see(SLOW, GPU2)
-    bench.ready_there(A, measured_mhz)
-    assert bench.expected_ms(GPU2) == expected_ms
+    bench.tell(ModelAdded(model_id=B))
+    bench.ready_there(B, measured_mhz)
+    assert bench.expected_ms(B) == expected_ms
 
 
 def test_a_faster_clock_is_not_believed_to_be_faster_before_it_is_measured() -> None:
@@ -219,8 +228,8 @@ def test_a_faster_clock_is_not_believed_to_be_faster_before_it_is_measured() -> 
     bench.tell(ModelAdded(model_id=A))
     bench.ready(exec_ms={1: 10})
     bench.tell(ClockSeen(worker_id=GPU, clock_mhz=FAST))
-    (state,) = bench.scheduler._models[A].ready.values()
-    assert state.estimates.exec_ns == [10 * MS]
+    (model,) = bench.scheduler.statistics().models
+    assert model.exec_ns == {1: 10 * MS}
 
 
 def test_a_request_that_waits_is_planned_anew_when_the_clock_recovers() -> None:

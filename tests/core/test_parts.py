@@ -6,24 +6,24 @@ import pytest
 
 from clockwright.units import NS_PER_MS, ActionId
 from controller.core.estimator import FORGET_INTERVAL_NS, WINDOW_SIZE, DurationWindow, Estimates
-from controller.core.lane import Lane
+from controller.core.timeline import Timeline
 
 ONE, TWO, THREE = ActionId(1), ActionId(2), ActionId(3)
 
 
 def test_an_idle_lane_is_free_now() -> None:
-    assert Lane().available_ns(7) == 7
+    assert Timeline().available_ns(7) == 7
 
 
 def test_actions_run_back_to_back() -> None:
-    lane = Lane()
+    lane = Timeline()
     lane.push(ONE, begin_ns=10, duration_ns=5, now_ns=10)
     lane.push(TWO, begin_ns=15, duration_ns=7, now_ns=10)
     assert lane.available_ns(10) == 22
 
 
 def test_a_reported_end_re_anchors_what_follows() -> None:
-    lane = Lane()
+    lane = Timeline()
     lane.push(ONE, begin_ns=10, duration_ns=5, now_ns=10)
     lane.push(TWO, begin_ns=15, duration_ns=7, now_ns=10)
     lane.complete(ONE, end_ns=18)
@@ -31,7 +31,7 @@ def test_a_reported_end_re_anchors_what_follows() -> None:
 
 
 def test_an_overdue_action_is_assumed_to_end_right_now() -> None:
-    lane = Lane()
+    lane = Timeline()
     lane.push(ONE, begin_ns=10, duration_ns=5, now_ns=10)
     lane.push(TWO, begin_ns=15, duration_ns=7, now_ns=10)
     assert lane.available_ns(40) == 47
@@ -40,21 +40,21 @@ def test_an_overdue_action_is_assumed_to_end_right_now() -> None:
 
 
 def test_a_gap_before_an_action_is_kept() -> None:
-    lane = Lane()
+    lane = Timeline()
     lane.push(ONE, begin_ns=10, duration_ns=5, now_ns=10)
     lane.push(TWO, begin_ns=30, duration_ns=5, now_ns=10)  # waits for a load until 30
     assert lane.available_ns(10) == 35
 
 
 def test_an_action_before_the_lane_is_free_is_our_bug() -> None:
-    lane = Lane()
+    lane = Timeline()
     lane.push(ONE, begin_ns=10, duration_ns=5, now_ns=10)
     with pytest.raises(AssertionError, match="1 ns before the lane is free"):
         lane.push(TWO, begin_ns=14, duration_ns=5, now_ns=10)
 
 
 def test_completion_out_of_order_takes_out_its_share() -> None:
-    lane = Lane()
+    lane = Timeline()
     for place, action in enumerate((ONE, TWO, THREE)):
         lane.push(action, begin_ns=10 + 5 * place, duration_ns=5, now_ns=10)
     lane.complete(TWO, end_ns=12)

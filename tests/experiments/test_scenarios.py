@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
@@ -20,7 +19,6 @@ from experiments.figures import (
     fig7_left,
     fig9,
     scale,
-    tried,
 )
 from experiments.figures.edf_mh import COMPARED, Row
 from experiments.figures.scenario_runs import Outcome, bound_of, measure
@@ -42,8 +40,7 @@ from experiments.figures.scenarios import (
 )
 from experiments.figures.study import POLICIES
 from experiments.results_file import write_results
-from experiments.simulator import Case, Cluster, production_scheduler, run
-from traces.arrivals import TraceReplay, Workload
+from experiments.simulator import Case, run
 
 OVERLOAD = Scenario(
     "small",
@@ -331,43 +328,22 @@ def test_an_ablation_tells_what_pieces_are_worth_and_what_others_would_gain(
     # Nobody runs where it is not asked to, and everybody is compared with the whole.
     right = "fig7_right_m12c16_x3.38"
     assert of == {
-        "unlike_r1000": {"all", "contiguous_run", "fastest_idle", "slowest_idle"},
+        "unlike_r1000": {"all", "contiguous_run"},
         right: {"all", *ablation.OFF, "batch_beside_idle"},
     }
     figures = json.loads((tmp_path / "ablation.json").read_text())["figures"]
     for piece, key, sign in (
         ("limit_batch", right, -1),
         ("batch_beside_idle", right, 1),
-        ("fastest_idle", "unlike_r1000", -1),
+        ("contiguous_run", "unlike_r1000", -1),
     ):
         difference = figures[f"{piece}_{key}_goodput_pct"] - figures[f"all_{key}_goodput_pct"]
         kind = "gain" if sign > 0 else "worth"
         assert figures[f"{piece}_{key}_{kind}_points"] == pytest.approx(sign * difference)
     assert figures[f"limit_batch_{right}_worth_points"] > 5
     assert figures[f"batch_beside_idle_{right}_gain_points"] < 0
-    assert figures["slowest_idle_unlike_r1000_p50_ms"] > figures["all_unlike_r1000_p50_ms"]
     lines = (tmp_path / "ablation.csv").read_text().splitlines()
     assert len(lines) == 1 + len(rows)
-
-
-def test_prefetching_loads_before_the_request() -> None:
-    models = resnets(2)
-    counts = np.array([[600, 0], [600, 600]], np.int32)
-    case = Case(
-        workload=Workload(
-            models=tuple(model.model_id for model in models),
-            sources=(TraceReplay(counts=counts, models=np.arange(2), slo_ns=NS_PER_S, seed=1),),
-        ),
-        cluster=Cluster(models=models),
-        duration_ns=2 * 60 * NS_PER_S,
-        scheduler=POLICIES["edf_mh"],
-    )
-    cold = [
-        run(case, make_scheduler=make).summary.total().cold_answered
-        for make in (production_scheduler, tried.Prefetch)
-    ]
-    # Before the run's very first request nothing happens at which it could be loaded.
-    assert cold == [2, 1]
 
 
 def test_a_tried_scheduler_keeps_the_books() -> None:

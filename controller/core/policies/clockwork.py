@@ -34,7 +34,7 @@ from controller.core.policies.load_queue import Entry, LoadQueue
 from controller.core.policies.runs import best_batch
 from controller.core.policies.strategies import Strategies, soonest
 from controller.core.policy import Batch, Policy
-from controller.core.state import Copy, Model, Request, SentAction, WorkerState
+from controller.core.state import Copy, Model, Request, SentAction, WorkerState, due_ns_of
 
 # Clockwork's floor for a GPU's load, so that an idle one has a finite priority (load_tracker.cpp).
 _MIN_GPU_LOAD_NS = 1e6
@@ -130,7 +130,7 @@ class ClockworkPolicy(Policy):
         if queue[0].due_ns >= point_ns:
             helped = len(queue)
         else:
-            helped = len(queue) - bisect_left(queue, point_ns, key=_due)
+            helped = len(queue) - bisect_left(queue, point_ns, key=due_ns_of)
         demand = float(helped * estimates.exec_ns[0])
         if not demand:
             return 0.0
@@ -197,7 +197,3 @@ def _helps(model: Model, worker: WorkerState, begin_ns: int) -> bool:
         return False
     estimates = readiness.estimates
     return model.queue[-1].due_ns >= begin_ns + estimates.load_ns + estimates.exec_ns[0]
-
-
-def _due(request: Request) -> int:
-    return request.due_ns

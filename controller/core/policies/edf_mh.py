@@ -22,11 +22,11 @@ limited number of GPUs at a time (`batch_clients`).
 **Deferral.** Where many GPUs share few models and requests were dropped of late, a batch waits while it can
 grow and be in time (`deferral`).
 
-Left out, and recorded beside what was kept (`experiments.figures.ablation`):
+Left out, and recorded beside what was kept (`experiments/results/ablation.json`):
 
 * **Prefetch** of models with periodic demand, with every arrival of the next second known: on the Azure replay
   it makes most of the few cold requests warm, which had been answered in time without it.
-* **The slowest GPU that is in time** among unlike ones: see `Scheduler._offer`.
+* **The slowest GPU that is in time** among unlike ones: see `Dispatch.offer`.
 * **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
 """
 
@@ -53,7 +53,7 @@ from controller.core.policies.runs import Run, largest_run, urgent_run
 from controller.core.policies.strategies import Strategies, soonest
 from controller.core.policy import Batch, Policy
 from controller.core.shares import RecentDrops
-from controller.core.state import Copy, Model, Request, SentAction, WorkerState
+from controller.core.state import Copy, Model, Request, SentAction, WorkerState, due_ns_of
 
 # The rule chooses among so many of the most urgent batches, or loads. In overload more are seldom in time;
 # 64 gave the same.
@@ -289,7 +289,9 @@ class EdfMhPolicy(Policy):
                 elsewhere.append(loads.pop())
                 continue
             fitting = max(fitting, readiness.num_pages)
-            first = 0 if queue[0].due_ns >= usable_ns else bisect_left(queue, usable_ns, key=_due)
+            first = (
+                0 if queue[0].due_ns >= usable_ns else bisect_left(queue, usable_ns, key=due_ns_of)
+            )
             latest_ns = queue[first].due_ns - needed_ns
             # The very float of the entry: above 2^53 an integer may differ from it.
             if key < latest_ns and not loads.postpone(model, float(latest_ns)):
@@ -320,7 +322,3 @@ def _load_key(model: Model, now_ns: int) -> float | None:
     if model.queue and (not model.copies or model.short_until_ns > now_ns):
         return model.load_key
     return None
-
-
-def _due(request: Request) -> int:
-    return request.due_ns

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 from controller.core.estimator import Estimates
 from controller.core.policy import Batch
-from controller.core.state import Copy, Request
+from controller.core.state import Copy, Request, due_ns_of
 
 #: A rule: the batch of a copy's model, given the earliest begin.
 Run = Callable[[Copy, int], Batch | None]
@@ -117,7 +117,7 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
     if due_ns - exec_ns[index] < begin_ns:
         alone_ns = begin_ns + exec_ns[0]
         if due_ns < alone_ns:
-            first = bisect_left(queue, alone_ns, key=_due)
+            first = bisect_left(queue, alone_ns, key=due_ns_of)
             if first == waiting:
                 return None
             left = waiting - first
@@ -187,14 +187,12 @@ def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
         due_ns = begin_ns + exec_ns[index]
         if queue[last].due_ns >= due_ns:
             first = (
-                0 if queue[0].due_ns >= due_ns else bisect_left(queue, due_ns, 0, last, key=_due)
+                0
+                if queue[0].due_ns >= due_ns
+                else bisect_left(queue, due_ns, 0, last, key=due_ns_of)
             )
             return Batch(
                 copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
             )
         index -= 1
     return None
-
-
-def _due(request: Request) -> int:
-    return request.due_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from clockwright.units import ActionId
 
 
-class Lane:
+class Timeline:
     """Outstanding actions of one lane in the order they were sent.
 
     The lane works through them back to back. Each entry is the time it adds to the lane: its
@@ -18,7 +18,7 @@ class Lane:
     def __init__(self) -> None:
         self._work: dict[ActionId, int] = {}
         self._total_ns = 0
-        #: Of the first of them; 0 without any.
+        #: Time that the first entry adds; 0 without any.
         self._front_ns = 0
         self._anchor_ns = 0
 

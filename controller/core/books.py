@@ -1,0 +1,356 @@
+"""What is true of requests, models, copies, workers and pages, and who is told of it.
+
+Nothing else changes these, and nothing else tells the policy. A policy keeps heaps of what could run
+or be loaded next; those stay right only if every change that matters reaches it. So each change obliges
+the books to tell, in this order, and `tests/core/test_books.py` reads this table and holds them to it:
+
+| change          | what it changes                                       | the policy hears                   |
+|-----------------|-------------------------------------------------------|------------------------------------|
+| `enqueue`       | phase, open requests, queue, demand, `num_multi_row`  |                                    |
+| `came`          | nothing: requests were queued, or estimates changed   | queue_changed demand_changed       |
+| `take_out`      | queue, demand, `num_multi_row`                        | queue_changed demand_changed       |
+| `close`         | phase, open requests                                  |                                    |
+| `dropped`       | nothing: a request is refused that was never sent     | refused                            |
+| `begin_infer`   | phase, queue, pins, LRU order, timeline, in flight    | queue_changed                      |
+| `end_infer`     | pins, `num_sent`, demand, timeline                    | demand_changed                     |
+| `infer_over`    | nothing: an Infer succeeded, its requests are settled | infer_ended unpark                 |
+| `exec_freed`    | nothing: one failed, or its worker is gone, likewise  | unpark                             |
+| `begin_load`    | copies, pages, loading, timeline, in flight           | demand_changed queue_changed       |
+| `load_near_end` | nothing: an Infer may be planned behind each load     | (queue_changed)*                   |
+| `end_load`      | resident, loading, timeline                           | queue_changed                      |
+| `fail_load`     | copies, pages, loading, timeline                      | copy_gone demand_changed           |
+| `drop`          | copies, pages, loading                                | copy_gone demand_changed           |
+| `drain`         | copies and readiness as models see them               | (copy_gone demand_changed)*        |
+| `lose`          | workers, copies, pages, readiness, in flight          | (copy_gone demand_changed)*        |
+| `moved`         | nothing: fewer workers hold the model than before     | queue_changed                      |
+| `clock_changed` | clock, estimates of each model there                  |                                    |
+
+Two changes are told of late. Requests that arrive together are told of once per model, after all of them
+are judged, so `enqueue` is silent and `came` speaks. And what an Infer's end means for its requests is
+the door's affair: `infer_over` or `exec_freed` follow when they are answered, refused or put back.
+
+Weak spots. Of all refusals a policy hears of those at the door and in the queue (`dropped`), not of
+requests that were sent in vain; whether it should has not been measured. `moved` leaves out
+`demand_changed`, though Appendix B's allocation is computed from the copies: each of them was dropped just
+before, and told of.
+
+The life of a request, which the same test reads:
+
+| from    | to      | by                                                                |
+|---------|---------|-------------------------------------------------------------------|
+| -       | WAITING | `enqueue`: it was admitted                                        |
+| WAITING | SENT    | `begin_infer`                                                     |
+| SENT    | WAITING | `enqueue`: its action did not run, and some worker may be in time |
+| WAITING | DONE    | `close`: refused, or its client left                              |
+| SENT    | DONE    | `close`: answered, refused, or its client left                    |
+
+The life of a copy:
+
+| from     | to       | by                                                  |
+|----------|----------|-----------------------------------------------------|
+| -        | loading  | `begin_load`                                        |
+| loading  | resident | `end_load`                                          |
+| loading  | gone     | `fail_load`, or `lose` with its worker              |
+| resident | gone     | `drop` while not pinned, or `lose` with its worker  |
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from itertools import count
+
+from clockwright.actions import Infer
+from clockwright.errors import Refusal
+from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
+from controller.core.delivery import DeliveryDelay
+from controller.core.estimator import EstimateTable
+from controller.core.events import ActionSucceeded
+from controller.core.policy import Batch, Policy
+from controller.core.state import (
+    DONE,
+    SENT,
+    WAITING,
+    Copy,
+    Model,
+    Request,
+    SentAction,
+    WorkerState,
+    due_ns_of,
+)
+
+
+class Books:
+    """Requests, models and workers by their ids; the changes of the table."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.models: dict[ModelId, Model] = {}
+        self.workers: dict[WorkerId, WorkerState] = {}
+        #: Requests that have no response yet.
+        self.requests: dict[RequestId, Request] = {}
+        #: Workers without an action in flight.
+        self.num_idle = 0
+        self._sequence = count()
+
+    # --- requests -------------------------------------------------------------------------------
+
+    def enqueue(self, request: Request) -> None:
+        """A request waits in its model's queue: it is admitted, or was sent in vain."""
+        self.requests[request.request_id] = request
+        model = request.model
+        queue = model.queue
+        if not queue or request.due_ns >= queue[-1].due_ns:
+            queue.append(request)
+        else:
+            insort(queue, request, key=due_ns_of)
+        request.phase = WAITING
+        model.num_multi_row += request.rows > 1
+        model.demand_ns += request.demand_ns
+
+    def came(self, model: Model) -> None:
+        """Requests of the model were queued, or the estimates of some that wait changed."""
+        self._policy.queue_changed(model)
+        self._policy.demand_changed(model)
+
+    def take_out(self, request: Request) -> None:
+        """A waiting request leaves its queue; closing it is another matter."""
+        model = request.model
+        position = bisect_left(model.queue, request.due_ns, key=due_ns_of)
+        while model.queue[position] is not request:
+            position += 1
+        del model.queue[position]
+        model.num_multi_row -= request.rows > 1
+        model.demand_ns -= request.demand_ns
+        self._policy.queue_changed(model)
+        self._policy.demand_changed(model)
+
+    def close(self, request: Request) -> None:
+        """A request has its response, or nobody wants one any more."""
+        request.phase = DONE
+        del self.requests[request.request_id]
+
+    def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
+        """A request that arrives, or waited, is refused before it was sent anywhere."""
+        self._policy.refused(request, refusal, now_ns=now_ns)
+
+    # --- Infer ----------------------------------------------------------------------------------
+
+    def begin_infer(self, sent: SentAction, batch: Batch, now_ns: int) -> None:
+        """A batch goes to its copy's worker; its requests leave the queue."""
+        copy, action = sent.copy, sent.action
+        worker, model = copy.worker, copy.model
+        requests = sent.requests
+        del model.queue[batch.first : batch.first + batch.count]
+        for request in requests:
+            request.phase = SENT
+            if request.rows > 1:
+                model.num_multi_row -= 1
+        model.num_sent += len(requests)
+        copy.num_pins += 1
+        worker.touch(model)
+        worker.exec_lane.push(
+            action.action_id,
+            begin_ns=sent.expected_begin_ns,
+            duration_ns=action.expected_duration_ns,
+            now_ns=now_ns,
+        )
+        self.num_idle -= not worker.in_flight
+        worker.in_flight[action.action_id] = sent
+        self._policy.queue_changed(model)
+
+    def end_infer(self, sent: SentAction, end_ns: int) -> None:
+        """An Infer, no longer in flight, ended or was refused at `end_ns`."""
+        copy = sent.copy
+        model = copy.model
+        copy.worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        copy.num_pins -= 1
+        model.num_sent -= len(sent.requests)
+        for request in sent.requests:
+            model.demand_ns -= request.demand_ns
+        self._policy.demand_changed(model)
+
+    def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
+        """An Infer succeeded, and its requests have their responses."""
+        self._policy.infer_ended(sent, event, now_ns)
+        self._policy.unpark(sent.copy.worker)
+
+    def exec_freed(self, worker: WorkerState) -> None:
+        """An Infer of the worker failed, or the worker is gone; its requests wait again, or are refused."""
+        self._policy.unpark(worker)
+
+    # --- copies ---------------------------------------------------------------------------------
+
+    def begin_load(self, sent: SentAction, now_ns: int) -> None:
+        """The copy of a LoadWeights takes its pages."""
+        copy, action = sent.copy, sent.action
+        worker, model = copy.worker, copy.model
+        for infer in infers_of(worker, model):  # behind a load that failed; they find this one
+            infer.copy = copy
+            copy.num_pins += 1
+        model.copies[worker] = worker.copies[model] = copy
+        worker.num_free_pages -= copy.num_pages
+        worker.load_lane.push(
+            action.action_id,
+            begin_ns=sent.expected_begin_ns,
+            duration_ns=action.expected_duration_ns,
+            now_ns=now_ns,
+        )
+        self.num_idle -= not worker.in_flight
+        worker.in_flight[action.action_id] = sent
+        worker.loading[model] = copy
+        self._policy.demand_changed(model)
+        self._policy.queue_changed(model)
+
+    def load_near_end(self, worker: WorkerState) -> None:
+        """Time has passed: an Infer may be planned behind the loads of a worker now."""
+        for copy in worker.loading.values():
+            self._policy.queue_changed(copy.model)
+
+    def end_load(self, sent: SentAction, end_ns: int) -> None:
+        """A LoadWeights ended at `end_ns`: its copy is in place."""
+        copy = sent.copy
+        copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
+        copy.resident = True
+        del copy.worker.loading[copy.model]
+        self._policy.queue_changed(copy.model)
+
+    def fail_load(self, sent: SentAction, end_ns: int) -> None:
+        """A LoadWeights failed, or was refused, at `end_ns`."""
+        sent.copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
+        self.drop(sent.copy)
+
+    def drop(self, copy: Copy) -> None:
+        """A copy is evicted, or lost."""
+        worker, model = copy.worker, copy.model
+        del worker.copies[model]
+        model.copies.pop(worker, None)  # gone already when the worker drains
+        worker.loading.pop(model, None)
+        worker.num_free_pages += copy.num_pages
+        self._policy.copy_gone(copy)
+        self._policy.demand_changed(model)
+
+    # --- actions in flight ----------------------------------------------------------------------
+
+    def take_result(self, worker: WorkerState, action_id: ActionId) -> SentAction | None:
+        """Take an action out of flight; None: the worker has none of this number."""
+        sent = worker.in_flight.pop(action_id, None)
+        if sent is not None:
+            self.num_idle += not worker.in_flight
+        return sent
+
+    # --- models ---------------------------------------------------------------------------------
+
+    def add_model(self, model_id: ModelId) -> None:
+        """Requests for a model may arrive from now on."""
+        assert model_id not in self.models, f"model {model_id} added twice"
+        self.models[model_id] = Model(model_id, next(self._sequence))
+
+    def remove_model(self, model_id: ModelId) -> Model | None:
+        """Nobody may ask for a model any more; its requests and copies are still there."""
+        model = self.models.pop(model_id, None)
+        if model is not None:
+            model.removed = True
+        return model
+
+    def moved(self, model: Model) -> None:
+        """A worker is no longer there for the model, and its waiting requests were judged again."""
+        self._policy.queue_changed(model)
+
+    # --- workers --------------------------------------------------------------------------------
+
+    def join(
+        self,
+        worker_id: WorkerId,
+        gpu_kind: GpuKind,
+        num_pages: int,
+        delivery: DeliveryDelay,
+        *,
+        load_lookahead_ns: int,
+    ) -> None:
+        """A worker with an empty cache and no models is there."""
+        assert worker_id not in self.workers, f"worker {worker_id} joined twice"
+        self.num_idle += 1
+        self.workers[worker_id] = WorkerState(
+            worker_id,
+            gpu_kind,
+            num_pages,
+            num_pages,
+            next(self._sequence),
+            delivery,
+            exec_lookahead_ns=self._policy.lookahead_ns,
+            load_lookahead_ns=load_lookahead_ns,
+        )
+
+    def clock_changed(
+        self, worker: WorkerState, clock_mhz: int, estimates: EstimateTable
+    ) -> list[Model]:
+        """A worker's GPU runs at another clock; returns the models there with waiting requests."""
+        left_mhz, worker.clock_mhz = worker.clock_mhz, clock_mhz
+        estimates.forget_clocks(
+            worker.gpu_kind,
+            (
+                other.clock_mhz
+                for other in self.workers.values()
+                if other.gpu_kind == worker.gpu_kind
+            ),
+        )
+        waiting = []
+        for model in self.models.values():
+            readiness = model.ready.get(worker)
+            if readiness is None:
+                continue
+            readiness.estimates = estimates.at_clock(
+                worker.gpu_kind,
+                clock_mhz,
+                readiness.architecture_id,
+                known=readiness.estimates,
+                known_mhz=left_mhz,
+            )
+            model.ready_on(worker, readiness)
+            copy = worker.copies.get(model)
+            if copy is not None:
+                copy.estimates = readiness.estimates
+            if model.queue:
+                waiting.append(model)
+        return waiting
+
+    def drain(self, worker: WorkerState) -> list[Model]:
+        """A worker gets nothing new; returns the models that have to do without it.
+
+        It finishes what it has. To its models it is as if it were gone: they see neither its copies nor
+        that it is ready.
+        """
+        worker.draining = True
+        models = list(worker.copies)
+        for copy in worker.copies.values():
+            del copy.model.copies[worker]
+            self._policy.copy_gone(copy)
+            self._policy.demand_changed(copy.model)
+        for model in self.models.values():
+            if model.not_ready_on(worker) and model.queue and model not in worker.copies:
+                models.append(model)
+        return models
+
+    def lose(self, worker: WorkerState) -> tuple[list[SentAction], dict[Model, None]]:
+        """A worker is gone; returns what it had in flight, and the models that have to do without it."""
+        del self.workers[worker.worker_id]
+        worker.settle(confirmed=False)  # a GPU that failed may have been slow before
+        in_flight = list(worker.in_flight.values())
+        worker.in_flight.clear()
+        self.num_idle -= not in_flight
+        touched = dict.fromkeys(worker.copies)
+        for copy in list(worker.copies.values()):
+            self.drop(copy)
+        for model in self.models.values():
+            if model.not_ready_on(worker) and model.queue:
+                touched[model] = None
+        return in_flight, touched
+
+
+def infers_of(worker: WorkerState, model: Model) -> list[SentAction]:
+    """Infers of the model that the worker has not answered."""
+    return [
+        sent
+        for sent in worker.in_flight.values()
+        if sent.copy.model is model and isinstance(sent.action, Infer)
+    ]

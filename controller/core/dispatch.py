@@ -1,0 +1,355 @@
+"""What each lane gets next, and which commands that takes.
+
+A lane has room while its predicted backlog is below its look-ahead; then the policy is asked. Three
+things make a lane worth a look: requests came (`place`), an action ended (`after_result`),
+or a wake-up is due (`wake`).
+"""
+
+from __future__ import annotations
+
+from itertools import count
+
+from clockwright.actions import EvictWeights, Infer, LoadWeights
+from clockwright.errors import Refusal
+from clockwright.units import ActionId
+from controller.core.alarms import Alarms
+from controller.core.books import Books
+from controller.core.config import SchedulerConfig
+from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
+from controller.core.events import Command, SendAction
+from controller.core.policy import Batch, Policy, Traits
+from controller.core.state import Copy, Model, Readiness, SentAction, WorkerState
+
+
+class Dispatch:
+    """Keeps every lane a look-ahead full."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        traits: Traits,
+        policy: Policy,
+        books: Books,
+        alarms: Alarms,
+        commands: list[Command],
+    ) -> None:
+        """Begin with no worker.
+
+        Args:
+            config: the scheduler's.
+            traits: the policy's.
+            policy: chooses what runs and what is loaded.
+            books: what is true; told of every action.
+            alarms: when to look at a lane again.
+            commands: where actions to send are put; the door takes them away with every event.
+        """
+        self._config = config
+        self._traits = traits
+        self._policy = policy
+        self._books = books
+        self._alarms = alarms
+        self.commands = commands
+        self._action_ids = count(1)
+        # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
+        # forgotten at a new place; it saves a walk over all workers per request that waits for a load.
+        self._load_room_ns = 0
+
+    # --- exec lanes -----------------------------------------------------------------------------
+
+    def place(self, model: Model, now_ns: int, *, seek: bool = True) -> None:
+        """Requests of the model wait: let the lanes that hold it and have room take them.
+
+        Args:
+            model: what they ask for.
+            now_ns: the present.
+            seek: where some still wait after that, seek the model another copy.
+        """
+        # A wake-up that is yet to come means that the lane is full and its turn will come; or that a
+        # batch was held back, which may be full now.
+        room = [
+            worker
+            for worker in model.copies
+            if worker.exec_wakeup_ns is None
+            or worker.exec_wakeup_ns <= now_ns
+            or worker.retry_ns is not None
+        ]
+        if len(room) > 1:
+            # The lane that is free first, first, and of idle ones the fastest. To leave fast GPUs free for
+            # what comes gained nothing on two kinds of GPU, and the fastest has the shorter median.
+            room.sort(
+                key=lambda worker: (
+                    worker.exec_lane.available_ns(now_ns),
+                    model.copies[worker].estimates.exec_ns[0],
+                )
+            )
+        for worker in room:
+            self.fill_exec(worker, now_ns)
+            if not model.queue:
+                return
+        if seek and model.queue and len(model.copies) < len(model.ready):
+            self.seek_copy(model, now_ns)
+
+    def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
+        """Send Infers while the exec lane has less than the look-ahead to do."""
+        if worker.draining or not worker.strategies:
+            return
+        policy = self._policy
+        lane = worker.exec_lane
+        there_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        lookahead_ns, max_outstanding = worker.exec_lookahead_ns, policy.max_outstanding
+        if excess_ns := there_ns - now_ns - self._config.dispatch_delay_ns:
+            # A slow link must be fed earlier, or the lane runs dry. But then the link is the bottleneck:
+            # queue one action behind the one in transit, no more.
+            lookahead_ns += excess_ns
+            max_outstanding = min(max_outstanding, 2)
+        worker.retry_ns = None
+        while True:
+            if len(lane) >= max_outstanding:
+                return  # the next result makes room
+            available_ns = lane.available_ns(now_ns)
+            if available_ns > now_ns + lookahead_ns:
+                break
+            free_ns = max(available_ns, there_ns)
+            batch = policy.next_infer(worker, free_ns, now_ns)
+            if batch is None:
+                break
+            self._send_infer(worker, batch, now_ns)
+        self._look_again(worker, available_ns - lookahead_ns, now_ns)
+
+    def _look_again(self, worker: WorkerState, room_ns: int, now_ns: int) -> None:
+        """When a batch held back may go, else when the lane has room."""
+        # Not in the function that sets `retry_ns` to None: a compiler may hold it for None to the end.
+        if worker.retry_ns is not None:
+            self._alarms.wake_exec(worker, worker.retry_ns, now_ns)
+        elif worker.strategies and not worker.exec_lane.late(now_ns):
+            self._alarms.wake_exec(worker, room_ns, now_ns)
+
+    def _send_infer(self, worker: WorkerState, batch: Batch, now_ns: int) -> None:
+        copy, begin_ns = batch.copy, batch.begin_ns
+        model = copy.model
+        requests = model.queue[batch.first : batch.first + batch.count]
+        duration_ns = copy.estimates.exec_ns[batch.size_index]
+        # Without prediction no begin is too late, short of giving the worker up.
+        predicts = self._traits.predicts
+        window_ns = self._config.window_ns if predicts else self._config.action_timeout_ns
+        action = Infer(
+            action_id=ActionId(next(self._action_ids)),
+            model_id=model.model_id,
+            batch_size=copy.estimates.sizes[batch.size_index],
+            rows=tuple([request.rows for request in requests]),
+            earliest_ns=now_ns,
+            latest_ns=min(begin_ns + window_ns, batch.required_start_ns),
+            expected_duration_ns=duration_ns,
+        )
+        sent = SentAction(
+            action, copy, begin_ns, begin_ns + duration_ns, worker.clock_mhz, requests
+        )
+        self._books.begin_infer(sent, batch, now_ns)
+        self._alarms.expect_result(worker, sent)
+        self.commands.append(
+            SendAction(
+                worker_id=worker.worker_id,
+                action=action,
+                request_ids=tuple([request.request_id for request in requests]),
+                expected_begin_ns=begin_ns,
+            )
+        )
+        if not model.queue and len(model.copies) > 1 and self._policy.wants_any:
+            # Its other copies may make room now. A worker with actions in flight looks when one ends.
+            for other in model.copies:
+                if not other.in_flight and other.load_wakeup_ns is None:
+                    self._look_for_room(other, now_ns)
+
+    # --- load lanes -----------------------------------------------------------------------------
+
+    def seek_copy(
+        self,
+        model: Model,
+        now_ns: int,
+        *,
+        refusal: Refusal | None = None,
+        wanted: bool = False,
+    ) -> None:
+        """Load the model once more where there is a reason and room (copies.py).
+
+        Args:
+            model: some worker that is ready for it has no copy.
+            now_ns: the present.
+            refusal: why a request of the model was refused at arrival; None: none was.
+            wanted: somebody asked for a copy.
+        """
+        reason = reason_for_copy(
+            model,
+            self._config,
+            self._traits,
+            self._policy,
+            refusal=refusal,
+            wanted=wanted,
+            any_idle=self._books.num_idle > 0,
+            now_ns=now_ns,
+        )
+        if reason is DEMAND:
+            self._load_by_urgency(model, now_ns)
+        elif reason is not None:
+            self._load_aside(model, reason, now_ns)
+
+    def _load_by_urgency(self, model: Model, now_ns: int) -> None:
+        """The policy has queued the model: load it, or something more urgent, where there is room."""
+        if now_ns < self._load_room_ns:
+            return
+        room = []
+        next_room_ns = now_ns + self._config.lookahead_ns
+        for worker in model.ready:
+            if worker.load_blocked:
+                continue
+            lookahead_ns = worker.load_lookahead_ns
+            load_free_ns = worker.load_lane.available_ns(now_ns)
+            next_room_ns = min(next_room_ns, load_free_ns - lookahead_ns)
+            if load_free_ns <= now_ns + lookahead_ns and worker not in model.copies:
+                exec_free_ns = worker.exec_lane.available_ns(now_ns)
+                room.append((load_free_ns, exec_free_ns, worker.sequence, worker))
+        if len(model.ready) == len(self._books.workers):
+            self._load_room_ns = next_room_ns
+        room.sort()
+        for _, _, _, worker in room:
+            if model.load_key is None:
+                break
+            self.fill_load(worker, now_ns)
+
+    def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
+        """Load the model on the first worker from which that takes nothing but what the reason may take."""
+        for worker, readiness in model.ready.items():
+            if worker.in_flight if reason is IDLE_PAGES else worker.load_lane:
+                continue
+            if worker in model.copies:
+                continue
+            if reason is REFUSED_COLD or reason is WANTED:
+                victims = self._policy.victims(worker, readiness.num_pages)
+                if victims is None:
+                    continue
+                for victim in victims:
+                    self.evict(victim)
+            elif worker.num_free_pages < readiness.num_pages:
+                continue
+            begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
+            self._send_load(worker, model, readiness, begin_ns, now_ns)
+            return
+
+    def fill_load(self, worker: WorkerState, now_ns: int) -> None:
+        """Send LoadWeights while the load lane has less than the look-ahead to do."""
+        if worker.draining or worker.load_blocked:
+            return
+        lookahead_ns = worker.load_lookahead_ns
+        lane = worker.load_lane
+        there_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        while True:
+            available_ns = lane.available_ns(now_ns)
+            if available_ns > now_ns + lookahead_ns:
+                return
+            begin_ns = max(available_ns, there_ns)
+            model = self._policy.next_load(worker, begin_ns, now_ns)
+            if model is None:
+                return
+            readiness = model.ready[worker]
+            victims = self._policy.victims(worker, readiness.num_pages)
+            if victims is None:
+                # Everything there is in use until some action ends, or requests that wait for it go.
+                worker.load_blocked = bool(worker.in_flight)
+                self._policy.want_load(model, now_ns)
+                return
+            for victim in victims:
+                self.evict(victim)
+            self._send_load(worker, model, readiness, begin_ns, now_ns)
+            self.fill_exec(worker, now_ns)
+
+    def _send_load(
+        self,
+        worker: WorkerState,
+        model: Model,
+        readiness: Readiness,
+        begin_ns: int,
+        now_ns: int,
+    ) -> None:
+        load_ns = readiness.estimates.load_ns
+        action = LoadWeights(
+            action_id=ActionId(next(self._action_ids)),
+            model_id=model.model_id,
+            earliest_ns=now_ns,
+            latest_ns=begin_ns + self._config.window_ns,
+            expected_duration_ns=load_ns,
+        )
+        copy = Copy(model, worker, readiness.num_pages, readiness.estimates, begin_ns + load_ns)
+        sent = SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz)
+        self._books.begin_load(sent, now_ns)
+        self._alarms.expect_result(worker, sent)
+        self.commands.append(
+            SendAction(worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns)
+        )
+        self._wake_load(worker, now_ns)
+
+    def evict(self, copy: Copy) -> None:
+        """Free a copy's pages: nothing of it is in flight."""
+        action = EvictWeights(
+            action_id=ActionId(next(self._action_ids)), model_id=copy.model.model_id
+        )
+        self._books.drop(copy)
+        self.commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
+
+    def _wake_load(self, worker: WorkerState, now_ns: int) -> None:
+        """Look at both lanes when the load lane has room again.
+
+        That is also when an Infer may be planned behind the lane's last load.
+        """
+        lane = worker.load_lane
+        at_ns = lane.available_ns(now_ns) - worker.load_lookahead_ns
+        if worker.load_wakeup_ns is None and at_ns > now_ns and not lane.late(now_ns):
+            worker.load_blocked = False
+            self._alarms.wake_load(worker, at_ns)
+
+    def _look_for_room(self, worker: WorkerState, now_ns: int) -> None:
+        """Nobody waits for one of the worker's copies any more: it may make room for what is wanted."""
+        worker.load_blocked = False
+        self._alarms.wake_load(worker, now_ns + 1)
+
+    # --- when to look ---------------------------------------------------------------------------
+
+    def nobody_waits(self, model: Model, now_ns: int) -> None:
+        """The last request of the model left its queue unserved: all its copies may make room."""
+        if self._policy.wants_any:
+            for worker in model.copies:
+                self._look_for_room(worker, now_ns)
+
+    def load_lane_freed(self) -> None:
+        """Some load lane may have room sooner than was known."""
+        self._load_room_ns = 0
+
+    def load_ended(self, worker: WorkerState, now_ns: int) -> None:
+        """A LoadWeights of the worker succeeded."""
+        self._load_room_ns = 0
+        self._wake_load(worker, now_ns)
+
+    def after_result(self, worker: WorkerState, model: Model, now_ns: int) -> None:
+        """An action of the model ended: keep the worker's lanes busy."""
+        if worker.load_blocked:
+            worker.load_blocked = False
+            self._load_room_ns = 0
+        self.fill_exec(worker, now_ns)
+        if model.queue and len(model.copies) < len(model.ready):
+            self._policy.want_load(model, now_ns)
+        if self._policy.wants_any:
+            self.fill_load(worker, now_ns)
+        if model.queue:
+            self.place(model, now_ns, seek=False)
+
+    def wake(self, worker: WorkerState, at_ns: int, now_ns: int) -> None:
+        """A wake-up that was armed for `at_ns` is due: look at the lanes that wait for that time."""
+        if worker.exec_wakeup_ns == at_ns:
+            worker.exec_wakeup_ns = None
+            self.fill_exec(worker, now_ns)
+        if worker.load_wakeup_ns == at_ns:
+            worker.load_wakeup_ns = None
+            self._books.load_near_end(worker)
+            self.fill_exec(worker, now_ns)
+            if self._policy.wants_any:
+                self.fill_load(worker, now_ns)
+            self._wake_load(worker, now_ns)
