@@ -111,7 +111,7 @@ class ModelStatus:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model takes and gives."""
+    """A model's version, inputs and outputs."""
 
     name: str
     version: str
@@ -148,8 +148,8 @@ class Client:
             inputs: arrays of shape (rows, ...) by input name, or the array of the only input.
             slo_ms: answer within this many milliseconds, or refuse; None: the model's default.
             explain: also say where the time went.
-            context: of an application: the user, session or tenant whose choice of models is learned.
-            tenant: whose share of the GPUs it is to come from when they are short.
+            context: the user, session or tenant whose choice of models an application learns.
+            tenant: the tenant whose share of the GPUs the request uses when they are short.
 
         Raises:
             RefusedError: there is no answer in time; carries the reason.

@@ -1,4 +1,4 @@
-"""Which models there are, and what the workers make of them.
+"""The models there are, their names and ids, and the workers' verdicts on them.
 
 A model has a public name, which clients use, and an id, which the scheduler and the workers use. They
 are the same for the first model of a name. A model that takes the name over gets a new id (`NAME@2`). So
@@ -45,7 +45,7 @@ class ModelState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One generation of one instance of a model, and what the workers say of it."""
+    """One generation of one instance of a model, with the workers' verdicts on it."""
 
     model_id: ModelId
     #: Public name; instances of one folder have a name each.
@@ -138,7 +138,7 @@ class Catalogue:
         return [self._by_name[name] for name in sorted(self._by_name)]
 
     def state(self, model: Entry) -> ModelState:
-        """Whether it can be served now."""
+        """Whether a model can be served now."""
         if model.folder is None:
             return ModelState.UNAVAILABLE
         if model.ready_on:
@@ -148,7 +148,7 @@ class Catalogue:
         return ModelState.LOADING
 
     def reason(self, model: Entry) -> str:
-        """Why it is unavailable, or what is being done with it; empty when it is ready."""
+        """Say why a model is unavailable, or at what stage it is; empty when it is ready."""
         match self.state(model):
             case ModelState.READY:
                 return ""
@@ -339,7 +339,11 @@ class Catalogue:
             worker.offer(model)
 
     def worker_left(self, worker_id: WorkerId) -> None:
-        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains."""
+        """Offer a worker nothing more, and forget its opinions: it is gone, or it drains.
+
+        A worker that drains is not told either when a model is removed that it still prepares. It may
+        finish that in vain before it leaves.
+        """
         self._workers.pop(worker_id, None)
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)

@@ -264,42 +264,44 @@ class Ledger(Generic[W, K]):
             return
         self._telling = True
         try:
-            now_ns = self._handle(event, finished)
-            while self._later:
-                now_ns = self._handle(*self._later.popleft())
+            while True:
+                now_ns = self._clock()
+                commands = self._scheduler.handle(event, now_ns=now_ns)
+                if commands:
+                    self._carry_out(commands, finished)
+                if finished is not None and self._telemetry is not None:
+                    self._telemetry.add_action(_finished_row(finished))
+                if not self._later:
+                    break
+                event, finished = self._later.popleft()
         finally:
             self._telling = False
         self._settled()
-        self._see_to_timer(now_ns)
+        wakeup_ns = self._scheduler.next_wakeup_ns()
+        if wakeup_ns is not None:
+            self._have_timer(wakeup_ns, now_ns)
 
-    def _handle(self, event: Event, finished: Finished | None) -> int:
-        now_ns = self._clock()
-        for command in self._scheduler.handle(event, now_ns=now_ns):
-            self._carry_out(command, finished)
-        if finished is not None and self._telemetry is not None:
-            self._telemetry.add_action(_finished_row(finished))
-        return now_ns
-
-    def _carry_out(self, command: Command, finished: Finished | None) -> None:
-        if isinstance(command, AnswerRequest):
-            assert finished is not None
-            self._give_answer(command, finished)
-        elif isinstance(command, SendAction):
-            sent = Sent(command, self._clock())
-            worker = self._workers[command.worker_id]
-            worker.actions[command.action.action_id] = sent
-            self._send(worker.link, sent)
-        elif isinstance(command, RefuseRequest):
-            self._give_refusal(command)
-        elif isinstance(command, ForgetModel):
-            here = self._workers.get(command.worker_id)
-            if here is not None:
-                here.loads.pop(command.model_id, None)
-                self._forget(here.link, command.model_id)
-        elif isinstance(command, CloseWorker):
-            gone = self._workers.pop(command.worker_id, None)
-            if gone is not None:
-                self._close(gone.link, command.reason, self._write_off(gone))
+    def _carry_out(self, commands: list[Command], finished: Finished | None) -> None:
+        for command in commands:
+            if isinstance(command, AnswerRequest):
+                assert finished is not None
+                self._give_answer(command, finished)
+            elif isinstance(command, SendAction):
+                sent = Sent(command, self._clock())
+                worker = self._workers[command.worker_id]
+                worker.actions[command.action.action_id] = sent
+                self._send(worker.link, sent)
+            elif isinstance(command, RefuseRequest):
+                self._give_refusal(command)
+            elif isinstance(command, ForgetModel):
+                here = self._workers.get(command.worker_id)
+                if here is not None:
+                    here.loads.pop(command.model_id, None)
+                    self._forget(here.link, command.model_id)
+            elif isinstance(command, CloseWorker):
+                gone = self._workers.pop(command.worker_id, None)
+                if gone is not None:
+                    self._close(gone.link, command.reason, self._write_off(gone))
 
     def _give_answer(self, command: AnswerRequest, finished: Finished) -> None:
         entry = self.requests.pop(command.request_id, None)
@@ -342,15 +344,12 @@ class Ledger(Generic[W, K]):
         else:
             self._due_ns = self._arm(wakeup_ns)
 
-    def _see_to_timer(self, now_ns: int) -> None:
+    def _have_timer(self, wakeup_ns: int, now_ns: int) -> None:
         """Have the timer fire no later than the scheduler wants.
 
         One that is due earlier is left alone and armed again when it fires: wake-ups move on with
         every request, and arming each time would cost more than firing once in vain.
         """
-        wakeup_ns = self._scheduler.next_wakeup_ns()
-        if wakeup_ns is None:
-            return
         due_ns = self._due_ns
         # Nearly always the timer is armed for this very wake-up, rounded up. One that is due and has
         # not fired yet is put off to the next tick if it should have fired before: a weak spot.

@@ -32,7 +32,7 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
-        config: of the controller.
+        config: the controller's settings.
         workers: local ones, which are started here and have left when this returns; may be none.
 
     Returns:

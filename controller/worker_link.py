@@ -89,7 +89,7 @@ class _SentInfer:
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker's stream: what the runtime sends actions by, and the catalogue offers models by."""
+    """One worker's stream. By it the runtime sends actions, and the catalogue offers models."""
 
     runtime: Runtime
     catalogue: Catalogue
@@ -123,6 +123,8 @@ class WorkerLink:
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
+    #: The output sizes of each model that the worker has ready: bytes of one row, by output.
+    _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
     #: Set once `WorkerLinks` does not list the worker any more.
     left: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set when the stream is to end; its result says why.
@@ -142,9 +144,7 @@ class WorkerLink:
         offset_ns = self.clock.offset_ns
         assert offset_ns is not None, f"worker {self.worker_id} got an action before its clock"
         if isinstance(action, Infer):
-            model = self.catalogue.find_id(action.model_id)
-            outputs = model.outputs if model else ()
-            row_bytes = tuple(spec.row_bytes for spec in outputs)
+            row_bytes = self._output_row_bytes[action.model_id]
             self._infers[action.action_id] = _SentInfer(action.rows, row_bytes)
         header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
@@ -179,6 +179,7 @@ class WorkerLink:
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
         self._unanswered.discard(model_id)
+        self._output_row_bytes.pop(model_id, None)
         drop = pb.ToWorker(model_drop=pb.ModelDrop(model_id=model_id))
         self._post(drop.SerializeToString())
 
@@ -437,10 +438,13 @@ class WorkerLink:
         )
         if self.draining:
             return
+        outputs = _specs(ready.outputs)
+        # Known before the scheduler is: it may send an Infer at once.
+        self._output_row_bytes[model_id] = tuple(spec.row_bytes for spec in outputs)
         known = self.catalogue.model_ready(
             event,
             inputs=_specs(ready.inputs),
-            outputs=_specs(ready.outputs),
+            outputs=outputs,
             weights_bytes=ready.weights_bytes,
         )
         if not known:
@@ -613,7 +617,7 @@ def parse(message: bytes) -> tuple[pb.FromWorker, Sequence[Buffer]]:
 def _check_outputs(action_id: ActionId, sent: _SentInfer, payload: Sequence[Buffer]) -> None:
     expected = [rows * row_bytes for rows in sent.rows for row_bytes in sent.output_row_bytes]
     found = [len(tensor) for tensor in payload]
-    if sent.output_row_bytes and found != expected:
+    if found != expected:
         raise ProtocolError(f"action {action_id}: outputs of {found} bytes, expected {expected}")
 
 

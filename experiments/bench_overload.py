@@ -32,7 +32,7 @@ SLO_S = 0.1
 
 
 @dataclass(slots=True)
-class Outcome:
+class RateOutcome:
     """What became of one rate's requests."""
 
     offered: int = 0
@@ -40,7 +40,7 @@ class Outcome:
     #: Answered as a success, but not in hand within the SLO as the client measures it.
     late_successes: int = 0
     latencies_s: list[float] = field(default_factory=list)
-    #: Of refusals: from sending to the error.
+    #: Time from when each refused request was due until its error.
     refusal_s: list[float] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
     #: How late the client itself sent.
@@ -49,10 +49,10 @@ class Outcome:
 
 async def offer(
     address: str, data: bytes, rate: float, seconds: float, seed: int, *, slo_s: float
-) -> Outcome:
+) -> RateOutcome:
     """Send one serialised request as Poisson arrivals, never waiting for answers."""
     generator = random.Random(seed)
-    outcome = Outcome()
+    outcome = RateOutcome()
     channel: Any = grpc.aio.insecure_channel(address)
     async with channel:
         call = channel.unary_unary(INFER)

@@ -80,7 +80,7 @@ def select_combine_us(name: str, *, calls: int, repeats: int) -> float:
     predictions = {model: Prediction(n % 3, chances) for n, model in enumerate(MODELS)}
     best = float("inf")
     for _ in range(repeats):
-        # Of this thread's own time: what else the machine does is none of it.
+        # This thread's own CPU time, so that other work on the machine does not count.
         began = time.thread_time()
         for _ in range(calls):
             query = Query(candidates, "user", rng)

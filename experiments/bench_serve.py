@@ -12,7 +12,7 @@ import time
 from experiments import bench_core, bench_grpc, bench_overload, bench_worker
 from experiments.results_file import write_results
 
-# Of arrivals, in the order of the parts that draw.
+# Seeds of the arrivals: those of `bench_core`, then those of `bench_overload`.
 SEEDS = [*range(bench_core.REPEATS), *range(len(bench_overload.RATES))]
 
 

@@ -28,8 +28,8 @@ _Event = dict[str, object]
 
 _REQUESTS_PID = 1
 _ARRIVALS_TID = 1
-# Of each kind of track, room for as many that overlap. Thread ids are unique in the whole file, for
-# Perfetto takes two threads of one id for one.
+# Each kind of track has room for this many slices that overlap. Thread ids are unique in the whole
+# file, because Perfetto takes two threads with the same id for one.
 _TRACKS_PER_KIND = 64
 _KINDS = (
     "LOAD", "INPUT", "EXEC", "OUTPUT", "LOAD predicted", "EXEC predicted", "LOAD window", "EXEC window"
@@ -125,7 +125,7 @@ class _Export:
         self._windows = windows
         self._pids: dict[str, int] = {}
         self._lanes: dict[tuple[int, str], _Lane] = {}
-        #: Of an Infer: pid, tid and begin of its EXEC slice.
+        #: Where each Infer's EXEC slice stands: pid, tid and begin.
         self._execs: dict[tuple[str, str], tuple[int, int, int]] = {}
 
     def begin(self) -> None:

@@ -23,7 +23,7 @@ from rich.table import Table
 from clockwright import ConfigError
 from clockwright.operator import Operator
 from clockwright.v1 import control_pb2 as pb
-from experiments.demo_clients import Load, Outcome, drive
+from experiments.demo_clients import ModelLoad, RequestOutcome, drive
 from experiments.demo_models import DemoModel, write_digit_models, write_large_models
 from experiments.local_server import LocalServer
 from experiments.results_file import write_results
@@ -35,7 +35,7 @@ _NUM_QUESTIONS = 8
 _SMALL_SLOS_MS = (100.0, 150.0, 250.0)
 _LARGE_SLOS_MS = (250.0, 500.0, 1000.0)
 _SMALL_RATE = 12.0
-# Of the processor that runs EXEC.
+# The rates keep the core that computes busy for this share of the time.
 _UTILISATION = 0.5
 # Popularity of the large models: the k-th is asked for in proportion to 1/k, so that some are cold.
 _ZIPF = 1.0
@@ -44,7 +44,7 @@ _AIM_IN_TIME = 0.995
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DemoVerdict:
     """What a run showed."""
 
     offered: int
@@ -60,7 +60,7 @@ class Verdict:
 
     @property
     def in_time_fraction(self) -> float:
-        """Of the admitted requests."""
+        """Share of the admitted requests that was answered in time; NaN without any."""
         return self.in_time / self.admitted if self.admitted else math.nan
 
 
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def plan(
     small: Sequence[DemoModel], large: Sequence[DemoModel], prepared: dict[str, pb.ModelInfo]
-) -> list[Load]:
+) -> list[ModelLoad]:
     """Choose rates that keep the computing core busy for `_UTILISATION` of the time.
 
     Args:
@@ -124,24 +124,24 @@ def plan(
         large: models that share what is left, in order of popularity.
         prepared: what the server knows of each, its EXEC durations above all.
     """
-    loads = [Load(model, _SMALL_RATE, _SMALL_SLOS_MS) for model in small]
+    loads = [ModelLoad(model, _SMALL_RATE, _SMALL_SLOS_MS) for model in small]
     used = sum(load.rate * _exec_s(prepared[load.model.name]) for load in loads)
     popularity = np.arange(1, len(large) + 1, dtype=float) ** -_ZIPF
     popularity /= popularity.sum()
     left = max(_UTILISATION - used, 0.1 * _UTILISATION)
     for model, share in zip(large, popularity, strict=True):
         rate = left * float(share) / _exec_s(prepared[model.name])
-        loads.append(Load(model, rate, _LARGE_SLOS_MS))
+        loads.append(ModelLoad(model, rate, _LARGE_SLOS_MS))
     return loads
 
 
-def judge(outcomes: Sequence[Outcome]) -> Verdict:
+def judge(outcomes: Sequence[RequestOutcome]) -> DemoVerdict:
     """Count what matters."""
     refused_early = {"INFEASIBLE", "COLD", "OVERLOADED", "NO_WORKER", "DRAINING"}
     refused_late = {"LATE", "WORKER_LOST", "MODEL_REMOVED", "FAILED"}
     answered = [outcome for outcome in outcomes if outcome.outcome == "OK"]
     known = refused_early | refused_late | {"OK"}
-    return Verdict(
+    return DemoVerdict(
         offered=len(outcomes),
         answered=len(answered),
         in_time=sum(outcome.in_time for outcome in outcomes),
@@ -156,7 +156,7 @@ def _exec_s(model: pb.ModelInfo) -> float:
     return float(min(row.exec_ns for row in model.exec if row.batch_size == 1) / 1e9)
 
 
-def _table(loads: Sequence[Load], outcomes: Sequence[Outcome]) -> Table:
+def _table(loads: Sequence[ModelLoad], outcomes: Sequence[RequestOutcome]) -> Table:
     table = Table(
         "model", "offered", "in time", "p50 ms", "p99 ms", "max ms", "refused", "cold starts",
         "accuracy", "run alone", title="as the clients saw it",
@@ -185,7 +185,7 @@ def _table(loads: Sequence[Load], outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _accuracies(model: DemoModel, answered: Sequence[Outcome]) -> tuple[str, str]:
+def _accuracies(model: DemoModel, answered: Sequence[RequestOutcome]) -> tuple[str, str]:
     """Share of right labels among the answers, and of the model run alone on the same images."""
     if model.label_output is None or not answered:
         return "-", "-"
@@ -194,7 +194,7 @@ def _accuracies(model: DemoModel, answered: Sequence[Outcome]) -> tuple[str, str
     return f"{served:.3f}", f"{alone:.3f}"
 
 
-def _report(console: Console, verdict: Verdict, outcomes: Sequence[Outcome]) -> None:
+def _report(console: Console, verdict: DemoVerdict, outcomes: Sequence[RequestOutcome]) -> None:
     client_late = np.percentile([outcome.late_ms for outcome in outcomes], (50, 99))
     console.print(
         f"offered {verdict.offered}, admitted {verdict.admitted}, answered {verdict.answered}; "
@@ -206,7 +206,7 @@ def _report(console: Console, verdict: Verdict, outcomes: Sequence[Outcome]) -> 
     )
 
 
-def _record(verdict: Verdict, outcomes: Sequence[Outcome], seed: int) -> None:
+def _record(verdict: DemoVerdict, outcomes: Sequence[RequestOutcome], seed: int) -> None:
     latencies = [outcome.latency_ms for outcome in outcomes if outcome.outcome == "OK"]
     figures = {
         "offered": float(verdict.offered),

@@ -20,7 +20,7 @@ _RTOL, _ATOL = 1e-3, 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ModelLoad:
     """What clients do to one model."""
 
     model: DemoModel
@@ -31,25 +31,25 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """One request, as its client saw it."""
 
     model: str
     slo_ms: float
-    #: Sent after it was due, because the client was busy.
+    #: How late the request was sent, because the client was busy.
     late_ms: float
     #: From sending to the answer or refusal.
     latency_ms: float
     #: "OK", the reason of a refusal, or the words of another error.
     outcome: str
-    #: Of answered requests.
+    #: The answer equals the one known beforehand; False without an answer.
     right: bool = False
     #: The answer's label is that of the image; None: there is none.
     label_right: bool | None = None
-    #: And so is that of the model run alone on the same image.
+    #: The model, run alone on the same image, gave that image's label; None: there is none.
     label_right_alone: bool | None = None
     cold: bool = False
-    #: By the server's clock: latency of the answer.
+    #: Latency of the answer by the server's clock.
     server_ms: float = 0.0
 
     @property
@@ -61,12 +61,14 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class _Question:
     due_s: float
-    load: Load
+    load: ModelLoad
     slo_ms: float
     row: int
 
 
-def drive(address: str, loads: Sequence[Load], *, duration_s: float, seed: int) -> list[Outcome]:
+def drive(
+    address: str, loads: Sequence[ModelLoad], *, duration_s: float, seed: int
+) -> list[RequestOutcome]:
     """Send Poisson arrivals for some time, and wait for every answer.
 
     Args:
@@ -83,7 +85,7 @@ def drive(address: str, loads: Sequence[Load], *, duration_s: float, seed: int) 
         return runner.run(_drive(address, questions))
 
 
-def _plan(loads: Sequence[Load], *, duration_s: float, seed: int) -> list[_Question]:
+def _plan(loads: Sequence[ModelLoad], *, duration_s: float, seed: int) -> list[_Question]:
     random = np.random.default_rng(seed)
     questions = []
     for load in loads:
@@ -100,7 +102,7 @@ def _plan(loads: Sequence[Load], *, duration_s: float, seed: int) -> list[_Quest
     return sorted(questions, key=lambda question: question.due_s)
 
 
-async def _drive(address: str, questions: Sequence[_Question]) -> list[Outcome]:
+async def _drive(address: str, questions: Sequence[_Question]) -> list[RequestOutcome]:
     async with AsyncClient(address) as client:
         for model in {question.load.model.name for question in questions}:
             await client.metadata(model)
@@ -118,7 +120,7 @@ async def _drive(address: str, questions: Sequence[_Question]) -> list[Outcome]:
         return list(outcomes)
 
 
-async def _ask(client: AsyncClient, question: _Question, begin_s: float) -> Outcome:
+async def _ask(client: AsyncClient, question: _Question, begin_s: float) -> RequestOutcome:
     model, row = question.load.model, question.row
     sent_s = time.monotonic()
     late_ms = (sent_s - begin_s - question.due_s) * 1e3
@@ -142,7 +144,7 @@ async def _ask(client: AsyncClient, question: _Question, begin_s: float) -> Outc
             alone = bool(model.answers[model.label_output][row] == model.labels[row])
         cold = bool(result.explanation["cold"])
         server_ms = float(result.explanation["measured_us"]) / 1e3
-    return Outcome(
+    return RequestOutcome(
         model.name,
         question.slo_ms,
         late_ms,

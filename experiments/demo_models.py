@@ -23,7 +23,7 @@ from modelzoo.build import write_model
 _LAST_TRAINING_FORM = 8
 _SEED = 20
 
-# Of the random convolution: enough for the linear layer behind it to read digits.
+# The random convolution has this many filters: enough for the linear layer behind it to read digits.
 _NUM_FILTERS = 48
 _FILTER_SIZE = 5
 
@@ -44,7 +44,7 @@ class DemoModel:
     answers: dict[str, Array]
     #: The output that says the label, or None: the model was never trained.
     label_output: str | None = None
-    #: Of the questions, shape (n,), when there is a `label_output`.
+    #: True labels of the questions, shape (n,); None without a `label_output`.
     labels: Array | None = None
 
 

@@ -30,12 +30,12 @@ class LiveModel:
     name: str
     copies: int
     batch_sizes: tuple[int, ...]
-    #: Of the model zoo; None: whatever stands for a modelled one.
+    #: A name of the model zoo; None: any network, where a profile models its times.
     architecture: str | None = None
 
     @property
     def model_ids(self) -> tuple[str, ...]:
-        """Of all copies, as the server names them."""
+        """Names of all copies on the server."""
         if self.copies == 1:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(self.copies))

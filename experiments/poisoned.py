@@ -38,7 +38,7 @@ PHASES = ("before", "poisoned", "repaired")
 _LAST_TRAINING_FORM = 8
 _LAST_FORM = 13
 
-# Of the table and the picture: queries per row, and per mean.
+# Queries per row of the table, and per mean in the picture.
 _ROW = 20
 _WINDOW = 100
 
@@ -47,14 +47,14 @@ _WINDOW = 100
 class Setting:
     """What is varied in tests."""
 
-    #: Of `five_kinds`.
+    #: The ensemble's members, by their names in `five_kinds`.
     kinds: tuple[str, ...] = ("naive Bayes", "tree", "logistic", "forest", "SVM")
-    #: By phase.
+    #: Number of queries in each phase.
     num_queries: tuple[int, int, int] = (1000, 1000, 2000)
-    #: Queries between two looks at the command line, which looks when a phase begins or ends, too.
+    #: Queries between two looks at the command line; the begin and end of a phase are looked at too.
     look_every: int = 250
     slo_ms: float = 1000.0
-    #: Of the policy, as `app add --option` takes them.
+    #: The selection policy's options, as `app add --option` takes them.
     options: tuple[str, ...] = ()
     seed: int = 0
 
@@ -64,46 +64,46 @@ class Version:
     """A version of a model."""
 
     folder: Path
-    #: Its label for each digit that is asked about, by plain onnxruntime.
+    #: The version's label for each digit that is asked about, computed by plain onnxruntime.
     says: Array
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PoisonedQuery:
     """One query."""
 
     phase: str
-    #: The true one.
+    #: True label of the image.
     label: int
     answer: int
     num_missing: int
-    #: Of each model, after the feedback.
+    #: Weight of each model after the feedback.
     weights: tuple[float, ...]
     #: What each model says when it is asked alone.
     alone: tuple[int, ...]
 
     @property
     def right(self) -> bool:
-        """Whether the application was."""
+        """Whether the application gave the true label."""
         return self.answer == self.label
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """What happened."""
+class PoisonedRun:
+    """A whole run: every query and what the command line showed."""
 
     models: tuple[str, ...]
-    #: Which of them.
+    #: Index of the poisoned model in `models`.
     poisoned: int
-    steps: list[Step]
+    steps: list[PoisonedQuery]
     #: What was typed and what it printed.
     transcript: str
 
-    def of(self, phase: str) -> list[Step]:
+    def of(self, phase: str) -> list[PoisonedQuery]:
         """The queries of a phase."""
         return [step for step in self.steps if step.phase == phase]
 
-    def heaviest(self, step: Step) -> bool:
+    def heaviest(self, step: PoisonedQuery) -> bool:
         """Whether the model that is poisoned has the most weight."""
         return step.weights[self.poisoned] == max(step.weights)
 
@@ -140,7 +140,7 @@ class _CommandLine:
             raise RuntimeError(f"clockwright {shlex.join(arguments)}: {done.stderr}")
 
 
-def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> Run:
+def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> PoisonedRun:
     """Serve, ask, poison and repair.
 
     Raises:
@@ -168,7 +168,7 @@ def run(setting: Setting, *, show: Callable[[str], None] = lambda _: None) -> Ru
             commands = _CommandLine(server.address, directory, show)
             steps = list(_ask(setting, server.address, commands, good, best, bad, asked))
     models = tuple(good)
-    return Run(models, models.index(best), steps, "\n".join(commands.transcript))
+    return PoisonedRun(models, models.index(best), steps, "\n".join(commands.transcript))
 
 
 def _model_name(kind: str) -> str:
@@ -191,7 +191,7 @@ def _ask(
     best: str,
     bad: Version,
     asked: Digits,
-) -> Iterator[Step]:
+) -> Iterator[PoisonedQuery]:
     """Ask all queries, and do at the command line what there is to do meanwhile."""
     candidates = [text for name in good for text in ("--model", name)]
     options = [text for option in setting.options for text in ("--option", option)]
@@ -212,7 +212,7 @@ def _ask(
                 (outcome,) = teacher.feedback(Feedback(query_id, label=label))
                 if outcome.status != "APPLIED":
                     raise RuntimeError(f"feedback for {query_id} is {outcome.status}")
-                yield Step(
+                yield PoisonedQuery(
                     phase,
                     label,
                     answer,
@@ -245,7 +245,7 @@ def _infer(client: triton.InferenceServerClient, image: Array) -> tuple[int, str
     )
 
 
-def figures_of(run: Run) -> dict[str, float]:
+def figures_of(run: PoisonedRun) -> dict[str, float]:
     """The numbers that are quoted."""
     figures = {
         "num_queries": float(len(run.steps)),
@@ -271,7 +271,7 @@ def produce(
     directory: Path = RESULTS,
     *,
     show: Callable[[str], None] = lambda _: None,
-) -> Run:
+) -> PoisonedRun:
     """Run, and leave `poisoned.json`, a table, a picture, and the transcript as `poisoned.txt`."""
     setting = setting or Setting()
     happened = run(setting, show=show)
@@ -303,7 +303,7 @@ def produce(
     return happened
 
 
-def _draw(run: Run, target: Path) -> None:
+def _draw(run: PoisonedRun, target: Path) -> None:
     """Weights above; below, the accuracy of late queries of the application and of single models."""
     first, last = len(run.of("before")), len(run.of("before")) + len(run.of("poisoned"))
     queries = np.arange(1, len(run.steps) + 1)

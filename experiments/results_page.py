@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from experiments.results_file import RESULTS
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -26,10 +28,11 @@ PAGE = RESULTS / "README.md"
 class Figure(float):
     """A number of a record, with two formats more.
 
-    `p1` gives a share in percent with one digit; `most2` the least number with two significant digits that is
-    not below it, for what is said to be "at most".
+    `p1` gives a share in percent with one digit. `most2` rounds up to two significant digits, for a sentence
+    that says "at most".
     """
 
+    @override
     def __format__(self, spec: str) -> str:
         if spec.startswith("p"):
             return f"{100 * self:.{spec[1:]}f}"

@@ -98,7 +98,7 @@ def compare(
 
 
 @dataclass(slots=True, kw_only=True)
-class Comparison:
+class ZooComparison:
     """What has been compared, in this run and in those that it goes on from."""
 
     #: Errors by network and precision.
@@ -109,7 +109,7 @@ class Comparison:
     earlier: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def resumed(cls, path: Path) -> Comparison:
+    def resumed(cls, path: Path) -> ZooComparison:
         """Go on from a results file; what failed is tried again.
 
         Raises:
@@ -172,10 +172,10 @@ def _key(name: str, precision: str) -> str:
 
 def produce(
     names: Sequence[str], *, seconds: float, resume: bool, directory: Path = RESULTS
-) -> Comparison:
+) -> ZooComparison:
     """Compare networks in this order, and write the file after each: a run may be cut short."""
     path = directory / f"{NAME}.json"
-    comparison = Comparison.resumed(path) if resume else Comparison()
+    comparison = ZooComparison.resumed(path) if resume else ZooComparison()
     command = f"python -m experiments.torch_zoo --seconds {seconds:g}{' --resume' * resume}"
     to_do = [name for name in names if name not in comparison.found]
     for name, found in compare(to_do, until_s=time.monotonic() + seconds):

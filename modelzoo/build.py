@@ -49,8 +49,8 @@ def build_model(name: str, *, seed: int = 0) -> onnx.ModelProto:
     """Build a model.
 
     Args:
-        name: of an architecture: one of `ARCHITECTURES`, `mlp-A-...-Z` or `echo-N`.
-        seed: of the weights; not negative. Models that differ in the seed only share their graph.
+        name: an architecture: one of `ARCHITECTURES`, `mlp-A-...-Z` or `echo-N`.
+        seed: seed of the weights; not negative. Models that differ in the seed only share their graph.
 
     Returns:
         The same model, byte for byte, for the same name, seed and version of numpy.

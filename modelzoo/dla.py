@@ -58,12 +58,12 @@ def _tree(
 
     Args:
         graph: written to.
-        x: what goes in.
-        channels: of the output.
-        depth: of the nesting.
-        stride: of the first block.
+        x: input of the trees.
+        channels: number of output channels.
+        depth: depth of the nesting.
+        stride: stride of the first block.
         joins_input: the last root sees `x`, made as small as the output.
-        joined: what else the last root sees.
+        joined: further inputs of the last root.
     """
     below = max_pool(graph, x, stride, stride=stride) if stride > 1 else x
     if joins_input:

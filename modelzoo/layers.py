@@ -35,12 +35,12 @@ def conv(
     Args:
         graph: written to.
         x: (channels, height, width).
-        channels: of the output.
+        channels: number of output channels.
         kernel: height and width.
-        stride: of both dimensions.
+        stride: stride in both dimensions.
         padding: on both sides, by height and width; half the kernel when None, which keeps an odd
             kernel's height and width.
-        groups: of channels, each convolved alone.
+        groups: number of groups of channels, each convolved alone.
         bias: the bias that a following normalisation leaves when it is folded.
         gain: the output's root mean square, in terms of the input's.
     """

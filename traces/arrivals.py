@@ -614,7 +614,7 @@ def _advance(
 
     Args:
         generator: draws gaps.
-        residual: to the next arrival of each process; changed to what is left afterwards.
+        residual: way to the next arrival of each process; changed to the way that is left afterwards.
         expected: how far each goes: its expected number of arrivals.
 
     Returns:
@@ -672,7 +672,7 @@ def _counted(counts: npt.NDArray[np.int32], begin_ns: int, end_ns: int) -> float
 
 
 def _change(source: Source, change: Callable[[Source], Source]) -> Source:
-    """Change what is inside any slices."""
+    """Change a source, or the source inside its slices."""
     if isinstance(source, Slice):
         return replace(source, source=_change(source.source, change))
     return change(source)

@@ -80,10 +80,10 @@ class InvocationTrace:
 
         Args:
             models: names of the instances.
-            slo_ns: of every request.
+            slo_ns: SLO of every request.
             scale: requests per invocation; see `Recorded`.
             striped: functions are dealt out in turn; otherwise neighbours in popularity share a model.
-            seed: of what `scale` makes random.
+            seed: seed of everything that `scale` makes random.
         """
         totals = np.bincount(self.function, minlength=len(self.functions))
         assigned = assign(totals, len(models), "striped" if striped else "contiguous")

@@ -84,12 +84,12 @@ class MinuteTrace:
 
         Args:
             models: names of the instances.
-            slo_ns: of every request.
+            slo_ns: SLO of every request.
             scale: requests per invocation.
             assignment: which functions share a model; see `assign`.
             timers: "poisson": replayed like all others, as Clockwork's client did; "even": evenly
                 spaced over their minutes, the first at second 0, as they really fire.
-            seed: of all arrivals.
+            seed: seed of all arrivals.
         """
         assigned = assign(self.totals, len(models), assignment)
         clocked = np.zeros(len(assigned), bool)

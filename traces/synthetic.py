@@ -64,7 +64,7 @@ _BURST_MINUTES = 2
 # Standard normal quantile of 0.9: where the JSON's Fano percentiles stand.
 _Z90 = 1.2816
 
-# Functions whose minutes are made at once: 1,440 minutes of 1,000 functions take 11 MB per array.
+# Number of functions whose minutes are made at once: 1,440 minutes of 1,000 take 11 MB per array.
 _BLOCK = 1000
 
 Calibration = Mapping[str, Any]
@@ -95,7 +95,7 @@ def draw_population(num_functions: int, *, seed: int) -> Population:
 
     Args:
         num_functions: how many; 72,359 have the published head exactly.
-        seed: of everything drawn.
+        seed: seed of everything that is drawn.
     """
     if num_functions < 1:
         raise ValueError(f"num_functions is {num_functions}, expected at least 1")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found", bound="Message | Sequence[Message]")
 
-# Of a worker's resident models, in a table.
+# A table of workers names this many resident models of each.
 _NAMES_SHOWN = 6
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from clockwright.errors import Refusal
+from controller.core.events import RefuseRequest
 from controller.core.state import Request, due_ns_of
 
 
@@ -131,14 +132,30 @@ def judge_without_prediction(request: Request) -> Verdict:
     return Verdict()
 
 
+def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
+    """The response to a request that is judged not to be answered in time."""
+    assert verdict.refusal is not None
+    return RefuseRequest(
+        request_id=request.request_id,
+        model_id=request.model.model_id,
+        refusal=verdict.refusal,
+        slo_ns=request.slo_ns,
+        load_ns=verdict.load_ns,
+        exec_ns=verdict.exec_ns,
+        queue_ns=verdict.queue_ns,
+        margin_ns=request.deadline_ns - request.due_ns,
+        detail=verdict.detail,
+    )
+
+
 def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
-    """Where an estimate alone rules the request out, make sure that it is no stale outlier."""
+    """Where one estimate alone rules the request out, make sure that the estimate is no stale outlier."""
     for worker, readiness in request.model.ready.items():
         estimates = readiness.estimates
         if request.rows > estimates.sizes[-1]:
             continue
-        # An idle worker would begin this much later. Without it, an outlier that is a hair shorter than
-        # the SLO is believed for ever: nothing is sent that could be measured instead.
+        # Even an idle worker begins later by the way to it. If that were left out, an outlier a hair shorter
+        # than the SLO would be believed for ever: nothing is sent that could be measured instead.
         budget_ns = request.due_ns - request.arrival_ns - worker.delivery.expected_ns(now_ns)
         if shortest_ns > budget_ns:
             estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
@@ -147,7 +164,7 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
 
 
 def _rows_ahead(request: Request, arriving: bool) -> int:
-    """Rows of its model that wait and will go first."""
+    """Rows of waiting requests of the same model that will go first."""
     model = request.model
     queue = model.queue
     if not queue:

@@ -69,7 +69,7 @@ class SchedulerConfig:
     #: between a result and the next action. Too large: decisions are made too early; every
     #: millisecond costs goodput under overload. The paper's 5 ms.
     lookahead_ns: int = 5 * NS_PER_MS
-    #: Infers under way to one worker at most. The look-ahead bounds their time, this their number:
+    #: Infers under way to one worker at most. The look-ahead bounds their time, this bounds their number:
     #: 5 ms of 10 us executions are 500 actions, whose inputs would queue on the link and miss their
     #: windows. Where even these are too many for the link, two (delivery.py). Too small: a lane waits
     #: for the round trip.

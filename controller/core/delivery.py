@@ -1,11 +1,11 @@
 """How long an action is on its way to a worker.
 
-Usually less than `dispatch_delay_ns`, and what it is late by, the window takes up. But a window is a
-few milliseconds, and a batch of images behind others on a busy link, or on its way to a process that
-has to share its processor, takes tens: planned without it, every action comes after its window, is
-refused, and is sent again, which keeps the link busy with inputs that nobody uses. (Measured: 32
-clients with 602 kB inputs got 2 answers per second where the link carried 800 requests.) So the delay
-is measured, and actions are planned to begin when they can be there.
+The way usually takes less than `dispatch_delay_ns`, and an action that comes a little later still starts
+inside its window. But a window is a few milliseconds, and a batch of images takes tens of them where the
+link is busy, or where the worker's process has to share its processor. If that were not planned for, every
+action would come after its window, be refused, and be sent again, which keeps the link busy with inputs that
+nobody uses. (Measured: 32 clients with 602 kB inputs got 2 answers per second where the link carried 800
+requests.) So the delay is measured, and an action is planned to begin when it can be there.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import deque
 
 from clockwright.units import NS_PER_MS
 
-# As many as the estimates of durations keep: enough to meet a bad one, few enough to forget it soon.
+# The estimates of durations keep as many samples: enough to meet a bad one, few enough to forget it soon.
 _WINDOW_SIZE = 10
 
-# A delay that rules every request out is not measured again. After so long without an action whatever
-# queued on the link has gone.
+# A delay that rules every request out is never measured again, so it is forgotten after this long without
+# an action: what queued on the link has gone by then.
 _FORGET_NS = 500 * NS_PER_MS
 
 
 class DeliveryDelay:
-    """Of one worker's link."""
+    """How long actions are on their way to one worker."""
 
     __slots__ = ("_delay_ns", "_forget_ns", "_least_ns", "_samples", "_tolerance_ns")
 

@@ -64,8 +64,8 @@ class Dispatch:
             now_ns: the present.
             seek: where some still wait after that, seek the model another copy.
         """
-        # A wake-up that is yet to come means that the lane is full and its turn will come; or that a
-        # batch was held back, which may be full now.
+        # A lane with a wake-up yet to come is full, and is looked at then. Where the policy holds a batch
+        # back (`retry_ns`), look now: these requests may be what the batch waits for.
         room = [
             worker
             for worker in model.copies
@@ -74,8 +74,9 @@ class Dispatch:
             or worker.retry_ns is not None
         ]
         if len(room) > 1:
-            # The lane that is free first, first, and of idle ones the fastest. To leave fast GPUs free for
-            # what comes gained nothing on two kinds of GPU, and the fastest has the shorter median.
+            # Ask the lane that is free first; among idle ones, the fastest GPU. To ask the slowest one that
+            # is in time, so that fast ones are free for what comes, gained nothing on two kinds of GPU, and
+            # made the median longer.
             room.sort(
                 key=lambda worker: (
                     worker.exec_lane.available_ns(now_ns),
@@ -118,7 +119,8 @@ class Dispatch:
 
     def _look_again(self, worker: WorkerState, room_ns: int, now_ns: int) -> None:
         """When a batch held back may go, else when the lane has room."""
-        # Not in the function that sets `retry_ns` to None: a compiler may hold it for None to the end.
+        # This is not done in the function that sets `retry_ns` to None, because a compiler (mypyc) believes
+        # that it is None until that function ends.
         if worker.retry_ns is not None:
             self._alarms.wake_exec(worker, worker.retry_ns, now_ns)
         elif worker.strategies and not worker.exec_lane.late(now_ns):
@@ -129,7 +131,8 @@ class Dispatch:
         model = copy.model
         requests = model.queue[batch.first : batch.first + batch.count]
         duration_ns = copy.estimates.exec_ns[batch.size_index]
-        # Without prediction no begin is too late, short of giving the worker up.
+        # A policy that does not predict has no begin that is too late; after the timeout its worker is
+        # given up anyway.
         predicts = self._traits.predicts
         window_ns = self._config.window_ns if predicts else self._config.action_timeout_ns
         action = Infer(
@@ -155,7 +158,8 @@ class Dispatch:
             )
         )
         if not model.queue and len(model.copies) > 1 and self._policy.wants_any:
-            # Its other copies may make room now. A worker with actions in flight looks when one ends.
+            # Nobody needs the model's other copies now: they may make room. A worker with actions in flight
+            # looks for that when one ends.
             for other in model.copies:
                 if not other.in_flight and other.load_wakeup_ns is None:
                     self._look_for_room(other, now_ns)
@@ -253,7 +257,7 @@ class Dispatch:
             readiness = model.ready[worker]
             victims = self._policy.victims(worker, readiness.num_pages)
             if victims is None:
-                # Everything there is in use until some action ends, or requests that wait for it go.
+                # Every copy there is in use until an action ends, or until nobody waits for it.
                 worker.load_blocked = bool(worker.in_flight)
                 self._policy.want_load(model, now_ns)
                 return

@@ -1,8 +1,10 @@
-"""What asking several models at once would come to, before anything is asked.
+"""Which of several models could answer a request in time, before anything is asked.
 
-The same lower bound as `admission`, model by model, but for an ensemble: its members share lanes, and
-each that fits takes its time from those behind it. So K requests with one deadline are priced as K
-requests, and who does not fit is known before anything is sent.
+Each model is judged by the same lower bound as in `admission`. But the members of an ensemble share lanes:
+each one that fits takes its time from those behind it. So K requests with one deadline are priced as K
+requests, and the members that do not fit are known before anything is sent.
+
+It writes in one place, which a forecast should not: `_doubt`, as `admission` does.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def forecast(
         now_ns: the present.
         together: all are asked; else each as if it were the only one.
     """
-    # When lanes are free again behind the members before.
+    # When each lane is free again behind the members that go before.
     exec_free_ns: dict[WorkerState, int] = {}
     load_free_ns: dict[WorkerState, int] = {}
     result: list[Forecast] = []
@@ -91,7 +93,7 @@ def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
 
 
 def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
-    """As in `admission`: a model that is not asked is not measured either, so an outlier would stay."""
+    """Drop an outlier that alone rules the model out: nobody will ask the model, so nothing would replace it."""
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates
         if rows > estimates.sizes[-1]:

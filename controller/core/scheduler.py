@@ -30,7 +30,13 @@ from typing import Any
 from clockwright.actions import ActionError, Infer
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import NS_PER_S, ModelId
-from controller.core.admission import Verdict, judge, judge_without_prediction, margin_of
+from controller.core.admission import (
+    Verdict,
+    judge,
+    judge_without_prediction,
+    margin_of,
+    refusal_of,
+)
 from controller.core.alarms import Alarms
 from controller.core.books import Books, infers_of
 from controller.core.config import SchedulerConfig
@@ -75,10 +81,10 @@ from controller.core.state import (
 )
 from controller.core.statistics import Statistics, snapshot
 
-# Between an action's time being up and its worker being given up.
+# A worker whose action is overdue is given up if the result is still missing after this time.
 _SECOND_LOOK_NS = NS_PER_S
 
-# What a worker may report of an action without contradicting what the controller believes.
+# A worker may report these of an action without contradicting what the controller believes.
 _EXPECTED_ERRORS = {ActionError.TOO_LATE, ActionError.DEVICE, ActionError.BAD_INPUT}
 
 
@@ -226,7 +232,7 @@ class Scheduler:
             self._dispatch.place(model, self._now_ns)
 
     def _requests_arrived(self, event: RequestsArrived) -> None:
-        # In order of arrival, once each.
+        # Each model once, in the order of arrival.
         models = dict.fromkeys(map(self._admit, event.requests))
         for model in models:
             if model is not None:
@@ -268,7 +274,7 @@ class Scheduler:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
             books.dropped(request, verdict.refusal, self._now_ns)
-            self._commands.append(_refusal(request, verdict))
+            self._commands.append(refusal_of(request, verdict))
             if len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns, refusal=verdict.refusal)
             return None
@@ -306,7 +312,7 @@ class Scheduler:
     def _refuse(self, request: Request, verdict: Verdict) -> None:
         """Respond to an open request that is in no queue."""
         self._books.close(request)
-        self._commands.append(_refusal(request, verdict))
+        self._commands.append(refusal_of(request, verdict))
 
     def _refuse_unknown(self, event: RequestArrived) -> None:
         self._commands.append(
@@ -406,7 +412,7 @@ class Scheduler:
             self._books.fail_load(sent, now_ns)
             self._dispatch.load_lane_freed()
         self._settle(worker, model)
-        if model.queue:  # another worker may be the better one now
+        if model.queue:  # another worker may be the better one for those that were put back
             self._dispatch.place(model, self._now_ns)
 
     def _measured_exec(
@@ -628,22 +634,7 @@ class Scheduler:
 
 
 def _explained(worker: WorkerState, event: ActionFailed) -> bool:
-    """NOT_RESIDENT is no contradiction while the load that the Infer was planned behind failed."""
+    """NOT_RESIDENT is no contradiction where the Infer was planned behind a load that failed."""
     return event.error is ActionError.NOT_RESIDENT and not (
         worker.in_flight[event.action_id].copy.resident
-    )
-
-
-def _refusal(request: Request, verdict: Verdict) -> RefuseRequest:
-    assert verdict.refusal is not None
-    return RefuseRequest(
-        request_id=request.request_id,
-        model_id=request.model.model_id,
-        refusal=verdict.refusal,
-        slo_ns=request.slo_ns,
-        load_ns=verdict.load_ns,
-        exec_ns=verdict.exec_ns,
-        queue_ns=verdict.queue_ns,
-        margin_ns=request.deadline_ns - request.due_ns,
-        detail=verdict.detail,
     )

@@ -144,8 +144,8 @@ def read_request(
     Args:
         request: from `parse_request`.
         servable: the model or application that the request names.
-        rpc_remaining_s: what is left of the RPC deadline; None: the call has none.
-        default_slo_ns: for requests that name no SLO, to servables that have none.
+        rpc_remaining_s: time to the RPC deadline; None: the call has none.
+        default_slo_ns: SLO of requests that name no SLO, to servables that have none.
 
     Raises:
         BadRequestError: it does not fit, or a parameter is wrong.
@@ -222,7 +222,7 @@ def encode_response(
     """Serialise a ModelInferResponse; each output is copied once.
 
     Args:
-        servable: what was asked.
+        servable: the model or application that was asked.
         asked: the request.
         outputs: bytes of all of the servable's outputs, `asked.rows` rows each; those asked for are sent.
         parameters: the explanation, if asked for.
@@ -251,7 +251,7 @@ def encode_stream_error(message: str, *, request_id: str = "") -> bytes:
 
 
 def quote(name: str) -> str:
-    """Quote what a client sent; shortened, because error texts travel in HTTP headers of 8 KiB."""
+    """Quote a client's text, shortened: error texts travel in HTTP headers of 8 KiB."""
     return repr(name if len(name) <= 80 else name[:77] + "...")
 
 

@@ -70,7 +70,7 @@ class InferenceService:
         Args:
             runtime: decides and answers.
             catalogue: knows the models.
-            default_slo_ns: for requests that name no SLO, to models that have none.
+            default_slo_ns: SLO of requests that name no SLO, to models that have none.
             applications: know the applications, which clients ask like models; None: there are none.
         """
         self._runtime = runtime
@@ -209,7 +209,7 @@ class InferenceService:
         return response
 
     def _servable(self, name: str, version: str) -> tuple[Entry | LiveApplication, Servable]:
-        """Find what a client names, and say how it is asked.
+        """Find the model or application that a client names, and describe it for `read_request`.
 
         Raises:
             RefusedError: no worker has described it yet.

@@ -63,7 +63,7 @@ class Applications:
     def __init__(
         self, runtime: Runtime, catalogue: Catalogue, config: SelectionConfig | None = None
     ) -> None:
-        """Start empty; `restore` brings back what the store has.
+        """Start empty; `restore` brings back the applications in the store.
 
         Raises:
             ConfigError: the store cannot be opened.
@@ -110,7 +110,7 @@ class Applications:
         self._catalogue.reserve(application.name)
 
     async def close(self) -> None:
-        """Write what is not written, and close the store."""
+        """Write all changes that are not written yet, and close the store."""
         self._queries.close()
         await self._states.close()
         await self._store.close()

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 _FLUSH_INTERVAL_S = 1.0
 
-# Written at once: what the event loop does for a slice is much less than a millisecond.
+# States written at a time. The event loop's part of such a slice takes much less than a millisecond.
 _SLICE = 500
 
 

@@ -61,7 +61,7 @@ class Ensemble:
         slo_ns: int,
         tenant: str = "",
     ) -> None:
-        """Ask nobody yet.
+        """Prepare a question; `ask` asks it.
 
         Args:
             runtime: takes the requests.

@@ -42,7 +42,7 @@ from experiments.bounds.density import density_bound, shares
 _MIN_GRID, _MAX_GRID = 64, 320
 # Lengths of intervals, in grid steps; finer where bursts are, and all the way to the whole run.
 _LENGTHS = (4, 5, 6, 8, 12, 16, 24, 32, 64, 128, 256)
-# Of the shortest SLO, per grid step.
+# The grid divides the shortest SLO into this many steps.
 _STEPS_PER_SLO = 4
 
 

@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Results:
+class MethodErrors:
     """Wrong or not, by method: a row of (form, feedbacks had before) per seed."""
 
     wrong: dict[str, list[Array]] = field(default_factory=dict)
@@ -79,10 +79,10 @@ def _classifier() -> Any:  # noqa: ANN401
     return LogisticRegression(max_iter=5000, C=0.01, tol=0.01)
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> Results:
+def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> MethodErrors:
     """Group, train, and ask every user's second half."""
     digits = load()
-    results = Results()
+    results = MethodErrors()
     for seed in setting.seeds:
         _run_seed(digits, setting, seed, results)
         say(f"seed {seed}")
@@ -110,7 +110,7 @@ def _groups(digits: Digits, first: Array, num_groups: int, seed: int) -> Array:
     return np.asarray(KMeans(num_groups, n_init=10, random_state=seed).fit_predict(np.stack(hands)))
 
 
-def _run_seed(digits: Digits, setting: Setting, seed: int, results: Results) -> None:
+def _run_seed(digits: Digits, setting: Setting, seed: int, results: MethodErrors) -> None:
     random = np.random.default_rng(seed)
     first = _halves(digits)
     groups = _groups(digits, first, setting.num_groups, seed)
@@ -172,7 +172,7 @@ def _run_seed(digits: Digits, setting: Setting, seed: int, results: Results) -> 
         results.wrong.setdefault(method, []).append(matrix)
 
 
-def figures_of(results: Results) -> dict[str, float]:
+def figures_of(results: MethodErrors) -> dict[str, float]:
     """The numbers that are quoted."""
     figures: dict[str, float] = {}
     for method in METHODS:
@@ -195,7 +195,7 @@ def produce(
     directory: Path = RESULTS,
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> Results:
+) -> MethodErrors:
     """Run, and leave `clipper_fig10.json`, a table and a picture."""
     setting = setting or Setting()
     results = run(setting, say=say)

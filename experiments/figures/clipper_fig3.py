@@ -68,13 +68,13 @@ class Setting:
 
     kinds: tuple[str, ...] = KINDS
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(13))
-    #: Of one batch size; fewer where `budget_s` is over before, but 3.
+    #: Runs of each batch size; fewer, but at least 3, when `budget_s` ends first.
     runs: int = 200
     budget_s: float = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class KindProfile:
     """One kind in one form."""
 
     form: str
@@ -83,7 +83,7 @@ class Profile:
     p50_ms: tuple[float, ...]
     p99_ms: tuple[float, ...]
     num_runs: tuple[int, ...]
-    #: Of held-out digits.
+    #: Share of the held-out digits that the model reads right.
     accuracy: float
 
     def line(self) -> tuple[float, float]:
@@ -92,7 +92,7 @@ class Profile:
 
     @property
     def r_squared(self) -> float:
-        """Of a line through the medians."""
+        """Coefficient of determination of a line through the medians."""
         intercept, slope = np.polynomial.polynomial.polyfit(self.batch_sizes, self.p50_ms, 1)
         medians = np.array(self.p50_ms)
         error = medians - (intercept + slope * np.array(self.batch_sizes))
@@ -127,7 +127,7 @@ def _line(sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
     return float(intercept), max(float(slope), 1e-9)
 
 
-def measure(setting: Setting) -> list[Profile]:
+def measure(setting: Setting) -> list[KindProfile]:
     """Measure every kind in both forms."""
     images, labels = held_out()
     profiles = []
@@ -145,7 +145,7 @@ def measure(setting: Setting) -> list[Profile]:
                     ]
                     found = labels_of(answer(ready, images[:number]), ready.model)
                 profiles.append(
-                    Profile(
+                    KindProfile(
                         form=form,
                         kind=kind,
                         batch_sizes=setting.batch_sizes,
@@ -158,7 +158,7 @@ def measure(setting: Setting) -> list[Profile]:
     return profiles
 
 
-def figures_of(profiles: Sequence[Profile]) -> dict[str, float]:
+def figures_of(profiles: Sequence[KindProfile]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     by_key = {(profile.form, profile.kind): profile for profile in profiles}
@@ -182,7 +182,7 @@ def figures_of(profiles: Sequence[Profile]) -> dict[str, float]:
     return figures | PAPER
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Profile]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[KindProfile]:
     """Measure and write `clipper_fig3.json`, `.csv` and `.png`."""
     profiles = measure(setting)
     figures = figures_of(profiles)
@@ -217,7 +217,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Profile]:
     return profiles
 
 
-def draw(profiles: Sequence[Profile], target: Path) -> None:
+def draw(profiles: Sequence[KindProfile], target: Path) -> None:
     """Native at the left, ONNX at the right: median as a line, up to the P99 as a shade."""
     with picture(target, 1, len(FORMS), size=(10, 4)) as grid:
         for axes, form in zip(grid[0], FORMS, strict=True):

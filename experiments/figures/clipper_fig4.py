@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class StrategyPoint:
     """One strategy on one model."""
 
     form: str
@@ -77,11 +77,11 @@ class Point:
     mean_batch: float
     batch_p50_ms: float
     batch_p99_ms: float
-    #: Of batches.
+    #: Share of the batches that took longer than the SLO, in percent.
     late_pct: float
 
 
-def measure(setting: Setting) -> list[Point]:
+def measure(setting: Setting) -> list[StrategyPoint]:
     """Measure every strategy on every model."""
     images, _ = held_out()
     points = []
@@ -104,8 +104,10 @@ def measure(setting: Setting) -> list[Point]:
     return points
 
 
-def _point(setting: Setting, form: str, kind: str, strategy: str, measured: Measured) -> Point:
-    return Point(
+def _point(
+    setting: Setting, form: str, kind: str, strategy: str, measured: Measured
+) -> StrategyPoint:
+    return StrategyPoint(
         form=form,
         kind=kind,
         strategy=strategy,
@@ -117,7 +119,7 @@ def _point(setting: Setting, form: str, kind: str, strategy: str, measured: Meas
     )
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[StrategyPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     rps = {(p.form, p.kind, p.strategy): p.throughput_rps for p in points}
@@ -143,7 +145,7 @@ def figures_of(points: Sequence[Point]) -> dict[str, float]:
     return figures | PAPER
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[StrategyPoint]:
     """Measure and write `clipper_fig4.json`, `.csv` and `.png`."""
     points = measure(setting)
     figures = figures_of(points)
@@ -164,7 +166,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], setting: Setting, target: Path) -> None:
+def draw(points: Sequence[StrategyPoint], setting: Setting, target: Path) -> None:
     """Throughput above, P99 of batches below; a group of bars per model."""
     forms = list(dict.fromkeys(point.form for point in points))
     with picture(target, 2, len(forms), size=(5 * len(forms), 5), share_x=False) as grid:

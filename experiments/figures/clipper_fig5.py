@@ -62,15 +62,16 @@ class Setting:
         ("onnx", "linear_svm"),
     )
     delays_ms: tuple[float, ...] = (0, 2, 5, 10)
-    #: Of the saturated throughput, ascending: what one leaves waiting, the next one has to serve.
+    #: Shares of the saturated throughput. Ascending, because requests that one load leaves waiting are
+    #: served under the next.
     loads: tuple[float, ...] = (0.2, 0.5, 0.8, 1.2)
     slo_ms: float = 20.0
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(11))
     outstanding: int = 2048
-    #: Of all loads with every delay, in turns.
+    #: How often every load is measured with every delay, in turns.
     rounds: int = 2
-    #: With more requests than any batch takes, before anything is measured: AIMD begins with one row and
-    #: adds two per batch, and what piles up meanwhile is no load's.
+    #: Time under more requests than any batch takes, before anything is measured. AIMD begins with one
+    #: row and adds two per batch, and the queue that builds up meanwhile belongs to no load.
     adapt_s: float = 5.0
     warmup_s: float = 0.5
     measured_s: float = 1.5
@@ -78,7 +79,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class DelayPoint:
     """One delay at one load."""
 
     form: str
@@ -92,7 +93,7 @@ class Point:
     p99_ms: float
 
 
-def measure(setting: Setting) -> list[Point]:
+def measure(setting: Setting) -> list[DelayPoint]:
     """Measure every delay at every load; delays take turns."""
     images, _ = held_out()
     points = []
@@ -132,7 +133,7 @@ def measure(setting: Setting) -> list[Point]:
             for load, delay_ms in product(setting.loads, setting.delays_ms):
                 whole = together(runs[load, delay_ms])
                 points.append(
-                    Point(
+                    DelayPoint(
                         form=form,
                         kind=kind,
                         delay_ms=delay_ms,
@@ -147,7 +148,7 @@ def measure(setting: Setting) -> list[Point]:
     return points
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[DelayPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     most: dict[tuple[str, str, float], float] = {}
@@ -166,7 +167,7 @@ def figures_of(points: Sequence[Point]) -> dict[str, float]:
     return figures | PAPER
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[DelayPoint]:
     """Measure and write `clipper_fig5.json`, `.csv` and `.png`."""
     points = measure(setting)
     figures = figures_of(points)
@@ -189,9 +190,9 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], setting: Setting, target: Path) -> None:
+def draw(points: Sequence[DelayPoint], setting: Setting, target: Path) -> None:
     """Throughput, batch size and P99 over the load; a column per container, a line per delay."""
-    rows: tuple[tuple[str, Callable[[Point], float]], ...] = (
+    rows: tuple[tuple[str, Callable[[DelayPoint], float]], ...] = (
         ("throughput, share of load", lambda p: p.throughput_rps / p.offered_rps),
         ("rows per batch", lambda p: p.mean_batch),
         ("P99, ms", lambda p: p.p99_ms),

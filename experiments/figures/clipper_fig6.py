@@ -66,37 +66,37 @@ COMPARISONS = tuple(
 class Setting:
     """How much is measured and simulated."""
 
-    #: Real ones; more than there are cores are left out.
+    #: Numbers of real replicas; any above the number of cores is left out.
     real_replicas: tuple[int, ...] = (1, 2)
     kind: str = "kernel_svm"
     slo_ms: float = 20.0
     batch_sizes: tuple[int, ...] = tuple(2**power for power in range(9))
     warmup_s: float = 3.0
     measured_s: float = 4.0
-    #: Of a modelled device, which runs batches of this size only.
+    #: A modelled device runs batches of this size only.
     batch: int = 512
     row_bytes: int = 32 * 32 * 3
-    #: Modelled ones.
+    #: Numbers of modelled replicas.
     replicas: tuple[int, ...] = (1, 2, 3, 4, 8)
     simulated_warmup_ns: int = NS_PER_S // 2
     simulated_ns: int = 2 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """So many replicas."""
+class ReplicaPoint:
+    """Throughput of one number of replicas."""
 
-    #: `real`, or of `POLICIES`.
+    #: `real`, or one of `POLICIES`.
     policy: str
-    #: Of `NETWORKS`; empty for real ones.
+    #: One of `NETWORKS`; empty for real replicas.
     network: str
     replicas: int
     throughput_rps: float
-    #: Rows on their way to remote replicas.
+    #: Traffic of the rows that travel to remote replicas.
     port_gbps: float = 0.0
 
 
-def measure_real(setting: Setting) -> list[Point]:
+def measure_real(setting: Setting) -> list[ReplicaPoint]:
     """Containers on this machine."""
     images, _ = held_out()
     points = []
@@ -120,7 +120,7 @@ def measure_real(setting: Setting) -> list[Point]:
                     measured_s=setting.measured_s,
                 )
             points.append(
-                Point(
+                ReplicaPoint(
                     policy="real",
                     network="",
                     replicas=replicas,
@@ -130,7 +130,7 @@ def measure_real(setting: Setting) -> list[Point]:
     return points
 
 
-def simulate(setting: Setting, policy: str, network: str, replicas: int) -> Point:
+def simulate(setting: Setting, policy: str, network: str, replicas: int) -> ReplicaPoint:
     """Modelled replicas: one here, the others behind the port that they share."""
     bits_per_s = NETWORKS[network]
     local_rps = _simulated_rps(setting, policy, 1, None)
@@ -138,7 +138,7 @@ def simulate(setting: Setting, policy: str, network: str, replicas: int) -> Poin
     if replicas > 1:
         share = None if bits_per_s is None else bits_per_s // 8 // (replicas - 1)
         port_rps = _simulated_rps(setting, policy, replicas - 1, share)
-    return Point(
+    return ReplicaPoint(
         policy=policy,
         network=network,
         replicas=replicas,
@@ -175,7 +175,7 @@ def _simulated_rps(setting: Setting, policy: str, replicas: int, bytes_per_s: in
     return total.answered / (setting.simulated_ns / NS_PER_S)
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[ReplicaPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     alone = {(p.policy, p.network): p.throughput_rps for p in points if p.replicas == 1}
@@ -191,7 +191,7 @@ def figures_of(points: Sequence[Point]) -> dict[str, float]:
     return figures | PAPER
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[ReplicaPoint]:
     """Measure, simulate and write `clipper_fig6.json`, `.csv` and `.png`."""
     points = measure_real(setting)
     points += [
@@ -216,7 +216,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], target: Path) -> None:
+def draw(points: Sequence[ReplicaPoint], target: Path) -> None:
     """Real ones at the left, modelled ones at the right, with the line of perfect scaling."""
     with picture(target, 1, 2, size=(9, 3.6)) as grid:
         left, right = grid[0]

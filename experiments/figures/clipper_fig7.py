@@ -42,8 +42,8 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Results:
-    """Of one set of models; a row per split."""
+class SplitErrors:
+    """Error rates of one set of models by method, a row per split."""
 
     errors: dict[str, list[float]] = field(default_factory=dict)
     #: Queries and wrong answers of exp4-full by bucket, over all splits.
@@ -85,10 +85,10 @@ def _of(digits: Digits, forms: Array) -> Digits:
     return Digits(digits.images[chosen], digits.labels[chosen], digits.forms[chosen])
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> dict[str, Results]:
+def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> dict[str, SplitErrors]:
     """Train and ask, split by split."""
     digits = load()
-    results = {name: Results() for name in setting.sets}
+    results = {name: SplitErrors() for name in setting.sets}
     for split in range(setting.num_splits):
         forms = np.random.default_rng(split).permutation(NUM_FORMS)
         training, asked = _of(digits, forms[:7]), _of(digits, forms[7:])
@@ -100,7 +100,7 @@ def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> dic
     return results
 
 
-def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: Results) -> None:
+def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: SplitErrors) -> None:
     order = np.random.default_rng(seed).permutation(len(labels))
     votes, labels = votes[:, order], labels[order]
     single = (votes != labels).mean(axis=1)
@@ -130,7 +130,7 @@ def _ask(names: list[str], votes: Array, labels: Array, seed: int, results: Resu
         results.errors.setdefault(method, []).append(error)
 
 
-def figures_of(results: dict[str, Results]) -> dict[str, float]:
+def figures_of(results: dict[str, SplitErrors]) -> dict[str, float]:
     """The numbers that are quoted."""
     figures: dict[str, float] = {}
     for name, found in results.items():
@@ -154,7 +154,7 @@ def produce(
     directory: Path = RESULTS,
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> dict[str, Results]:
+) -> dict[str, SplitErrors]:
     """Run, and leave `clipper_fig7.json`, a table and a picture."""
     setting = setting or Setting()
     results = run(setting, say=say)

@@ -74,7 +74,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Results:
+class ErrorRates:
     """Error rates by name, a row per seed."""
 
     #: Cumulative; before, during, after; last quarter.
@@ -91,7 +91,7 @@ class Results:
         if name not in self.curves:
             self.curves[name] = np.cumsum(wrong) / np.arange(1, len(wrong) + 1)
 
-    def extend(self, other: Results) -> None:
+    def extend(self, other: ErrorRates) -> None:
         """Enter the runs of further seeds."""
         for ours, theirs in ((self.errors, other.errors), (self.returned, other.returned)):
             for name, rows in theirs.items():
@@ -103,9 +103,9 @@ class Results:
         return float(np.mean([row[column] for row in self.errors[name]]))
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> Results:
+def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> ErrorRates:
     """Train, draw streams, and send them past every policy."""
-    results = Results()
+    results = ErrorRates()
     if len(setting.seeds) == 1:
         return _run_seed(setting, setting.seeds[0])
     with ProcessPoolExecutor(os.cpu_count()) as pool:
@@ -116,8 +116,8 @@ def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> Res
     return results
 
 
-def _run_seed(setting: Setting, seed: int) -> Results:
-    results = Results()
+def _run_seed(setting: Setting, seed: int) -> ErrorRates:
+    results = ErrorRates()
     digits = load()
     asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
     models = five_kinds(seed)
@@ -162,7 +162,7 @@ def _policy(name: str) -> Policy[Any]:
     return make_policy(kind, options)
 
 
-def figures_of(results: Results, setting: Setting) -> dict[str, float]:
+def figures_of(results: ErrorRates, setting: Setting) -> dict[str, float]:
     """The numbers that are quoted."""
     learners = [name for name in setting.policies if name != "majority"]
     figures = {
@@ -196,7 +196,7 @@ def produce(
     directory: Path = RESULTS,
     *,
     say: Callable[[str], None] = lambda _: None,
-) -> Results:
+) -> ErrorRates:
     """Run, and leave `clipper_fig8.json`, a table and a picture."""
     setting = setting or Setting()
     results = run(setting, say=say)
@@ -231,7 +231,7 @@ def produce(
     return results
 
 
-def _draw(results: Results, setting: Setting, target: Path) -> None:
+def _draw(results: ErrorRates, setting: Setting, target: Path) -> None:
     shown = ("exp3", "exp4", "exp4-full", "exp4-full, as the paper", "thompson", "oracle")
     with picture(target, 1, 1, size=(8, 4.5)) as grid:
         axes: Any = grid[0, 0]

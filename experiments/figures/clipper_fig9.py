@@ -63,7 +63,7 @@ class Setting:
     """What is varied in tests."""
 
     sizes: tuple[int, ...] = (2, 4, 8, 12, 16, 20)
-    #: The paper's.
+    #: The paper's SLO.
     slo_ms: float = 20.0
     rate_qps: float = 150.0
     seconds: float = 8.0
@@ -76,7 +76,7 @@ LIVE = Setting(slo_ms=100.0, rate_qps=40.0, seconds=10.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryOutcome:
     """One query, as its client saw it."""
 
     latency_ms: float
@@ -88,20 +88,20 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class ArmPoint:
     """One arm at one size."""
 
     arm: str
     size: int
-    answers: list[Answer]
+    answers: list[QueryOutcome]
 
     @property
-    def ok(self) -> list[Answer]:
-        """Answered ones."""
+    def ok(self) -> list[QueryOutcome]:
+        """Queries that were answered."""
         return [answer for answer in self.answers if answer.outcome == "OK"]
 
     def latency_ms(self, percentile: float) -> float:
-        """Of answers; NaN without any."""
+        """Percentile of the answers' latency; NaN without any answer."""
         latencies = [answer.latency_ms for answer in self.ok]
         return float(np.percentile(latencies, percentile)) if latencies else float("nan")
 
@@ -117,7 +117,7 @@ class Point:
 
     @property
     def accuracy(self) -> float:
-        """Of answers."""
+        """Share of the answers that are right."""
         return sum(answer.right for answer in self.ok) / max(len(self.ok), 1)
 
 
@@ -146,7 +146,7 @@ def served(num_models: int) -> Iterator[tuple[LocalServer, list[str], Digits]]:
 
 async def load_application(
     address: str, name: str, asked: Digits, *, slo_ms: float, setting: Setting
-) -> list[Answer]:
+) -> list[QueryOutcome]:
     """Send queries as they are due, whatever became of those before."""
     random = np.random.default_rng(setting.seed)
     count = round(setting.rate_qps * setting.seconds)
@@ -155,20 +155,20 @@ async def load_application(
 
     async with AsyncClient(address) as client:
 
-        async def ask(image: Array, label: int) -> Answer:
+        async def ask(image: Array, label: int) -> QueryOutcome:
             began = time.perf_counter()
             try:
                 result = await client.infer(name, {"X": image}, slo_ms=slo_ms)
             except RefusedError as error:
                 latency_ms = (time.perf_counter() - began) * 1e3
-                return Answer(latency_ms, error.refusal.value)
+                return QueryOutcome(latency_ms, error.refusal.value)
             latency_ms = (time.perf_counter() - began) * 1e3
             members = [
                 sum(1 for model in str(result.explanation[key]).split(",") if model)
                 for key in ("models", "missing")
             ]
             right = int(result.outputs["label"].reshape(-1)[0]) == label
-            return Answer(latency_ms, "OK", right, *members)
+            return QueryOutcome(latency_ms, "OK", right, *members)
 
         # What is asked first finds the models cold.
         for index in range(20):
@@ -182,7 +182,7 @@ async def load_application(
         return list(await asyncio.gather(*tasks))
 
 
-def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> list[Point]:
+def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> list[ArmPoint]:
     """Load every arm at every size, on virtual time."""
     digits = load()
     asked = digits.of_forms(_LAST_TRAINING_FORM + 1, _LAST_FORM)
@@ -196,7 +196,7 @@ def run(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> lis
             answers = virtual_time.run(
                 partial(_load, names, votes[:size], asked.labels, slo_ms, setting)
             )
-            point = Point(arm, size, answers)
+            point = ArmPoint(arm, size, answers)
             points.append(point)
             _say(point, setting, say)
     return points
@@ -216,7 +216,7 @@ def small_forests(num_models: int, training: Digits) -> dict[str, Classifier]:
 
 async def _load(
     names: list[str], votes: Array, labels: Array, slo_ms: float, setting: Setting
-) -> list[Answer]:
+) -> list[QueryOutcome]:
     """Send queries when they are due, whatever became of those before."""
     image = (TensorSpec("image", "INT64", (1,)),)
     label = (TensorSpec("label", "INT64", ()),)
@@ -257,7 +257,7 @@ async def _load(
         running = await applications.put(settings)
         slo_ns = round(slo_ms * NS_PER_MS)
 
-        async def ask(index: int) -> Answer:
+        async def ask(index: int) -> QueryOutcome:
             arrival_ns = virtual_time.now_ns()
             question = struct.pack("<q", index)
             try:
@@ -265,14 +265,16 @@ async def _load(
                     running, [question], arrival_ns=arrival_ns, slo_ns=slo_ns, context=""
                 )
             except RefusedError as error:
-                return Answer((virtual_time.now_ns() - arrival_ns) / NS_PER_MS, error.refusal.value)
+                return QueryOutcome(
+                    (virtual_time.now_ns() - arrival_ns) / NS_PER_MS, error.refusal.value
+                )
             latency_ms = (virtual_time.now_ns() - arrival_ns) / NS_PER_MS
             members = [
                 sum(1 for model in str(answered.parameters[key]).split(",") if model)
                 for key in ("models", "missing")
             ]
             (said,) = struct.unpack("<q", answered.outputs[0])
-            return Answer(latency_ms, "OK", said == labels[index], *members)
+            return QueryOutcome(latency_ms, "OK", said == labels[index], *members)
 
         loop = asyncio.get_running_loop()
         dues_ns = virtual_time.poisson_ns(setting.rate_qps, setting.seconds, rng)
@@ -288,9 +290,9 @@ async def _load(
         return list(answers)
 
 
-def run_live(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> list[Point]:
+def run_live(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -> list[ArmPoint]:
     """Serve with the CPU worker, and load every arm at every size over gRPC."""
-    points: list[Point] = []
+    points: list[ArmPoint] = []
     with served(max(setting.sizes)) as (server, names, asked), Operator(server.address) as operator:
         for size in setting.sizes:
             # The cache would answer what was asked before; here every query is to be computed.
@@ -303,13 +305,13 @@ def run_live(setting: Setting, *, say: Callable[[str], None] = lambda _: None) -
                         server.address, "ensemble", asked, slo_ms=slo_ms, setting=setting
                     )
                 )
-                point = Point(arm, size, answers)
+                point = ArmPoint(arm, size, answers)
                 points.append(point)
                 _say(point, setting, say)
     return points
 
 
-def _say(point: Point, setting: Setting, say: Callable[[str], None]) -> None:
+def _say(point: ArmPoint, setting: Setting, say: Callable[[str], None]) -> None:
     say(
         f"{point.arm} {point.size}: P50 {point.latency_ms(50):.1f} ms, P99 {point.latency_ms(99):.1f} ms,"
         f" late {point.late(setting.slo_ms)} of {len(point.ok)}, missing {point.missing:.3f},"
@@ -317,11 +319,11 @@ def _say(point: Point, setting: Setting, say: Callable[[str], None]) -> None:
     )
 
 
-def _outcomes(point: Point) -> dict[str, int]:
+def _outcomes(point: ArmPoint) -> dict[str, int]:
     return dict(sorted(Counter(answer.outcome for answer in point.answers).items()))
 
 
-def figures_of(points: list[Point], setting: Setting) -> dict[str, float]:
+def figures_of(points: list[ArmPoint], setting: Setting) -> dict[str, float]:
     """The numbers that are quoted."""
     figures: dict[str, float] = {}
     for arm in ARMS:
@@ -345,7 +347,7 @@ def produce(
     *,
     live: bool = False,
     say: Callable[[str], None] = lambda _: None,
-) -> list[Point]:
+) -> list[ArmPoint]:
     """Run, and leave `clipper_fig9.json` (or `clipper_fig9_live.json`), a table and a picture."""
     setting = setting or (LIVE if live else Setting())
     points = run_live(setting, say=say) if live else run(setting, say=say)
@@ -389,10 +391,10 @@ def produce(
     return points
 
 
-def _draw(points: list[Point], setting: Setting, target: Path) -> None:
+def _draw(points: list[ArmPoint], setting: Setting, target: Path) -> None:
     with picture(target, 1, 3, size=(11, 3.5)) as grid:
         latency, missing, accuracy = grid[0]
-        panels: list[tuple[Any, str, Callable[[Point], float]]] = [
+        panels: list[tuple[Any, str, Callable[[ArmPoint], float]]] = [
             (latency, "latency P99 (ms)", lambda point: point.latency_ms(99)),
             (missing, "members missing", lambda point: point.missing),
             (accuracy, "accuracy", lambda point: point.accuracy),

@@ -23,7 +23,7 @@ from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
 from experiments import bench_core
 from experiments.figures.fig7_left import SATISFIED, lowest_multiple
 from experiments.figures.report import write_csv
-from experiments.figures.scenario_runs import Outcome, bound_of, measure
+from experiments.figures.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.figures.scenarios import Scenario, named, scenarios
 from experiments.figures.study import POLICIES
 from experiments.results_file import RESULTS, add_results, write_results
@@ -80,19 +80,19 @@ class Row:
 
     scenario: Scenario
     policy: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[ScenarioOutcome, ...]
 
     @property
     def points(self) -> float:
-        """Goodput in percent: of what was asked, in closed loops of the bound."""
+        """Goodput in percent of what was asked, or of the bound in closed loops."""
         return 100 * self.mean("bound_share" if self.scenario.bound == "rate" else "share")
 
     def mean(self, name: str) -> float:
-        """Of a property of the outcomes, over the seeds."""
+        """Mean of one property of the outcomes over the seeds."""
         return float(mean(getattr(outcome, name) for outcome in self.outcomes))
 
     def per_million(self, name: str) -> float:
-        """So many of a million requests, those of all seeds together."""
+        """How many of a million requests a count stands for, all seeds together."""
         return 1e6 * self.mean(name) / self.mean("arrived")
 
 
@@ -141,7 +141,7 @@ def run_all(
 
 def _measure(
     key: str, config: dict[str, Any], scheduler: Callable[[Case], Scheduler], seed: int
-) -> Outcome:
+) -> ScenarioOutcome:
     # A frozen dataclass that was compiled cannot be sent to another process; its fields can.
     edf_mh = EdfMhConfig(**config["edf_mh"])
     return measure(
@@ -287,11 +287,10 @@ def time_core(policy: str) -> dict[str, float]:
     """Cost per request on the largest case, by `bench_core`."""
     setting = bench_core.SETTINGS["4026x20"]()
     runs = [bench_core.run_case(setting, seed, policy) for seed in range(bench_core.REPEATS)]
-    means = [run.us_per_request for run in runs]
     prefix = "" if policy == "edf_mh" else f"{policy}_"
     return {
-        f"{prefix}core_us_4026x20": median(means),
-        f"{prefix}core_us_4026x20_min": min(means),
+        f"{prefix}core_us_4026x20": median(run.us_per_request for run in runs),
+        f"{prefix}core_us_4026x20_min": min(run.us_per_request for run in runs),
         f"{prefix}core_us_p999_4026x20": median(run.us_p999 for run in runs),
     }
 
@@ -300,7 +299,7 @@ def time_core(policy: str) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
+class Criterion:
     """What a figure has to be for `edf_mh` to become the default."""
 
     key: str
@@ -327,37 +326,37 @@ class Aim:
 
 
 AIMS = (
-    Aim("worst_vs_clockwork_points", least=-0.2),
-    Aim("p50_ratio_max_at_low_utilisation", most=1.0),
-    Aim(
+    Criterion("worst_vs_clockwork_points", least=-0.2),
+    Criterion("p50_ratio_max_at_low_utilisation", most=1.0),
+    Criterion(
         "overload_share_min",
         least=0.93,
         obstacle="the bound counts GPU time only, and is reached by nobody: each request is taken to be in "
         "the best batch that its neighbours allow, as if whoever decides knew them before they come",
     ),
-    Aim(
+    Criterion(
         "fig5_slo10_rps",
         least=850,
         obstacle="more than the bound (fig5_slo10_bound_rps): no batch that ends in 10 ms has that density",
     ),
-    Aim("fig7_left_multiple", most=3.4),
-    Aim("fig7_right_ls_pct", least=97),
-    Aim(
+    Criterion("fig7_left_multiple", most=3.4),
+    Criterion("fig7_right_ls_pct", least=97),
+    Criterion(
         "fig7_right_bc_rps",
         least=3000,
         obstacle="a GPU more for batch clients costs more of the others' requests than are allowed to miss",
     ),
-    Aim("zoo_share", least=0.85),
-    Aim(
+    Criterion("zoo_share", least=0.85),
+    Criterion(
         "p5_model_share",
         least=0.45,
         obstacle="the bound on the mean of all models is p5_model_share_bound there: all would have to be "
         "served alike, and as much as is possible",
     ),
-    Aim("azure_exact_late_per_million", most=0),
-    Aim("azure_late_per_million", most=10),
-    Aim("core_us_4026x20", most=25),
-    Aim("core_us_p999_4026x20", most=1000),
+    Criterion("azure_exact_late_per_million", most=0),
+    Criterion("azure_late_per_million", most=10),
+    Criterion("core_us_4026x20", most=25),
+    Criterion("core_us_p999_4026x20", most=1000),
 )
 
 

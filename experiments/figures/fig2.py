@@ -26,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.figures.report import Comparison, compare, show, write_csv
@@ -48,7 +49,7 @@ class Setting:
     architecture: str = "resnet18_v1"
     concurrencies: tuple[int, ...] = (1, 2, 4, 8, 16)
     rounds: int = 5
-    #: Of one mode at one concurrency in one round.
+    #: Time that a round spends on each mode at each concurrency.
     round_s: float = 4.0
     #: Threads that one EXEC may use; 0: as many as there are cores.
     num_threads: int = 0
@@ -64,12 +65,12 @@ class Exec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ConcurrencyPoint:
     """One mode at one concurrency, over all rounds."""
 
     mode: str
     concurrency: int
-    #: By round.
+    #: Throughput of each round.
     throughput_rps: tuple[float, ...]
     exec_ms: NDArray[np.float64]
     #: From asking to the end of the EXEC.
@@ -77,22 +78,22 @@ class Point:
 
     @property
     def median_rps(self) -> float:
-        """Of the rounds."""
+        """Median throughput of the rounds."""
         return float(np.median(self.throughput_rps))
 
     def exec_percentile_ms(self, percentile: float) -> float:
-        """Of all EXECs."""
+        """Percentile of the duration of all EXECs."""
         return float(np.percentile(self.exec_ms, percentile))
 
 
-class Device(Protocol):
-    """One model that runs, as often at the same time as is asked."""
+class ConcurrentDevice(Protocol):
+    """A device that runs one model, as often at the same time as is asked."""
 
     def run(self, index: int) -> None:
-        """One EXEC, beside those of other indices; returns at its end."""
+        """Run one EXEC beside the EXECs of other indices; returns at its end."""
 
 
-class Processor:
+class Processor(ConcurrentDevice):
     """Sessions of one model, one for each EXEC that may run at the same time."""
 
     def __init__(self, setting: Setting) -> None:
@@ -117,12 +118,12 @@ class Processor:
         for index in range(len(self._sessions)):
             self.run(index)
 
+    @override
     def run(self, index: int) -> None:
-        """One EXEC on one of the sessions."""
         self._sessions[index].run(None, self._feed)
 
 
-def one_at_a_time(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
+def one_at_a_time(device: ConcurrentDevice, concurrency: int, until_ns: int) -> list[Exec]:
     """Closed-loop clients before one executor that takes requests in order."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for _ in range(concurrency):
@@ -138,7 +139,7 @@ def one_at_a_time(device: Device, concurrency: int, until_ns: int) -> list[Exec]
     return done
 
 
-def concurrent(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
+def concurrent(device: ConcurrentDevice, concurrency: int, until_ns: int) -> list[Exec]:
     """Closed-loop clients, each with an executor of its own."""
     done: list[list[Exec]] = [[] for _ in range(concurrency)]
 
@@ -157,13 +158,13 @@ def concurrent(device: Device, concurrency: int, until_ns: int) -> list[Exec]:
     return sorted((entry for part in done for entry in part), key=lambda entry: entry.end_ns)
 
 
-_RUNNERS: dict[str, Callable[[Device, int, int], list[Exec]]] = {
+_RUNNERS: dict[str, Callable[[ConcurrentDevice, int, int], list[Exec]]] = {
     "one_at_a_time": one_at_a_time,
     "concurrent": concurrent,
 }
 
 
-def measure(setting: Setting, device: Device) -> list[Point]:
+def measure(setting: Setting, device: ConcurrentDevice) -> list[ConcurrencyPoint]:
     """Let the modes take turns at every concurrency."""
     runs: dict[tuple[str, int], list[list[Exec]]] = {}
     for _ in range(setting.rounds):
@@ -175,9 +176,9 @@ def measure(setting: Setting, device: Device) -> list[Point]:
     return [_point(mode, concurrency, rounds) for (mode, concurrency), rounds in runs.items()]
 
 
-def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> Point:
+def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> ConcurrencyPoint:
     done = [entry for entries in rounds for entry in entries]
-    return Point(
+    return ConcurrencyPoint(
         mode=mode,
         concurrency=concurrency,
         throughput_rps=tuple(
@@ -191,7 +192,7 @@ def _point(mode: str, concurrency: int, rounds: Sequence[Sequence[Exec]]) -> Poi
     )
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[ConcurrencyPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     by_key = {(point.mode, point.concurrency): point for point in points}
@@ -258,7 +259,7 @@ COMPARISONS = (
 )
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[ConcurrencyPoint]:
     """Measure and write `fig2.json`, `fig2.csv` and `fig2.png`."""
     points = measure(setting, Processor(setting))
     figures = figures_of(points)
@@ -302,7 +303,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], target: Path) -> None:
+def draw(points: Sequence[ConcurrencyPoint], target: Path) -> None:
     """Throughput at the left, EXEC durations over concurrency at the right."""
     import matplotlib
 

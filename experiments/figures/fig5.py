@@ -40,7 +40,7 @@ CONCURRENCY = 16
 PAPER = {
     "paper_slo500_goodput_rps": 800.0,
     "paper_slo500_p50_ms": 300.0,
-    # Of Clipper and INFaaS: "their goodput collapses below a 100ms SLO".
+    # The paper says so of Clipper and INFaaS: "their goodput collapses below a 100ms SLO".
     "paper_collapse_slo_ms": 100.0,
 }
 _SLOWER_BATCH = (
@@ -68,14 +68,14 @@ class Setting(Study):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SloPoint:
     """One policy at one SLO."""
 
     policy: str
     slo_ms: int
     goodput_rps: float
     bound_rps: float
-    #: Of the model that got least.
+    #: Goodput of the model that got least.
     worst_model_rps: float
     mean_batch_size: float
     #: Share of the time in which the GPU executes.
@@ -105,7 +105,7 @@ def case_of(setting: Setting, policy: str, slo_ms: int) -> Case:
     )
 
 
-def measure(setting: Setting, policy: str, slo_ms: int) -> Point:
+def measure(setting: Setting, policy: str, slo_ms: int) -> SloPoint:
     """Simulate one policy at one SLO."""
     case = case_of(setting, policy, slo_ms)
     end_ns = case.duration_ns
@@ -130,7 +130,7 @@ def measure(setting: Setting, policy: str, slo_ms: int) -> Point:
     (cost,) = {model.row.name: model.row for model in case.cluster.models}.values()
     seconds = setting.measured_ns / NS_PER_S
     heard_ms = np.concatenate(latencies) / NS_PER_MS
-    return Point(
+    return SloPoint(
         policy=policy,
         slo_ms=slo_ms,
         goodput_rps=goodput.total() / seconds,
@@ -147,7 +147,7 @@ def _heard_ns(row: RequestRow) -> int:
     return latency_ns if row.action_id is not None else max(latency_ns, row.slo_ns)
 
 
-def figures_of(points: Sequence[Point]) -> dict[str, float]:
+def figures_of(points: Sequence[SloPoint]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     for point in points:
@@ -167,7 +167,7 @@ def figures_of(points: Sequence[Point]) -> dict[str, float]:
     return figures | PAPER
 
 
-def collapse_of(points: Sequence[Point]) -> int | None:
+def collapse_of(points: Sequence[SloPoint]) -> int | None:
     """The lowest SLO from which on a policy has half of the goodput that it has at the largest, or more.
 
     None when it has none there.
@@ -187,7 +187,7 @@ def _nearest(percentile: float) -> float:
     return min(PERCENTILES, key=lambda other: abs(other - percentile))
 
 
-def comparisons(points: Sequence[Point]) -> list[Comparison]:
+def comparisons(points: Sequence[SloPoint]) -> list[Comparison]:
     """Our numbers that the paper's text has as well; it has none of the policies that came after."""
     row = load_profile("table1").row_for(ARCHITECTURE)
     reason = _SLOWER_BATCH.format(row.exec_ns[16] / NS_PER_MS)
@@ -205,7 +205,7 @@ def comparisons(points: Sequence[Point]) -> list[Comparison]:
     return table
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[SloPoint]:
     """Measure everything and write `fig5.json`, `fig5.csv`, `fig5_cdf.csv` and `fig5.png`."""
     points = []
     for policy in setting.policies:
@@ -255,7 +255,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], target: Path) -> None:
+def draw(points: Sequence[SloPoint], target: Path) -> None:
     """Goodput over SLO at the left, one CDF per policy at the right, tails stretched."""
     from matplotlib import colormaps
 

@@ -80,16 +80,16 @@ _REASONS = {
 class Setting(Study):
     """How much is simulated."""
 
-    #: Of the Major workload.
+    #: Instances that the Major workload asks.
     num_models: int = 3600
-    #: Between two activations.
+    #: Time between two activations.
     step_ns: int = NS_PER_S
     lead_ns: int = 60 * NS_PER_S
-    #: With all instances active, after the ramp.
+    #: How long all instances stay active after the ramp.
     end_state_ns: int = 120 * NS_PER_S
     #: Resolution over time; lead, ramp and end state are whole numbers of it.
     bucket_ns: int = 60 * NS_PER_S
-    #: For B3, from the middle of the end state on; 0: none.
+    #: Length of the window that B3 bounds, from the middle of the end state on; 0: none.
     window_ns: int = 2 * NS_PER_S
     num_pages: int = 1408
     seed: int = 6
@@ -109,12 +109,12 @@ class Setting(Study):
 
     @property
     def end_ns(self) -> int:
-        """Of the run."""
+        """End of the run, since its begin."""
         return self.ramp_end_ns + self.end_state_ns
 
     @property
     def window(self) -> tuple[int, int]:
-        """Begin and end of what B3 is computed for."""
+        """Begin and end of the window that B3 bounds."""
         begin_ns = self.ramp_end_ns + self.end_state_ns // 2
         return begin_ns, begin_ns + self.window_ns
 
@@ -131,25 +131,25 @@ class Kind:
 
     arrived: int = 0
     answered: int = 0
-    #: Answered, and not resident at arrival.
+    #: Answered requests whose model was not resident at arrival.
     cold: int = 0
-    #: Of the answered.
+    #: Latency of each answered request.
     latencies_ns: array[int] = field(default_factory=lambda: array("q"))
 
     def latency_ms(self, percentile: float) -> float:
-        """Of the answered; 0 without any."""
+        """Percentile of the answered requests' latency; 0 without any."""
         if not self.latencies_ns:
             return 0.0
         return float(np.percentile(self.latencies_ns, percentile, method="higher")) / NS_PER_MS
 
     @property
     def mean_ms(self) -> float:
-        """Of the answered; 0 without any."""
+        """Mean latency of the answered requests; 0 without any."""
         return float(np.mean(self.latencies_ns)) / NS_PER_MS if self.latencies_ns else 0.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Bucket:
+class RampBucket:
     """One stretch of time under one policy."""
 
     begin_ns: int
@@ -173,7 +173,7 @@ class Ramp:
     """One policy."""
 
     policy: str
-    buckets: list[Bucket]
+    buckets: list[RampBucket]
     #: When the first weights were evicted, since the ramp's begin; None: never.
     memory_full_ns: int | None
     #: Share of the EXEC time that answered requests in time.
@@ -182,7 +182,7 @@ class Ramp:
     window_answered: int
     window_bound: int
 
-    def during(self, begin_ns: int, end_ns: int) -> list[Bucket]:
+    def during(self, begin_ns: int, end_ns: int) -> list[RampBucket]:
         """Buckets between two times."""
         return [bucket for bucket in self.buckets if begin_ns <= bucket.begin_ns < end_ns]
 
@@ -289,7 +289,7 @@ def measure(setting: Setting, policy: str, bounds: tuple[list[int], int]) -> Ram
     case = case_of(setting, policy)
     minor_id = case.cluster.models[0].model_id
     buckets = [
-        Bucket(
+        RampBucket(
             begin_ns=index * setting.bucket_ns,
             num_active=setting.num_active(index * setting.bucket_ns),
             bound=bound,
@@ -385,7 +385,7 @@ def figures_of(setting: Setting, ramps: Sequence[Ramp]) -> dict[str, float]:
     return figures | PAPER
 
 
-def _rps(setting: Setting, buckets: Sequence[Bucket], kind: str) -> float:
+def _rps(setting: Setting, buckets: Sequence[RampBucket], kind: str) -> float:
     answered = sum(getattr(bucket, kind).answered for bucket in buckets)
     return float(answered * NS_PER_S / (len(buckets) * setting.bucket_ns))
 
@@ -446,7 +446,7 @@ _KIND_COLUMNS = (
 )
 
 
-def _csv_row(setting: Setting, ramp: Ramp, bucket: Bucket) -> list[object]:
+def _csv_row(setting: Setting, ramp: Ramp, bucket: RampBucket) -> list[object]:
     seconds = setting.bucket_ns / NS_PER_S
     row: list[object] = [
         ramp.policy,
@@ -460,7 +460,7 @@ def _csv_row(setting: Setting, ramp: Ramp, bucket: Bucket) -> list[object]:
     return [*row, bucket.exec_busy, bucket.load_busy]
 
 
-def _minute(setting: Setting, bucket: Bucket) -> float:
+def _minute(setting: Setting, bucket: RampBucket) -> float:
     return (bucket.begin_ns - setting.lead_ns) / (60 * NS_PER_S)
 
 

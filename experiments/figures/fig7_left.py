@@ -47,15 +47,15 @@ _REASON = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Study):
-    """How much is simulated; of both halves of the figure."""
+    """How much is simulated, for both halves of the figure."""
 
     policies: tuple[str, ...] = (*PREDICTIVE, "clockwork10ms")
-    #: Of the left half.
+    #: Numbers of models in the left half.
     nums_models: tuple[int, ...] = (12, 48)
     rates_rps: tuple[int, ...] = (600, 1200, 2400)
-    #: Of the right half: number of batch clients, and requests that each has out at a time.
+    #: Cases of the right half: number of batch clients, and requests that each has out at a time.
     scenarios: tuple[tuple[int, int], ...] = ((0, 0), (12, 16), (48, 4))
-    #: The last is 1.5 ** 11: 251 ms.
+    #: The last stage has 1.5 ** 11 times the first SLO: 251 ms.
     num_stages: int = 12
     stage_ns: int = 10 * NS_PER_S
     warmup_ns: int = 5 * NS_PER_S
@@ -63,12 +63,12 @@ class Setting(Study):
 
     @property
     def slos_ns(self) -> list[int]:
-        """Of each stage, ascending."""
+        """SLO of each stage, ascending."""
         return [round(BASE_SLO_NS * GROWTH**stage) for stage in range(self.num_stages)]
 
     @property
     def begins_ns(self) -> list[int]:
-        """Of each stage, and the end of the last."""
+        """Begin of each stage, and the end of the last."""
         return [self.warmup_ns + stage * self.stage_ns for stage in range(self.num_stages + 1)]
 
     def sources(

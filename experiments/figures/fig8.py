@@ -83,7 +83,7 @@ class Minute:
     p50_ms: float
     p99_ms: float
     max_ms: float
-    #: Of batches; and as the requests in them see it.
+    #: Mean over batches, then mean over the requests in them.
     mean_batch_size: float
     mean_batch_size_by_request: float
     #: Models with a cold start.
@@ -95,7 +95,7 @@ class Minute:
 
 
 @dataclass(slots=True, kw_only=True)
-class Outcome:
+class ReplayOutcome:
     """A run, or as much of it as there was time for."""
 
     policy: str
@@ -105,14 +105,14 @@ class Outcome:
     num_requests: int
     wall_s: float
     cpu_s: float
-    #: Highest so far in the process.
+    #: Highest resident memory of the process so far.
     peak_rss_mib: float
-    #: At every tenth of the run, the first after one tenth.
+    #: Resident memory at every tenth of the run, the first after one tenth.
     rss_mib: list[float]
-    #: Of the minutes it was computed for; answers per second.
+    #: The bound over the minutes for which it was computed; answers per second.
     bound_rps: float = 0.0
     bounded_goodput_rps: float = 0.0
-    #: Least GPU time of the requests of these minutes, as a share of what there is.
+    #: Least GPU time that the requests of the bounded minutes need, as a share of all GPUs' time.
     least_load: float = 0.0
     num_bounded: int = 0
     #: Mean number of models that are asked in a minute.
@@ -132,7 +132,7 @@ def measure(
     num_minutes: int | None = None,
     wall_limit_s: float | None = None,
     table: Path | None = None,
-) -> Outcome:
+) -> ReplayOutcome:
     """Simulate a trace.
 
     Args:
@@ -181,7 +181,7 @@ def measure(
         print(f"cut off after {len(minutes)} minutes", flush=True)
     assert summary is not None
     total = summary.total(0, len(minutes) * NS_PER_MINUTE)
-    outcome = Outcome(
+    outcome = ReplayOutcome(
         policy=policy,
         source=source,
         minutes=minutes,
@@ -272,7 +272,7 @@ def _peak_rss_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def _bound(outcome: Outcome, workload: Workload, setting: Setting) -> None:
+def _bound(outcome: ReplayOutcome, workload: Workload, setting: Setting) -> None:
     """Compute B1 for some of the minutes that were simulated."""
     wanted = range(_FIRST_BOUND, len(outcome.minutes), _BOUND_EVERY)
     if not wanted:
@@ -320,7 +320,7 @@ def _minutes_of(
     yield begin_ns, times, models
 
 
-def figures_of(outcomes: Sequence[Outcome], num_gpus: int) -> dict[str, float]:
+def figures_of(outcomes: Sequence[ReplayOutcome], num_gpus: int) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     for outcome in outcomes:
@@ -369,7 +369,7 @@ _ANOTHER_TRACE = (
 )
 
 
-def comparisons(outcomes: Sequence[Outcome]) -> list[Comparison]:
+def comparisons(outcomes: Sequence[ReplayOutcome]) -> list[Comparison]:
     """Our numbers that the paper's text has as well."""
     reasons = {
         "goodput_rps": "",
@@ -399,7 +399,7 @@ def produce(
     wall_limit_s: float | None = None,
     add: bool = False,
     command: str = "python -m experiments.figures.fig8",
-) -> list[Outcome]:
+) -> list[ReplayOutcome]:
     """Measure everything and write `fig8.json`, `fig8.csv` and `fig8.png`.
 
     Args:
@@ -455,7 +455,9 @@ def read_table(table: Path) -> list[Minute]:
         ]
 
 
-def _write(setting: Setting, outcomes: Sequence[Outcome], directory: Path, command: str) -> None:
+def _write(
+    setting: Setting, outcomes: Sequence[ReplayOutcome], directory: Path, command: str
+) -> None:
     figures = figures_of(outcomes, setting.num_workers)
     write_results(
         "fig8",
@@ -467,7 +469,7 @@ def _write(setting: Setting, outcomes: Sequence[Outcome], directory: Path, comma
     )
 
 
-def _add(setting: Setting, outcome: Outcome, directory: Path, command: str) -> None:
+def _add(setting: Setting, outcome: ReplayOutcome, directory: Path, command: str) -> None:
     figures = figures_of([outcome], setting.num_workers)
     add_results(
         "fig8",
@@ -480,7 +482,7 @@ def _add(setting: Setting, outcome: Outcome, directory: Path, command: str) -> N
 
 
 def _about(
-    setting: Setting, outcomes: Sequence[Outcome], figures: Mapping[str, float]
+    setting: Setting, outcomes: Sequence[ReplayOutcome], figures: Mapping[str, float]
 ) -> dict[str, Any]:
     # At another rate there is nothing to compare.
     of_paper = [outcome for outcome in outcomes if outcome.source in SOURCES]

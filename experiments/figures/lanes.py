@@ -36,7 +36,7 @@ REQUESTS = (
     (158, "C", 30), (165, "A", 15), (168, "B", 25),
 )  # fmt: skip
 BEGIN_MS, END_MS = 100, 200
-# Of Okabe and Ito, which colour-blind readers tell apart.
+# Okabe and Ito chose these colours so that colour-blind readers tell them apart.
 _COLOURS = {"A": "#0072B2", "B": "#E69F00", "C": "#009E73"}
 _REFUSED = "#D55E00"
 

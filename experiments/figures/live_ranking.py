@@ -47,14 +47,14 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class RankingLine:
     """One policy under one load on one device."""
 
     device: str
     load: str
     policy: str
-    live: truth.Figures
-    simulated: truth.Figures
+    live: truth.RunFigures
+    simulated: truth.RunFigures
     #: How late the client sent its requests, of the live run.
     lateness_p99_ms: float
 
@@ -161,7 +161,7 @@ def _processor(setting: Setting, share: float) -> TruthCase:
 # --- running --------------------------------------------------------------------------------------
 
 
-def measure(device: str, cases: Mapping[str, TruthCase], setting: Setting) -> list[Line]:
+def measure(device: str, cases: Mapping[str, TruthCase], setting: Setting) -> list[RankingLine]:
     """Calibrate on one server; then, on a server for each policy, play every load, and simulate it."""
     first = next(iter(cases.values()))
     profile = truth.profile_of(first, setting.run)
@@ -187,7 +187,7 @@ def measure(device: str, cases: Mapping[str, TruthCase], setting: Setting) -> li
             )
             report = run.report
             lines.append(
-                Line(
+                RankingLine(
                     device=device,
                     load=load,
                     policy=policy,
@@ -226,7 +226,7 @@ class Pair:
         return self.live[0] > self.live[1]
 
 
-def pairs_of(lines: Sequence[Line]) -> list[Pair]:
+def pairs_of(lines: Sequence[RankingLine]) -> list[Pair]:
     """Every pair that the simulator tells apart, under every load, by every metric."""
     pairs = []
     for one, other in combinations(lines, 2):
@@ -249,12 +249,12 @@ def pairs_of(lines: Sequence[Line]) -> list[Pair]:
     return pairs
 
 
-def figures_of(lines: Sequence[Line]) -> dict[str, float]:
+def figures_of(lines: Sequence[RankingLine]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     for line in lines:
         for side in ("live", "simulated"):
-            of: truth.Figures = getattr(line, side)
+            of: truth.RunFigures = getattr(line, side)
             key = f"{line.key}_{line.policy}_{side}"
             figures[f"{key}_goodput_rps"] = of.goodput_rps
             figures[f"{key}_p50_ms"] = of.p50_ms
@@ -268,14 +268,14 @@ def figures_of(lines: Sequence[Line]) -> dict[str, float]:
     return figures
 
 
-def ranking(lines: Sequence[Line], case: str, metric: str, side: str) -> list[str]:
+def ranking(lines: Sequence[RankingLine], case: str, metric: str, side: str) -> list[str]:
     """Policies by a figure, the highest first."""
     mine = [line for line in lines if line.key == case]
     mine.sort(key=lambda line: getattr(getattr(line, side), metric), reverse=True)
     return [line.policy for line in mine]
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Line]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[RankingLine]:
     """Measure everything and write `live_ranking.json`, `live_ranking.csv` and `live_ranking.png`."""
     load_before = os.getloadavg()[0]
     lines = []
@@ -288,7 +288,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Line]:
             print(f"{pair.case} {pair.metric}: {pair.higher} and {pair.lower} change places live")
     write_csv(
         directory / "live_ranking.csv",
-        ["device", "load", "policy", "side", *truth.Figures.__dataclass_fields__],
+        ["device", "load", "policy", "side", *truth.RunFigures.__dataclass_fields__],
         [
             (line.device, line.load, line.policy, side, *asdict(getattr(line, side)).values())
             for line in lines
@@ -326,7 +326,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Line]:
     return lines
 
 
-def draw(lines: Sequence[Line], target: Path) -> None:
+def draw(lines: Sequence[RankingLine], target: Path) -> None:
     """A panel for each device, load and metric: live beside simulated, policy by policy."""
     panels = [
         (case, metric)

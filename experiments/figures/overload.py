@@ -65,7 +65,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class LoadPoint:
     """One way of serving under one load."""
 
     server: str
@@ -79,7 +79,7 @@ def capacity_rps(row: ProfileRow, slo_ms: int) -> float:
     return density_rate([Cost(row.exec_ns)], slo_ns=slo_ms * NS_PER_MS)
 
 
-def measure(setting: Setting, server: str, load: float) -> Point:
+def measure(setting: Setting, server: str, load: float) -> LoadPoint:
     """Simulate one way of serving under one load."""
     row = load_profile("table1").row_for(setting.architecture)
     models = copies_of(row, setting.num_models)
@@ -100,7 +100,7 @@ def measure(setting: Setting, server: str, load: float) -> Point:
     )
     total = run(case).summary.total(setting.warmup_ns, end_ns)
     seconds = setting.measured_ns / NS_PER_S
-    return Point(
+    return LoadPoint(
         server=server,
         load=load,
         offered_rps=total.arrived / seconds,
@@ -108,7 +108,7 @@ def measure(setting: Setting, server: str, load: float) -> Point:
     )
 
 
-def figures_of(points: Sequence[Point], capacity: float) -> dict[str, float]:
+def figures_of(points: Sequence[LoadPoint], capacity: float) -> dict[str, float]:
     """Name every number."""
     figures = {"capacity_rps": capacity}
     for point in points:
@@ -117,7 +117,7 @@ def figures_of(points: Sequence[Point], capacity: float) -> dict[str, float]:
     return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[LoadPoint]:
     """Measure everything and write `overload.json`, `overload.csv` and `overload.png`."""
     points = []
     for server in SERVERS:
@@ -144,7 +144,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Point]:
     return points
 
 
-def draw(points: Sequence[Point], capacity: float, setting: Setting, target: Path) -> None:
+def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target: Path) -> None:
     """Goodput over offered load, a line for each way of serving."""
     with picture(target, 1, 1, size=(10, 5.2)) as grid:
         axes = grid[0, 0]

@@ -96,7 +96,7 @@ class Setting(Study):
             measured_ns=10 * NS_PER_S,
         ),
     )
-    #: Of the whole trace, from one minute before a full hour on.
+    #: Length of the whole trace, which begins one minute before a full hour.
     num_minutes: int = 60
     num_functions: int = 17_000
     num_copies: int = 66
@@ -117,8 +117,8 @@ class Setting(Study):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One policy on one cluster at one SLO; of requests that arrived in the stretch."""
+class ScaleResult:
+    """One policy on one cluster at one SLO, over the requests that arrived in the stretch."""
 
     policy: str
     num_gpus: int
@@ -127,12 +127,12 @@ class Result:
     arrived: int
     answered: int
     bound: int
-    #: By outcome.
+    #: Refused requests by outcome.
     refused: dict[str, int]
     cold: int
-    #: In which the requests were answered.
+    #: Mean size of the batches that answered the requests.
     mean_batch_size: float
-    #: At `PERCENTILES`, of answered requests.
+    #: Latency of the answered requests at each of `PERCENTILES`.
     latency_ms: tuple[float, ...]
     latency_max_ms: float
     exec_busy: float
@@ -140,11 +140,11 @@ class Result:
 
     @property
     def case_key(self) -> str:
-        """As in the names of figures."""
+        """The case as the names of its figures spell it."""
         return f"gpus{self.num_gpus}_slo{self.slo_ms}"
 
     def percentile_ms(self, percentile: float) -> float:
-        """Of the answered, at the nearest of `PERCENTILES`."""
+        """Latency of the answered requests at the nearest of `PERCENTILES`."""
         nearest = min(PERCENTILES, key=lambda other: abs(other - percentile))
         return self.latency_ms[PERCENTILES.index(nearest)]
 
@@ -159,7 +159,7 @@ def case_of(setting: Setting, policy: str, size: Size, slo_ms: int) -> Case:
     return replace(case, workload=workload, duration_ns=size.warmup_ns + size.measured_ns)
 
 
-def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) -> Result:
+def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) -> ScaleResult:
     """Simulate one policy on one cluster at one SLO.
 
     Args:
@@ -193,7 +193,7 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
     }
     latencies_ms = np.array(latencies_ns, np.int64) / NS_PER_MS
     answered = outcomes.pop(OK, 0)
-    return Result(
+    return ScaleResult(
         policy=policy,
         num_gpus=size.num_gpus,
         slo_ms=slo_ms,
@@ -217,7 +217,7 @@ def bound_of(setting: Setting, size: Size, slo_ms: int) -> int:
     return stretch_bound(case, size.warmup_ns, case.duration_ns)[0]
 
 
-def figures_of(results: Sequence[Result]) -> dict[str, float]:
+def figures_of(results: Sequence[ScaleResult]) -> dict[str, float]:
     """Name every number."""
     figures: dict[str, float] = {}
     for result in results:
@@ -246,7 +246,7 @@ def figures_of(results: Sequence[Result]) -> dict[str, float]:
     return figures | PAPER
 
 
-def comparisons(results: Sequence[Result]) -> list[Comparison]:
+def comparisons(results: Sequence[ScaleResult]) -> list[Comparison]:
     """Every number of the paper that is not zero, beside ours."""
     return [
         Comparison(
@@ -260,7 +260,7 @@ def comparisons(results: Sequence[Result]) -> list[Comparison]:
     ]
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Result]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[ScaleResult]:
     """Measure everything and write `scale.json`, `scale.csv` and `scale.png`."""
     results = []
     for size in setting.sizes:
@@ -296,11 +296,11 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Result]:
     return results
 
 
-def _key(result: Result) -> str:
+def _key(result: ScaleResult) -> str:
     return f"{result.policy}_{result.case_key}"
 
 
-def draw(results: Sequence[Result], target: Path) -> None:
+def draw(results: Sequence[ScaleResult], target: Path) -> None:
     """Latency of answered requests, the tail stretched, a panel for each line of the table."""
     cases = list(dict.fromkeys((result.num_gpus, result.slo_ms) for result in results))
     nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]

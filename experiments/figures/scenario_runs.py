@@ -21,14 +21,14 @@ _BOUND_WINDOW_NS = 4 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class ScenarioOutcome:
     """What came of the requests that arrived in the measured time."""
 
     arrived: int
     answered: int
     #: Answers that were late; the requests count as refused.
     late: int
-    #: Likewise at most, by the scenario's bound; -1: none.
+    #: Answers in time at most, by the scenario's bound; -1: none.
     bound: int
     cold: int
     seconds: float
@@ -36,7 +36,7 @@ class Outcome:
     p5_model_share: float
     worst_model_share: float
     p50_ms: float
-    #: Of batch clients, per second.
+    #: Answers to batch clients, per second.
     batch_rps: float
     exec_busy: float
     load_busy: float
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def utilisation(self) -> float:
-        """Of the GPUs or of their PCIe buses, whichever is busier."""
+        """Busy share of the GPUs or of their PCIe buses, whichever is busier."""
         return max(self.exec_busy, self.load_busy)
 
     @property
@@ -75,7 +75,7 @@ def measure(
     *,
     bound: int = -1,
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
-) -> Outcome:
+) -> ScenarioOutcome:
     """Simulate one policy under one scenario; `bound` is passed on."""
     case = replace(scenario.case(seed), scheduler=scheduler)
     begin_ns, end_ns = scenario.begin_ns, case.duration_ns
@@ -112,7 +112,7 @@ def measure(
     total = result.summary.total(begin_ns, end_ns)
     shares = [answered[model_id] / number for model_id, number in arrived.items()]
     seconds = (end_ns - begin_ns) / NS_PER_S
-    return Outcome(
+    return ScenarioOutcome(
         arrived=arrived.total(),
         answered=answered.total(),
         late=outcomes["LATE"],

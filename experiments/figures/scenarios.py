@@ -20,9 +20,9 @@ from experiments.simulator import Case, Cluster, HostedModel, copies_of
 from modelzoo.profile import Noise, ProfileRow, load_profile
 from traces.arrivals import ClosedLoop, Poisson, TraceReplay, Workload
 
-#: As in the figures.
+#: The figures' own noise.
 NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
-#: Of the Azure replay: none at all, and what Figure 9 has.
+#: Noise of the Azure replay: none at all, and Figure 9's.
 NOISE_MODELS = {
     model.name: model
     for model in (fig9.NoiseModel(name="exact", noise=Noise()), *fig9.NOISE_MODELS)
@@ -47,7 +47,7 @@ class Scenario:
     """A load, not yet drawn."""
 
     name: str
-    #: Of the table: which of the paper's figures, or which of our own cases.
+    #: Section of the table: one of the paper's figures, or a group of our own cases.
     group: str
     case: Callable[[int], Case]
     begin_ns: int
@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def key(self) -> str:
-        """As in the names of figures."""
+        """The scenario as the names of its figures spell it."""
         return f"{self.group}_{self.name}"
 
 

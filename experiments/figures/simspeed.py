@@ -29,14 +29,14 @@ SLO_MS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
-    """Of several runs of one case: requests that arrived per second, ascending."""
+    """Requests that arrived per second of wall and of CPU time, ascending, in several runs of one case."""
 
     wall: tuple[float, ...]
     cpu: tuple[float, ...]
 
 
 def fig5_case(seconds: int) -> Case:
-    """Figure 5's case, so long."""
+    """Figure 5's case, shortened to this many seconds."""
     setting = replace(fig5.Setting(), warmup_ns=0, measured_ns=seconds * NS_PER_S)
     return fig5.case_of(setting, "clockwork", SLO_MS)
 

@@ -46,16 +46,16 @@ _BUCKET_NS = NS_PER_S // 2
 class Setting:
     """How long and how often."""
 
-    #: Of each live run; the first `warmup_ns` are left out.
+    #: Length of each live run; the first `warmup_ns` are left out.
     duration_ns: int = 27 * NS_PER_S
     warmup_ns: int = 2 * NS_PER_S
-    #: Of each calibration run.
+    #: Length of each calibration run.
     calibration_s: float = 4.0
-    #: Live runs of each case; simulated ones, with other seeds.
+    #: Number of live runs of each case, and of simulated ones with other seeds.
     repeats: int = 3
     seed: int = 1
-    #: Modelled devices take so many times as long, and their clients ask as much less often with SLOs as
-    #: much longer: what else a machine has to do shows less. Bursts keep their length.
+    #: Modelled devices take this many times as long, and their clients ask less often, with longer SLOs,
+    #: by the same factor: so other work on the machine shows less. Bursts keep their length.
     slower: int = 1
 
 
@@ -77,7 +77,7 @@ class TruthCase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class RunFigures:
     """What a run came to."""
 
     goodput_rps: float
@@ -90,7 +90,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TruthLine:
     """One line of the table."""
 
     case: TruthCase
@@ -98,17 +98,17 @@ class Line:
     #: What the simulator was told of the models.
     noise: Noise
     rows: tuple[ProfileRow, ...]
-    live: list[Figures]
-    simulated: list[Figures]
-    #: Of each live run, with its requests as they arrived; empty for closed loops, whose arrivals depend
-    #: on the server.
-    as_arrived: list[Figures]
-    #: Of answered requests of one run, in ms, ascending.
+    live: list[RunFigures]
+    simulated: list[RunFigures]
+    #: Each live run simulated again with its requests as they arrived. Empty for closed loops, whose
+    #: arrivals depend on the server.
+    as_arrived: list[RunFigures]
+    #: Latencies of the answered requests of one run, in ms, ascending.
     live_latencies_ms: list[float]
     simulated_latencies_ms: list[float]
     #: What clients saw of each live run.
     clients: list[dict[str, float]]
-    #: Of the machine, before and after; the case itself adds less than 1.
+    #: The machine's load average before and after; the case itself adds less than 1.
     load_averages: tuple[float, float]
 
 
@@ -290,7 +290,7 @@ def _processor(setting: Setting) -> TruthCase:
 # --- running ----------------------------------------------------------------------------------------
 
 
-def compare_case(case: TruthCase, setting: Setting) -> Line:
+def compare_case(case: TruthCase, setting: Setting) -> TruthLine:
     """Calibrate, play the case live, and simulate it."""
     workloads = calibrations(case, setting)
     load_before = os.getloadavg()[0]
@@ -310,7 +310,7 @@ def compare_case(case: TruthCase, setting: Setting) -> Line:
         if not case.workload.closed_loops
     ]
     middle = sorted(range(len(live)), key=lambda index: live[index].p99_ms)[len(live) // 2]
-    return Line(
+    return TruthLine(
         case=case,
         calibration=calibration,
         noise=given.cluster.noise,
@@ -340,7 +340,7 @@ def calibrations(case: TruthCase, setting: Setting) -> list[Workload]:
 
 
 def profile_of(case: TruthCase, setting: Setting) -> Profile | None:
-    """Of the modelled device; None: the processor runs the models."""
+    """Profile of the modelled device; None: the processor runs the models."""
     if not case.rows:
         return None
     rows = {row.name: row for row in case.rows}
@@ -410,9 +410,9 @@ def _only(model: str, run: LiveRun) -> LiveRun:
     return replace(run, actions=actions)
 
 
-def _simulate(given: Case, setting: Setting) -> tuple[list[Figures], list[RequestRow]]:
+def _simulate(given: Case, setting: Setting) -> tuple[list[RunFigures], list[RequestRow]]:
     """The figures of each seed, and the requests of the last."""
-    figures: list[Figures] = []
+    figures: list[RunFigures] = []
     requests: list[RequestRow] = []
     for number in range(setting.repeats):
         summed_up, requests = simulate_once(replace(given, seed=setting.seed + number), setting)
@@ -420,7 +420,7 @@ def _simulate(given: Case, setting: Setting) -> tuple[list[Figures], list[Reques
     return figures, requests
 
 
-def simulate_once(given: Case, setting: Setting) -> tuple[Figures, list[RequestRow]]:
+def simulate_once(given: Case, setting: Setting) -> tuple[RunFigures, list[RequestRow]]:
     """The figures of one run, and its requests."""
     telemetry = Telemetry()
     run(given, telemetry=telemetry)
@@ -450,11 +450,11 @@ def _as_arrived(workload: Workload, live: LiveRun) -> Workload:
 
 def figures_of(
     requests: Iterable[RequestRow], actions: Iterable[ActionRow], begin_ns: int, setting: Setting
-) -> Figures:
+) -> RunFigures:
     """Sum up a run whose time 0 is `begin_ns` of its rows."""
     summary = summarise(requests, actions, bucket_ns=_BUCKET_NS, num_workers=1, origin_ns=begin_ns)
     total = summary.total(setting.warmup_ns, setting.duration_ns)
-    return Figures(
+    return RunFigures(
         goodput_rps=summary.rate(total.answered, setting.warmup_ns, setting.duration_ns),
         p50_ms=total.latency_ns(50) / NS_PER_MS,
         p99_ms=total.latency_ns(99) / NS_PER_MS,
@@ -488,7 +488,7 @@ def _client(run: LiveRun) -> dict[str, float]:
 _METRICS = {"goodput": "goodput_rps", "p50": "p50_ms", "p99": "p99_ms"}
 
 
-def tabulate(line: Line) -> list[dict[str, Any]]:
+def tabulate(line: TruthLine) -> list[dict[str, Any]]:
     """A case's rows of the table, one per metric."""
     table = []
     for metric, name in _METRICS.items():
@@ -514,7 +514,7 @@ def tabulate(line: Line) -> list[dict[str, Any]]:
     return table
 
 
-def _gap_as_arrived_pct(line: Line, name: str, gap_pct: float) -> float:
+def _gap_as_arrived_pct(line: TruthLine, name: str, gap_pct: float) -> float:
     """The median gap of live runs to their simulation; that of the workload where there is none."""
     gaps = [
         100 * (getattr(simulated, name) / getattr(live, name) - 1)
@@ -524,7 +524,7 @@ def _gap_as_arrived_pct(line: Line, name: str, gap_pct: float) -> float:
     return statistics.median(gaps) if gaps else gap_pct
 
 
-def _reason(line: Line, metric: str, gap_pct: float, as_arrived_pct: float) -> str:
+def _reason(line: TruthLine, metric: str, gap_pct: float, as_arrived_pct: float) -> str:
     """Say what a gap above the aim comes from, as far as the run itself shows it."""
     aim_pct = AIMS[metric]
     if abs(gap_pct) <= aim_pct:
@@ -540,7 +540,7 @@ def _reason(line: Line, metric: str, gap_pct: float, as_arrived_pct: float) -> s
     return "not explained by this run"
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Line]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[TruthLine]:
     """Run all cases; leave JSON, CSV and PNG in a directory."""
     lines = []
     for case in cases(setting):
@@ -557,7 +557,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[Line]:
     return lines
 
 
-def write(lines: Sequence[Line], setting: Setting, directory: Path) -> None:
+def write(lines: Sequence[TruthLine], setting: Setting, directory: Path) -> None:
     """Write the three files."""
     table = [row for line in lines for row in tabulate(line)]
     figures: dict[str, float] = {}
@@ -590,7 +590,7 @@ def write(lines: Sequence[Line], setting: Setting, directory: Path) -> None:
     )
 
 
-def _describe(line: Line) -> dict[str, Any]:
+def _describe(line: TruthLine) -> dict[str, Any]:
     return {
         "what": line.case.what,
         "calibration": line.calibration.describe(),
@@ -604,7 +604,7 @@ def _describe(line: Line) -> dict[str, Any]:
     }
 
 
-def _draw(lines: Sequence[Line], target: Path) -> None:
+def _draw(lines: Sequence[TruthLine], target: Path) -> None:
     columns = 3
     rows = -(-len(lines) // columns)
     with picture(target, rows, columns, size=(12, 3.4 * rows)) as grid:

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
+from typing_extensions import override
+
 from clockwright.units import NS_PER_S, ModelId
 from controller.telemetry import Telemetry
 from experiments.figures import fig2
@@ -52,14 +54,14 @@ class _Executor:
         self._stream, self._done = accelerator.stream(), accelerator.event()
 
     def run(self) -> None:
-        """Run it; returns at its end."""
+        """Run the kernels; returns at their end."""
         self._stream.run(self._kernel.replay)
         self._stream.record(self._done)
         self._done.synchronize()
 
 
-class Card:
-    """Captured kernels. Satisfies `experiments.figures.fig2.Device`."""
+class Card(fig2.ConcurrentDevice):
+    """Captured kernels of one network, an executor for each EXEC that may run at the same time."""
 
     def __init__(self, setting: Setting) -> None:
         """Compile the network, capture its kernels for batch size 1, and run each once."""
@@ -67,7 +69,7 @@ class Card:
             folder, compiled = compiled_for(setting.architecture, Precision.FLOAT32, Path(scratch))
             self._executors = []
             for _ in range(max(setting.concurrencies)):
-                # Each its own: kernels captured on one accelerator share the memory of their intermediates.
+                # Kernels captured on one accelerator share the memory of their intermediates, so each gets its own.
                 accelerator = open_accelerator(setting.device)
                 kernel = bare_kernel(accelerator, folder, compiled, 1)
                 self._executors.append(_Executor(accelerator, kernel))
@@ -76,11 +78,11 @@ class Card:
 
     @property
     def joined(self) -> bool:
-        """Whether convolutions and their ReLUs are one kernel in all of them."""
+        """Whether convolutions and their ReLUs are one kernel in every executor."""
         return all(executor.joined for executor in self._executors)
 
+    @override
     def run(self, index: int) -> None:
-        """See `Device`."""
         self._executors[index].run()
 
 

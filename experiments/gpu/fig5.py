@@ -25,10 +25,10 @@ class Setting:
     server: Server
     concurrency: int = CONCURRENCY
     slos_ms: tuple[int, ...] = (10, 25, 50, 100, 250, 500)
-    #: Of each SLO: left out, then measured.
+    #: Each SLO's run: this much is left out, then `measured_ns` count.
     warmup_ns: int = NS_PER_S
     measured_ns: int = 3 * NS_PER_S
-    #: Of each rehearsal.
+    #: Length of each rehearsal.
     rehearsal_s: float = 2.0
 
     def workload(self, slo_ms: int, end_ns: int) -> Workload:

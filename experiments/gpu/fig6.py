@@ -20,7 +20,7 @@ from traces.arrivals import Poisson, Workload
 
 # A thousand are to answer, and of those that join last a few are asked nothing: 13 of a thousand.
 NUM_MODELS = 1050
-#: Of the paper's rates.
+#: The clients ask at this share of the paper's rates.
 SHARE = 0.4
 BATCH_SIZES = (1, 2, 4, 8, 16)
 
@@ -37,13 +37,13 @@ class Setting:
     ramp_ns: int = 20 * NS_PER_S
     end_state_ns: int = 6 * NS_PER_S
     num_parts: int = 4
-    #: Of each rehearsal.
+    #: Length of each rehearsal.
     rehearsal_s: float = 2.0
     seed: int = 6
 
     @property
     def mix(self) -> Workload:
-        """As in the end state, with other arrivals."""
+        """The end state's load, with other arrivals."""
         everybody = Poisson(
             models=range(len(self.server.model_ids)),
             rate_rps=self.share * (fig6.MAJOR_RPS + fig6.MINOR_RPS),
@@ -55,7 +55,7 @@ class Setting:
 
     @property
     def workloads(self) -> list[Workload]:
-        """One, of Minor and Major."""
+        """The one workload: Minor's and Major's requests."""
         num_major = len(self.server.model_ids) - 1
         paper = fig6.Setting(
             num_models=num_major,
@@ -70,12 +70,12 @@ class Setting:
 
     @property
     def end_ns(self) -> int:
-        """Of the workload."""
+        """End of the workload, since its begin."""
         return self.lead_ns + self.ramp_ns + self.end_state_ns
 
     @property
     def stretches(self) -> list[Stretch]:
-        """Lead, parts of the ramp and end state; of Minor, of Major, of both."""
+        """Lead, parts of the ramp and end state, each for Minor, for Major and for both."""
         ramp_end_ns = self.lead_ns + self.ramp_ns
         borders = [
             self.lead_ns + whole_ns(part * self.ramp_ns / self.num_parts / NS_PER_S) * (part > 0)
@@ -107,7 +107,7 @@ class Setting:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of the workload and of the mix."""
+        """Seeds of the workload and of the mix."""
         return self.seed, self.seed + 1
 
 

@@ -36,13 +36,13 @@ _WARM_UP_RUNS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is asked of a server in place of what a card is asked: less, where the processor is to serve it."""
+    """The load of a live run: a card's as it stands, or less where the processor serves."""
 
-    #: In place of every network.
+    #: Network that replaces every other; None: the networks stay.
     architecture: str | None = None
-    #: Of the weights cache.
+    #: Size of the weights cache; None: as on a card.
     num_pages: int | None = None
-    #: Of the clients or of their rates.
+    #: Share of the clients, or of their rates, that remains.
     share: float = 1.0
 
 
@@ -53,8 +53,8 @@ def arguments(description: str, seconds: float, *, with_load: bool = False) -> a
     """Read a section's command line.
 
     Args:
-        description: of the section.
-        seconds: its budget by default.
+        description: what the section does, for `--help`.
+        seconds: the section's budget by default.
         with_load: whether another load may be asked for, which is then in `load`.
 
     Returns:
@@ -163,7 +163,7 @@ class Room:
     host_bytes: int
 
 
-class Bench:
+class BareDevice:
     """A device without lanes: whoever holds it says what runs, and hears how long it took."""
 
     def __init__(

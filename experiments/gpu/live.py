@@ -25,36 +25,36 @@ from traces.arrivals import Workload
 from worker.config import default_cache_dir
 
 _BUCKET_NS = NS_PER_S // 10
-# One client, several, the mix.
+# Three rehearsals: one client, several clients, the mix.
 _NUM_REHEARSALS = 3
-# Of the simulator.
+# The simulator's seed.
 _SEED = 1
 
 
 def whole_ns(seconds: float) -> int:
-    """A time at which a stretch may begin or end: the tenth of a second that is nearest, one at least."""
+    """Round to a time at which a stretch may begin or end: the nearest tenth of a second, one at least."""
     return max(round(seconds * NS_PER_S / _BUCKET_NS), 1) * _BUCKET_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """What serves."""
+    """A server of one figure: its device, models and memory."""
 
     device: str
     models: tuple[LiveModel, ...]
     num_pages: int
-    #: Models of one folder share their weights there.
+    #: Host memory for weights, which models of one folder share.
     host_mib: int
-    #: Of compiled models; None: the user's.
+    #: Folder of compiled models; None: the user's.
     cache_dir: Path | None = None
 
     @property
     def model_ids(self) -> tuple[str, ...]:
-        """Of all copies of all models."""
+        """Ids of all copies of all models."""
         return tuple(model_id for model in self.models for model_id in model.model_ids)
 
     def play(self, workloads: Sequence[Workload]) -> Played:
-        """Start it, play workloads one after the other, stop it."""
+        """Start the server, play workloads one after the other, stop the server."""
         options = ["--device", self.device, "--host-mib", str(self.host_mib)]
         options += ["--cache-dir", str(self.cache_dir or default_cache_dir())]
         return play(
@@ -63,7 +63,7 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figures:
+class StretchFigures:
     """What a stretch of a run came to, live or simulated."""
 
     goodput_rps: float
@@ -71,7 +71,7 @@ class Figures:
     p99_ms: float
     max_ms: float
     refused_rps: float
-    #: Of the answered, those whose model was not resident when they came.
+    #: Share of the answered requests whose model was not resident when they came.
     cold_pct: float
     mean_batch_size: float
     exec_busy_pct: float
@@ -85,19 +85,19 @@ def figures_of(
     origin_ns: int,
     begin_ns: int,
     end_ns: int,
-) -> Figures:
+) -> StretchFigures:
     """Sum telemetry rows up.
 
     Args:
         requests: all of the run.
-        actions: likewise.
+        actions: all of the run.
         origin_ns: the workload's time 0 on the rows' clock.
-        begin_ns: of what counts, since then; what is before is warm-up.
-        end_ns: of what counts.
+        begin_ns: where the counted time begins, since `origin_ns`; the time before is warm-up.
+        end_ns: where the counted time ends, since `origin_ns`.
     """
     summary = summarise(requests, actions, bucket_ns=_BUCKET_NS, num_workers=1, origin_ns=origin_ns)
     total = summary.total(begin_ns, end_ns)
-    return Figures(
+    return StretchFigures(
         goodput_rps=summary.rate(total.answered, begin_ns, end_ns),
         p50_ms=total.latency_ns(50) / NS_PER_MS,
         p99_ms=total.latency_ns(99) / NS_PER_MS,
@@ -115,9 +115,9 @@ class Stretch:
     """A part of a run that has figures of its own."""
 
     key: str
-    #: Which of the workloads, since when and until when.
+    #: Index of the workload that the stretch is a part of.
     workload: int
-    #: See `whole_ns`.
+    #: Since the workload's begin, rounded as `whole_ns` does.
     begin_ns: int
     end_ns: int
     #: Whose requests and actions count; None: all.
@@ -125,8 +125,8 @@ class Stretch:
 
     def figures(
         self, requests: Iterable[RequestRow], actions: Iterable[ActionRow], origin_ns: int
-    ) -> Figures:
-        """Of rows whose clock says `origin_ns` at the workload's time 0."""
+    ) -> StretchFigures:
+        """Figures of the stretch; the rows' clock says `origin_ns` at the workload's time 0."""
         ids = self.model_ids
         return figures_of(
             (row for row in requests if ids is None or row.model_id in ids),
@@ -138,35 +138,35 @@ class Stretch:
 
 
 class Setting(Protocol):
-    """A figure's: what serves, what is asked of it, and what of that counts."""
+    """What a figure sets: the server, the requests, and which parts of the run count."""
 
     @property
     def server(self) -> Server:
-        """Where all of it is played."""
+        """The server on which every workload is played."""
 
     @property
     def rehearsal_s(self) -> float:
-        """Of one client alone, and of several."""
+        """Length of the rehearsals with one client alone and with several."""
 
     @property
     def mix(self) -> Workload:
-        """As in what counts, with other arrivals: in company, EXEC and LOAD take longer than alone."""
+        """The measured load with other arrivals: beside others, EXEC and LOAD take longer than alone."""
 
     @property
     def workloads(self) -> Sequence[Workload]:
-        """What counts."""
+        """The workloads that are measured."""
 
     @property
     def stretches(self) -> Sequence[Stretch]:
-        """What has figures."""
+        """The stretches that have figures."""
 
     @property
     def seeds(self) -> Sequence[int]:
-        """Of the workloads."""
+        """Seeds of the workloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredServer:
     """What the simulator is told of a server."""
 
     cluster: Cluster
@@ -175,7 +175,7 @@ class Measured:
     about: dict[str, object]
 
     def case(self, workload: Workload) -> Case:
-        """Describe a workload on it."""
+        """Describe a workload on the measured server."""
         return Case(
             workload=workload,
             cluster=self.cluster,
@@ -185,7 +185,9 @@ class Measured:
         )
 
 
-def measured(server: Server, runs: Sequence[LiveRun], rows: Mapping[str, ProfileRow]) -> Measured:
+def measured(
+    server: Server, runs: Sequence[LiveRun], rows: Mapping[str, ProfileRow]
+) -> MeasuredServer:
     """Take the simulator's parameters from what was played before anything that counts.
 
     Args:
@@ -211,7 +213,7 @@ def measured(server: Server, runs: Sequence[LiveRun], rows: Mapping[str, Profile
         hosted += [HostedModel(ModelId(model_id), row) for model_id in model.model_ids]
     noise = Noise(exec_sigma=sum(each.exec_sigma for each in noises) / len(noises))
     rows_given = {each.row.name: asdict(each.row) for each in hosted}
-    return Measured(
+    return MeasuredServer(
         cluster=Cluster(
             models=tuple(hosted),
             num_pages=server.num_pages,
@@ -247,7 +249,7 @@ def compare(setting: Setting, played: Played) -> tuple[dict[str, float], dict[st
         "num_instances": float(len(setting.server.model_ids)),
         "num_instances_answered": float(len(answered)),
     }
-    given: Measured | None = None
+    given: MeasuredServer | None = None
     try:
         given = measured(setting.server, first, played.rows)
         extra = given.about
@@ -269,7 +271,7 @@ def compare(setting: Setting, played: Played) -> tuple[dict[str, float], dict[st
     return figures, extra
 
 
-def _beside(key: str, live: Figures, simulated: Figures | None) -> dict[str, float]:
+def _beside(key: str, live: StretchFigures, simulated: StretchFigures | None) -> dict[str, float]:
     """Name the numbers of both, and how far the simulated goodput is off."""
     named = {f"{key}_live_{name}": value for name, value in asdict(live).items()}
     words = f"{key:16} live {live.goodput_rps:8.1f} r/s, p99 {live.p99_ms:7.1f} ms"
@@ -295,7 +297,7 @@ def produce(name: str, setting: Setting, command: str, directory: Path) -> dict[
         figures,
         command=command,
         seeds=[_SEED, *setting.seeds],
-        # Of the hardware afterwards: the worker had the card to itself.
+        # The hardware is asked afterwards, because the worker had the card to itself.
         extra={"hardware": about(open_accelerator(server.device)), **extra},
         directory=directory,
     )

@@ -26,7 +26,7 @@ from controller.telemetry import OK
 from experiments.bench_worker import action_figures
 from experiments.gpu.hardware import (
     CARD,
-    Bench,
+    BareDevice,
     Load,
     Room,
     about,
@@ -43,7 +43,7 @@ from worker.lane_threads import LaneThreads, Outcome
 
 _SLO_NS = 100 * NS_PER_MS
 _LATEST_NS = 1 << 62
-# Of the lanes: one EXEC that runs, those behind it, and LOADs beside them.
+# Actions that the lanes are given at a time: the EXEC that runs, EXECs queued behind it, and LOADs.
 _IN_FLIGHT = 4
 
 
@@ -55,7 +55,7 @@ class Setting:
     #: Requests per second of all copies of each of the server's models.
     rates_rps: tuple[float, ...]
     live_s: float
-    #: Of the lanes: memory, and for how long.
+    #: Memory for the measurement without a controller, and how long the lanes run there.
     room: Room
     lanes_s: float
     seed: int = 1
@@ -103,7 +103,7 @@ def setting_of(device: str, seconds: float, load: Load = CARD) -> Setting:
 
 
 def live_figures(setting: Setting, run: LiveRun) -> dict[str, float]:
-    """Of the workload served over gRPC."""
+    """Figures of the workload served over gRPC."""
     answered = sum(request.outcome == OK for request in run.requests)
     return {
         "live_num_instances": float(len(setting.server.model_ids)),
@@ -117,7 +117,7 @@ async def lanes(
     setting: Setting, accelerator: Accelerator, cache_dir: Path | None
 ) -> dict[str, float]:
     """Drive the lanes of a worker in this process: one LOAD or Infer after the other, models at random."""
-    bench = Bench(accelerator, setting.room, cache_dir=cache_dir)
+    bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     prepared = [
         await bench.model(model.architecture or model.name, model.batch_sizes)
         for model in setting.server.models

@@ -29,7 +29,7 @@ from typing import Any
 from clockwright.errors import ModelError
 from experiments.figures.report import write_csv
 from experiments.gpu.hardware import (
-    Bench,
+    BareDevice,
     Room,
     about,
     arguments,
@@ -63,7 +63,7 @@ class Setting:
     batch_sizes: tuple[int, ...] = BATCH_SIZES
     room: Room = ROOM
     runs: int = 100
-    #: Of the main network at batch size 1, and how long after the end these may go on.
+    #: Runs of the main network at batch size 1, and how long after the budget's end they may go on.
     tail_runs: int = 10_000
     tail_grace_s: float = _TAIL_GRACE_S
     main: str = MAIN
@@ -96,7 +96,7 @@ async def measure(
             otherwise, and the names left out so far.
         cache_dir: of compiled models; the user's by default.
     """
-    bench = Bench(accelerator, setting.room, cache_dir=cache_dir)
+    bench = BareDevice(accelerator, setting.room, cache_dir=cache_dir)
     rng = random.Random(0)
     figures: dict[str, float] = {}
     try:
@@ -120,7 +120,7 @@ async def measure(
 
 
 async def _measure_one(
-    bench: Bench,
+    bench: BareDevice,
     accelerator: Accelerator,
     name: str,
     setting: Setting,
@@ -155,7 +155,7 @@ async def _measure_one(
     kernel = bare_kernel(accelerator, folder, compiled, single, joined=way is not Way.TORCH_APART)
     bare = device_times_ns(accelerator, accelerator.stream(), kernel.replay, runs=setting.runs)
     figures[f"{name}_bare_us_p50"] = median_us(bare)
-    # Of onnxruntime's kernels there are no bare ones: the ratio would be of one engine to the other.
+    # onnxruntime's kernels have no bare form, and a ratio would compare one engine with the other.
     if way is (Way.TORCH_JOINED if kernel.joined else Way.TORCH_APART):
         paged_us = figures[f"{name}_b{single}_us_p50"]
         figures[f"{name}_paged_to_bare_ratio"] = paged_us / median_us(bare)

@@ -18,7 +18,7 @@ from experiments.digits import Array, Digits
 # What a pixel can be at most; images are inverted against it.
 INK_MAX = 16.0
 
-#: Of every graph made here.
+#: Opsets of every graph that this module exports.
 OPSETS = {"": 17, "ai.onnx.ml": 3}
 
 Classifier = Any

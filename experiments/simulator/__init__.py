@@ -1,10 +1,11 @@
 """The production controller core and worker cores on a virtual clock.
 
-Nothing here decides what runs when: `controller.core.Scheduler` and `worker.core.lanes.Core` do, exactly as
-they do live. This package supplies what they are wired to in a live system: clocks, links, devices
-that take the time a profile says, clients, and faults.
+Nothing here decides which action runs when: `controller.core.Scheduler` and `worker.core.lanes.Core` decide,
+exactly as they do live. This package supplies their surroundings: clocks, links, devices that take the time
+a profile says, clients, and faults.
 
-    clients -> Controller (Scheduler) -> Link -> Worker (Core, device times) -> Link -> Controller
+    clients -> VirtualController (Scheduler) -> VirtualLink -> Worker (Core, device times)
+            -> VirtualLink -> VirtualController
 
 A run is a value: the same `Case` gives the same rows, bit for bit.
 """

@@ -44,20 +44,20 @@ class Cluster:
 
     models: tuple[HostedModel, ...]
     num_workers: int = 1
-    #: Of the weights cache. The paper's V100s keep 1,376 pages (22.5 GB).
+    #: Pages of the weights cache. The paper's V100s keep 1,376 (22.5 GB).
     num_pages: int = 1376
     #: INPUT and OUTPUT copy this fast. Table 1: 102.1 MB of weights in 8.33 ms.
     copy_bytes_per_s: int = 12_250_000_000
     #: Added to every INPUT and OUTPUT.
     copy_overhead_ns: int = 0
-    #: From a LOAD's or EXEC's turn on its lane until the device begins: a thread takes over.
+    #: Time from a LOAD's or EXEC's turn on its lane until the device begins: a thread takes over.
     start_delay_ns: int = 0
-    #: For inputs and outputs on the device. Clockwork's 512 MB.
+    #: Memory for inputs and outputs on the device: Clockwork's 512 MB.
     io_pool_bytes: int = 512 << 20
-    #: Of LOAD and EXEC durations.
+    #: Noise of LOAD and EXEC durations.
     noise: Noise = field(default_factory=Noise)
-    #: By worker: its EXECs take so many times as long as the rows say, and each factor is a kind of GPU
-    #: of its own. Empty: 1 for all.
+    #: By worker: how many times as long as the rows say its EXECs take. Each factor is a kind of GPU of
+    #: its own. Empty: 1 for all.
     exec_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Cluster:
                 raise ConfigError(f"cluster: two different rows are named {model.row.name!r}")
 
     def exec_factor(self, worker: int) -> float:
-        """Of one worker's EXECs."""
+        """How many times as long as the rows say one worker's EXECs take."""
         return self.exec_factors[worker] if self.exec_factors else 1.0
 
 
@@ -91,22 +91,22 @@ class Cluster:
 class Network:
     """Between clients, controller and workers. Every worker has a link of its own, in order each way."""
 
-    #: One way between controller and worker, for an empty message.
+    #: Delay of an empty message, one way between controller and worker.
     delay_ns: int = 100 * NS_PER_US
     #: Mean of an exponential addition to every message's delay.
     jitter_ns: int = 0
-    #: Additions as they were measured, of which every message gets one at random: those to workers, and
-    #: those to the controller.
+    #: Measured additions to the delay of messages to workers, and to the controller. Every message gets
+    #: one of them at random.
     down_samples_ns: tuple[int, ...] = ()
     up_samples_ns: tuple[int, ...] = ()
-    #: Of tensors on a worker's link, each way; messages wait for those before. None: tensors take no
-    #: time, as in the paper's large experiments, where workers made up the inputs.
+    #: Speed of tensors on a worker's link, each way; messages wait for the ones before them. None: tensors
+    #: take no time, as in the paper's large experiments, where workers made up the inputs.
     bytes_per_s: int | None = None
-    #: One way between a closed-loop client and the controller.
+    #: Delay one way between a closed-loop client and the controller.
     client_delay_ns: int = 100 * NS_PER_US
     #: Mean of an exponential addition to a closed-loop client's round trip.
     client_jitter_ns: int = 0
-    #: Additions to it as they were measured, one at random.
+    #: Measured additions to a closed-loop client's round trip, one at random each time.
     client_samples_ns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class WorkerClock:
     """How a worker's clock differs from the controller's. Heartbeats estimate it as they do live."""
 
     offset_ns: int = 0
-    #: In parts per billion; a crystal has up to 50,000.
+    #: How fast the worker's clock gains, in parts per billion; a crystal has up to 50,000.
     drift_ppb: int = 0
 
 
@@ -148,17 +148,17 @@ class Faults:
     slow_probability: float = 0.0
     slow_factor: float = 10.0
     #: Share of messages between controller and worker that are delayed by `delay_ns`, as by a lost
-    #: packet and its retransmission; those behind on the same link wait.
+    #: packet and its retransmission; messages behind them on the same link wait.
     delay_probability: float = 0.0
     delay_ns: int = 200_000_000
     #: Share of messages that never arrive. A stream would rather break; this is the worst case.
     loss_probability: float = 0.0
     lost_workers: tuple[LostWorker, ...] = ()
-    #: Until the controller notices that a worker vanished.
+    #: Time until the controller notices that a worker vanished.
     detection_ns: int = 100 * NS_PER_US
     #: A worker that the controller let go registers again after this.
     rejoin_ns: int = NS_PER_S
-    #: By index; empty: all workers read the controller's clock, and there are no heartbeats.
+    #: Clock of each worker. Empty: all read the controller's clock, and there are no heartbeats.
     clocks: tuple[WorkerClock, ...] = ()
 
     def __post_init__(self) -> None:
@@ -176,16 +176,16 @@ class Case:
 
     workload: Workload
     cluster: Cluster
-    #: Arrivals end here; what is open then is still answered.
+    #: Arrivals end here; requests that are open then are still answered.
     duration_ns: int
     network: Network = field(default_factory=Network)
     faults: Faults = field(default_factory=Faults)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    #: Of noise, jitter and faults. The workload has seeds of its own.
+    #: Seed of noise, jitter and faults. The workload has seeds of its own.
     seed: int = 0
-    #: How long a closed-loop client waits after a refusal, beyond its round trip. None: until the
-    #: deadline of what was refused, which is when Clockwork's clients heard of it. Asking again at once
-    #: floods the controller with what it has just refused.
+    #: How long a closed-loop client waits after a refusal, beyond its round trip. None: until the refused
+    #: request's deadline, which is when Clockwork's clients heard of a refusal. A client that asks again
+    #: at once floods the controller with requests that it has just refused.
     refusal_pause_ns: int | None = None
 
     def __post_init__(self) -> None:

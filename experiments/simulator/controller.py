@@ -35,7 +35,7 @@ def production_scheduler(case: Case) -> Scheduler:
     return make_scheduler(case.scheduler)
 
 
-class Controller:
+class VirtualController:
     """The ledger's shell on virtual time: workers, clients, and a summary of what happened."""
 
     def __init__(

@@ -8,7 +8,7 @@ from clockwright.units import NS_PER_S
 from experiments.simulator.case import Faults, Network
 
 
-class Link:
+class VirtualLink:
     """Says when a message arrives. In order, one message on the wire at a time."""
 
     __slots__ = (

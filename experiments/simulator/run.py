@@ -13,7 +13,7 @@ from controller.core import Scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
-from experiments.simulator.controller import Controller, production_scheduler
+from experiments.simulator.controller import VirtualController, production_scheduler
 from experiments.simulator.loop import Loop
 from experiments.simulator.summary import Summary
 from experiments.simulator.worker import Worker, simulated
@@ -41,14 +41,14 @@ class Run:
 
     case: Case
     summary: Summary
-    #: By group of models, when asked for: what their requests came to, without actions.
+    #: Summary of each group of models that was asked for, without actions.
     groups: dict[str, Summary]
     #: Requests that had no response when the run was given up; 0 unless all workers are gone.
     num_unanswered: int
-    #: Things that happened: arrivals, messages, ends of steps, timers.
+    #: Number of arrivals, messages, ends of steps and timers.
     num_events: int
     wall_s: float = field(compare=False)
-    #: Of this process, meanwhile.
+    #: CPU time that this process used during the run.
     cpu_s: float = field(compare=False)
 
     @property
@@ -145,7 +145,7 @@ class _Simulation:
             name: Summary(bucket_ns, case.cluster.num_workers)
             for name in sorted({*groups.values()})
         }
-        self.controller = Controller(
+        self.controller = VirtualController(
             case,
             self.loop,
             self.summary,

@@ -39,16 +39,16 @@ def _middle_ns(index: int) -> float:
 class Bucket:
     """Counts of a stretch of time."""
 
-    #: By arrival; all else of requests is by departure.
+    #: Requests by arrival; every other count of requests is by departure.
     arrived: int = 0
-    #: Inside their SLO: goodput.
+    #: Requests answered inside their SLO: goodput.
     answered: int = 0
-    #: By reason. Answers past their deadline are `LATE`.
+    #: Refused requests by reason. Answers past their deadline are `LATE`.
     refused: Counter[str] = field(default_factory=Counter)
     cancelled: int = 0
     #: Answered requests whose model was not resident at arrival.
     cold_answered: int = 0
-    #: And the models that they asked.
+    #: Models that the cold requests asked.
     cold_models: set[str] = field(default_factory=set)
     #: Successful Infers by compiled batch size.
     batches: Counter[int] = field(default_factory=Counter)
@@ -64,12 +64,12 @@ class Bucket:
 
     @property
     def num_refused(self) -> int:
-        """For whatever reason."""
+        """Requests refused for any reason."""
         return sum(self.refused.values())
 
     @property
     def mean_batch_size(self) -> float:
-        """Of successful Infers; 0 without any."""
+        """Mean compiled batch size of successful Infers; 0 without any."""
         batches = sum(self.batches.values())
         return sum(size * n for size, n in self.batches.items()) / batches if batches else 0.0
 

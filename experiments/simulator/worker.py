@@ -12,7 +12,7 @@ from clockwright.units import NS_PER_S, ActionId, ModelId, WorkerId
 from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
 from experiments.simulator.loop import Loop
-from experiments.simulator.network import Link
+from experiments.simulator.network import VirtualLink
 from worker.core.io_pool import aligned
 from worker.core.lanes import Core, Lane, LoadedModel, Step
 
@@ -29,10 +29,10 @@ class SimulatedModel(LoadedModel):
 
     load_ns: int
     exec_ns: dict[int, int]
-    #: By number of rows.
+    #: Copy times, by number of rows.
     input_ns: tuple[int, ...]
     output_ns: tuple[int, ...]
-    #: Of one row.
+    #: Bytes of one row.
     input_bytes: int
     output_bytes: int
 
@@ -104,8 +104,10 @@ class Worker:
         self._check = check
         seed = f"{case.seed} {worker_id} {incarnation}"
         network, faults = case.network, case.faults
-        self._down = Link(network, faults, random.Random(f"down {seed}"), network.down_samples_ns)
-        self._up = Link(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
+        self._down = VirtualLink(
+            network, faults, random.Random(f"down {seed}"), network.down_samples_ns
+        )
+        self._up = VirtualLink(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
         self._load_time = _Duration(case, case.cluster.noise.load_sigma, f"load {seed}")
         self._exec_time = _Duration(
             case, case.cluster.noise.exec_sigma, f"exec {seed}", case.cluster.exec_factor(index)
@@ -116,9 +118,9 @@ class Worker:
         for model in models:
             self._core.add_model(model)
         self._start_delay_ns = case.cluster.start_delay_ns
-        #: When a lane is to be looked at again, on the worker's clock.
+        #: When each lane has to be looked at again, on the worker's clock.
         self._wakes: dict[Lane, int] = {}
-        #: Of Infers whose OUTPUT has begun, if bytes take time on the link.
+        #: Output bytes of Infers whose OUTPUT has begun, kept if bytes take time on the link.
         self._counts_bytes = network.bytes_per_s is not None
         self._output_bytes: dict[ActionId, int] = {}
         self._clock: SkewedClock | None = None

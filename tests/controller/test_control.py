@@ -22,7 +22,7 @@ from controller.app import Controller, running, serve
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
 from controller.runtime import Answer
-from tests.kit.scripted_worker import ScriptedWorker
+from tests.kit.scripted_worker import LoopbackWorker
 
 S = 10**9
 ROW = b"0123456789abcdef"
@@ -124,7 +124,7 @@ def test_status_workers_and_models_tell_what_is_there(tmp_path: Path) -> None:
         make_model(make_model(tmp_path, "m"), "unfit")
         async with (
             cluster(tmp_path) as (controller, control),
-            ScriptedWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
+            LoopbackWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
         ):
             await until_joined(controller)
             await submit(controller)
@@ -177,7 +177,7 @@ def test_draining_a_worker_returns_when_it_has_left(tmp_path: Path) -> None:
     async def test() -> None:
         async with (
             cluster(make_model(tmp_path, "m")) as (controller, control),
-            ScriptedWorker(controller.port) as worker,
+            LoopbackWorker(controller.port) as worker,
         ):
             await until_joined(controller)
             await submit(controller)
@@ -192,7 +192,7 @@ def test_a_model_is_added_replaced_and_removed_at_run_time(tmp_path: Path) -> No
     async def test() -> None:
         async with (
             cluster(tmp_path) as (controller, control),
-            ScriptedWorker(controller.port) as worker,
+            LoopbackWorker(controller.port) as worker,
         ):
             await until_joined(controller)
             files = {
@@ -260,7 +260,7 @@ def test_a_model_that_cannot_be_added_says_why_and_changes_nothing(
     async def test() -> None:
         async with (
             cluster(tmp_path) as (controller, _),
-            ScriptedWorker(controller.port, refuse=lambda m: "not ONNX" if m == "unfit" else ""),
+            LoopbackWorker(controller.port, refuse=lambda m: "not ONNX" if m == "unfit" else ""),
         ):
             await until_joined(controller)
             found, text = await code_of(add_model(controller, requests))
@@ -275,7 +275,7 @@ def test_a_message_over_the_limit_is_refused_clearly_and_harms_nobody(tmp_path: 
     async def test() -> None:
         async with (
             cluster(tmp_path, max_message_bytes=1 << 20) as (controller, control),
-            ScriptedWorker(controller.port),
+            LoopbackWorker(controller.port),
         ):
             await until_joined(controller)
             huge = upload("m", {"1/model.onnx": bytes(1 << 21)})
@@ -303,7 +303,7 @@ def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Pa
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         process = asyncio.create_task(serve(config, started=port.set_result))
         async with (
-            ScriptedWorker(await port) as worker,
+            LoopbackWorker(await port) as worker,
             control_of(port.result()) as control,
         ):
             while not (await control.Status(pb.StatusRequest())).num_models_ready:
@@ -321,7 +321,7 @@ def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) ->
     async def test() -> None:
         async with (
             cluster(make_model(tmp_path, "m")) as (controller, _),
-            ScriptedWorker(controller.port, answers_actions=False) as worker,
+            LoopbackWorker(controller.port, hold=True) as worker,
         ):
             await until_joined(controller)
             future = submit(controller)
@@ -344,7 +344,7 @@ def test_draining_gives_up_after_its_limit(tmp_path: Path) -> None:
     async def test() -> None:
         async with (
             cluster(make_model(tmp_path, "m")) as (controller, _),
-            ScriptedWorker(controller.port, answers_actions=False) as worker,
+            LoopbackWorker(controller.port, hold=True) as worker,
         ):
             await until_joined(controller)
             future = submit(controller)

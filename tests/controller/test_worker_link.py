@@ -7,7 +7,7 @@ import hashlib
 import random
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 
 from clockwright import wire
 from clockwright.actions import Infer
+from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError, Refusal, RefusedError
 from clockwright.v1 import worker_pb2 as pb
 from controller import worker_link
@@ -27,7 +28,7 @@ from controller.core import SchedulerConfig
 from controller.core.events import Event, ModelReady
 from controller.runtime import Answer, Runtime
 from controller.worker_link import CHUNK_BYTES, CHUNKS_IN_FLIGHT, HeartbeatConfig, WorkerLink, parse
-from tests.kit.scripted_worker import ScriptedWorker
+from tests.kit.scripted_worker import LoopbackWorker
 
 MS = 1_000_000
 S = 1000 * MS
@@ -94,7 +95,7 @@ def test_a_worker_is_offered_all_models_gets_the_files_and_answers(tmp_path: Pat
         (tmp_path / "b" / "1" / "empty.bin").write_bytes(b"")
         async with (
             running(config(tmp_path)) as controller,
-            ScriptedWorker(controller.port) as worker,
+            LoopbackWorker(controller.port) as worker,
         ):
             for name in ("a", "b"):
                 model = await until_ready(controller, name)
@@ -116,7 +117,7 @@ def test_windows_and_results_are_translated_between_the_clocks(
     async def test() -> None:
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            ScriptedWorker(controller.port, skew_ns=skew_ns) as worker,
+            LoopbackWorker(controller.port, skew_ns=skew_ns) as worker,
         ):
             model = await until_ready(controller)
             before_ns = controller.runtime.clock()
@@ -145,7 +146,7 @@ def test_big_tensors_come_back_as_they_went(tmp_path: Path) -> None:
         data = random.Random(2).randbytes(4 * 150_528)
         spec = pb.TensorSpec(name="x", datatype="FP32", row_shape=[3, 224, 224])
 
-        class Images(ScriptedWorker):
+        class Images(LoopbackWorker):
             async def ready(self, model_id: str, **_: object) -> None:
                 await super().ready(model_id, inputs=[spec], outputs=[spec])
 
@@ -164,7 +165,7 @@ def test_files_never_have_more_than_a_few_chunks_in_flight(tmp_path: Path) -> No
     async def test() -> None:
         make_models(tmp_path, "m", data=bytes(8 * CHUNK_BYTES))
 
-        class Slow(ScriptedWorker):
+        class Slow(LoopbackWorker):
             async def _store(self, chunk: pb.ModelChunk, content: bytes) -> None:
                 pass
 
@@ -189,7 +190,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused_by_its_hash(tmp_path
         async with running(config(tmp_path)) as controller:
             (tmp_path / "cut" / "1" / "model.onnx").write_bytes(b"short")
             (tmp_path / "gone" / "1" / "model.onnx").unlink()
-            async with ScriptedWorker(controller.port):
+            async with LoopbackWorker(controller.port):
                 await until_ready(controller, "fine")
                 await until(lambda: controller.catalogue.ready)
                 reasons = {
@@ -204,7 +205,7 @@ def test_a_file_that_changed_since_it_was_listed_is_refused_by_its_hash(tmp_path
 def test_a_worker_of_another_protocol_version_is_rejected_naming_both(tmp_path: Path) -> None:
     async def test() -> None:
         async with running(config(tmp_path)) as controller:
-            async with ScriptedWorker(controller.port, version=99) as worker:
+            async with LoopbackWorker(controller.port, version=99) as worker:
                 await worker.ended.wait()
                 assert worker.end == (
                     f"the worker speaks protocol version 99, the controller {wire.PROTOCOL_VERSION}"
@@ -230,7 +231,7 @@ def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
 ) -> None:
     async def test() -> None:
         async with running(config(tmp_path)) as controller:
-            worker = ScriptedWorker(controller.port)
+            worker = LoopbackWorker(controller.port)
             setattr(worker.register, field, value)
             async with worker:
                 await worker.ended.wait()
@@ -245,19 +246,19 @@ def test_a_name_in_use_is_rejected_but_the_same_process_may_come_back(tmp_path: 
         settings = config(make_models(tmp_path, "m"), heartbeat_interval_ms=500)
         async with (
             running(settings) as controller,
-            ScriptedWorker(controller.port, pid=1) as first,
+            LoopbackWorker(controller.port, pid=1) as first,
         ):
             model = await until_ready(controller)
-            async with ScriptedWorker(controller.port, pid=2) as other:
+            async with LoopbackWorker(controller.port, pid=2) as other:
                 await other.ended.wait()
                 assert "there is a worker w0 already, process 1 on host here" in other.end
             await submit(controller, model)
-            async with ScriptedWorker(controller.port, pid=1) as again:
+            async with LoopbackWorker(controller.port, pid=1) as again:
                 await first.ended.wait()
                 await again.wait_for("model_offer")
                 await until_ready(controller)
                 await submit(controller, model)
-                assert len(again.received["infer"]) == 1
+                assert len(await again.wait_for("infer")) == 1
 
     run(test)
 
@@ -266,12 +267,12 @@ def test_the_requests_of_a_worker_that_vanishes_are_served_by_another(tmp_path: 
     async def test() -> None:
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            ScriptedWorker(controller.port, "mute", answers_actions=False) as mute,
+            LoopbackWorker(controller.port, "mute", hold=True) as mute,
         ):
             model = await until_ready(controller)
             future = submit(controller, model)
             await mute.wait_for("load_weights")
-            async with ScriptedWorker(controller.port, "good"):
+            async with LoopbackWorker(controller.port, "good"):
                 await until(lambda: "good" in model.ready_on)
                 mute.call.cancel()
                 assert (await future).command.worker_id == "good"
@@ -286,7 +287,7 @@ def test_silence_is_death(tmp_path: Path) -> None:
             make_models(tmp_path, "m"), heartbeat_interval_ms=20, silence_limit_ms=1000
         )
         async with running(settings) as controller:
-            async with ScriptedWorker(controller.port, beats=False) as worker:
+            async with LoopbackWorker(controller.port, beats=False) as worker:
                 await worker.beat_once()
                 await until_ready(controller)
                 await worker.ended.wait()
@@ -336,9 +337,9 @@ def test_what_the_protocol_does_not_allow_ends_one_stream_and_nothing_else(
     async def test() -> None:
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            ScriptedWorker(controller.port, "good"),
+            LoopbackWorker(controller.port, "good"),
             # This worker sends nothing while its stream ends, or gRPC would say only that it could not.
-            ScriptedWorker(controller.port, "bad", beats=False) as bad,
+            LoopbackWorker(controller.port, "bad", beats=False) as bad,
         ):
             await bad.beat_once()
             model = await until_ready(controller)
@@ -370,8 +371,8 @@ def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
 
 def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> None:
     async def test() -> None:
-        class Short(ScriptedWorker):
-            async def answer(self, action: Any, payload: list[bytes]) -> None:  # noqa: ANN401
+        class Short(LoopbackWorker):
+            async def answer(self, action: Any, payload: Sequence[Buffer]) -> None:  # noqa: ANN401
                 cut = [tensor[:-1] for tensor in payload]
                 await super().answer(action, cut if isinstance(action, Infer) else payload)
 
@@ -408,7 +409,7 @@ def test_a_description_that_cannot_be_true_makes_the_model_unavailable(
     tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
     async def test() -> None:
-        class Odd(ScriptedWorker):
+        class Odd(LoopbackWorker):
             async def ready(self, model_id: str, **_: object) -> None:
                 await super().ready(model_id, **changes)
 
@@ -440,7 +441,7 @@ def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
     monkeypatch.setattr(Runtime, "tell", told)
 
     async def test() -> None:
-        class Slow(ScriptedWorker):
+        class Slow(LoopbackWorker):
             async def ready(self, model_id: str, **_: object) -> None:
                 await super().ready(model_id, clock_mhz=966)
 
@@ -458,7 +459,7 @@ def test_a_worker_that_wants_to_leave_finishes_and_is_told_to(tmp_path: Path) ->
     async def test() -> None:
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            ScriptedWorker(controller.port, answers_actions=False) as worker,
+            LoopbackWorker(controller.port, hold=True) as worker,
         ):
             model = await until_ready(controller)
             future = submit(controller, model)
@@ -482,7 +483,7 @@ def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -
     async def test() -> None:
         async with (
             running(config(make_models(tmp_path, "m"))) as controller,
-            ScriptedWorker(controller.port) as worker,
+            LoopbackWorker(controller.port) as worker,
         ):
             model = await until_ready(controller)
             await submit(controller, model)
@@ -503,7 +504,7 @@ def test_a_worker_that_registers_and_says_nothing_more_disturbs_nobody(tmp_path:
             channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}")
             mute = channel.stream_stream(wire.ATTACH_METHOD)()
             await mute.wait_for_connection()
-            async with ScriptedWorker(controller.port, "good"):
+            async with LoopbackWorker(controller.port, "good"):
                 model = await until_ready(controller)
                 await submit(controller, model)
                 rejected = pb.ToWorker.FromString(await mute.read())
@@ -523,7 +524,7 @@ def test_garbage_bytes_on_the_port_harm_nobody(tmp_path: Path) -> None:
                 writer.close()
                 # The server may reset the connection before everything is written.
                 await asyncio.gather(writer.wait_closed(), return_exceptions=True)
-            async with ScriptedWorker(controller.port):
+            async with LoopbackWorker(controller.port):
                 await submit(controller, await until_ready(controller))
 
     run(test)
@@ -545,7 +546,7 @@ def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_p
         )
         async with (
             running(settings) as controller,
-            ScriptedWorker(controller.port) as worker,
+            LoopbackWorker(controller.port) as worker,
         ):
             model = await until_ready(controller)
             await asyncio.sleep(0)

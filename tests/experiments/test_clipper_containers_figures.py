@@ -88,8 +88,8 @@ def test_offered_requests_are_all_answered_and_a_delay_makes_them_wait(
 
 
 def test_profile_finds_where_the_p99_crosses_the_slo() -> None:
-    def profile(p99_ms: tuple[float, ...]) -> clipper_fig3.Profile:
-        return clipper_fig3.Profile(
+    def profile(p99_ms: tuple[float, ...]) -> clipper_fig3.KindProfile:
+        return clipper_fig3.KindProfile(
             form="native",
             kind="no_op",
             batch_sizes=(1, 2, 4),

@@ -92,11 +92,11 @@ def test_figure_9_leaves_stragglers_behind_on_virtual_time(tmp_path: Path) -> No
 
 def test_figure_9_counts_what_came_late_and_what_was_missing() -> None:
     answers = [
-        clipper_fig9.Answer(10.0, "OK", True, 3, 1),
-        clipper_fig9.Answer(60.0, "OK", False, 4, 0),
-        clipper_fig9.Answer(90.0, "LATE"),
+        clipper_fig9.QueryOutcome(10.0, "OK", True, 3, 1),
+        clipper_fig9.QueryOutcome(60.0, "OK", False, 4, 0),
+        clipper_fig9.QueryOutcome(90.0, "LATE"),
     ]
-    point = clipper_fig9.Point("mitigated", 4, answers)
+    point = clipper_fig9.ArmPoint("mitigated", 4, answers)
     figures = clipper_fig9.figures_of([point], clipper_fig9.Setting(slo_ms=50.0))
     assert figures["mitigated_late_answers"] == 1
     assert figures["mitigated_refused_late"] == 1

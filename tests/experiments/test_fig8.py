@@ -35,7 +35,7 @@ QUICK = Setting(
     noise=Noise(),
 )
 
-Produced = tuple[dict[tuple[str, str], fig8.Outcome], Path]
+Produced = tuple[dict[tuple[str, str], fig8.ReplayOutcome], Path]
 
 
 def write_trace(path: Path, num_functions: int, num_minutes: int, first_label: int = 480) -> Path:

@@ -90,7 +90,7 @@ QUICK7 = fig7_left.Setting(
 
 
 @pytest.fixture(scope="module")
-def quick5(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig5.Point], Path]:
+def quick5(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[fig5.SloPoint], Path]:
     directory = tmp_path_factory.mktemp("fig5")
     return fig5.produce(QUICK5, directory), directory
 
@@ -101,7 +101,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_no_policy_of_figure_5_beats_its_bound(
-    quick5: tuple[list[fig5.Point], Path],
+    quick5: tuple[list[fig5.SloPoint], Path],
 ) -> None:
     for point in quick5[0]:
         assert 0 <= point.goodput_rps <= point.bound_rps, point.policy
@@ -109,7 +109,7 @@ def test_no_policy_of_figure_5_beats_its_bound(
 
 
 def test_at_500_ms_clockwork_and_infaas_are_level_and_at_25_ms_only_clockwork_answers(
-    quick5: tuple[list[fig5.Point], Path],
+    quick5: tuple[list[fig5.SloPoint], Path],
 ) -> None:
     goodput = {(point.policy, point.slo_ms): point.goodput_rps for point in quick5[0]}
     assert goodput["infaas", 500] == pytest.approx(goodput["clockwork", 500], rel=0.05)
@@ -119,7 +119,7 @@ def test_at_500_ms_clockwork_and_infaas_are_level_and_at_25_ms_only_clockwork_an
 
 
 def test_figure_5_leaves_numbers_a_table_and_a_picture(
-    quick5: tuple[list[fig5.Point], Path],
+    quick5: tuple[list[fig5.SloPoint], Path],
 ) -> None:
     points, directory = quick5
     record = json.loads((directory / "fig5.json").read_text())
@@ -138,7 +138,7 @@ def test_figure_5_leaves_numbers_a_table_and_a_picture(
 
 
 def test_latencies_of_clockwork_end_near_the_slo_refusals_included(
-    quick5: tuple[list[fig5.Point], Path],
+    quick5: tuple[list[fig5.SloPoint], Path],
 ) -> None:
     tight = quick5[0][0]
     assert (tight.policy, tight.slo_ms) == ("clockwork", 25)
@@ -147,7 +147,7 @@ def test_latencies_of_clockwork_end_near_the_slo_refusals_included(
 
 
 def test_a_point_of_figure_5_is_the_same_again(
-    quick5: tuple[list[fig5.Point], Path],
+    quick5: tuple[list[fig5.SloPoint], Path],
 ) -> None:
     assert fig5.measure(QUICK5, "clockwork", 25) == quick5[0][0]
 
@@ -366,13 +366,13 @@ def test_figure_9_leaves_numbers_a_table_and_a_picture(
 
 
 @pytest.fixture(scope="module")
-def quick_scale(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[scale.Result], Path]:
+def quick_scale(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[scale.ScaleResult], Path]:
     directory = tmp_path_factory.mktemp("scale")
     return scale.produce(QUICK_SCALE, directory), directory
 
 
 def test_no_policy_of_the_scale_table_beats_its_bound(
-    quick_scale: tuple[list[scale.Result], Path],
+    quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
     for result in quick_scale[0]:
         assert 0 < result.answered <= result.bound <= result.arrived
@@ -381,7 +381,7 @@ def test_no_policy_of_the_scale_table_beats_its_bound(
 
 
 def test_an_slo_below_what_a_load_takes_costs_satisfaction(
-    quick_scale: tuple[list[scale.Result], Path],
+    quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
     for policy in QUICK_SCALE.policies:
         wide, tight = (result for result in quick_scale[0] if result.policy == policy)
@@ -391,7 +391,7 @@ def test_an_slo_below_what_a_load_takes_costs_satisfaction(
 
 
 def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
-    quick_scale: tuple[list[scale.Result], Path],
+    quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
     results, directory = quick_scale
     record = json.loads((directory / "scale.json").read_text())
@@ -407,7 +407,7 @@ def test_the_scale_table_leaves_numbers_a_table_and_a_picture(
 
 
 def test_every_number_of_the_paper_in_the_scale_table_is_compared(
-    quick_scale: tuple[list[scale.Result], Path],
+    quick_scale: tuple[list[scale.ScaleResult], Path],
 ) -> None:
     result = replace(quick_scale[0][0], num_gpus=20, slo_ms=25)
     keys = {entry.key for entry in scale.comparisons([result])}

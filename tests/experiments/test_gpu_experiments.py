@@ -26,7 +26,7 @@ from experiments import torch_zoo
 from experiments.figures import fig6
 from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
-from experiments.gpu.hardware import Bench, Room, open_accelerator
+from experiments.gpu.hardware import BareDevice, Room, open_accelerator
 from modelzoo.profile import load_profile
 from tests.experiments.test_gpu_live import wanted_of
 from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
@@ -292,14 +292,14 @@ def test_table_1_is_measured_with_the_workers_own_steps(
 def test_a_network_that_is_refused_does_not_end_table_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = Bench.model
+    model = BareDevice.model
 
-    async def refuses(bench: Bench, name: str, batch_sizes: Sequence[int]) -> TorchModel:
+    async def refuses(bench: BareDevice, name: str, batch_sizes: Sequence[int]) -> TorchModel:
         if name == "greedy":
             raise ModelError("its kernels want too much")
         return await model(bench, name, batch_sizes)
 
-    monkeypatch.setattr(Bench, "model", refuses)
+    monkeypatch.setattr(BareDevice, "model", refuses)
     figures, left_out = small_table_1(
         HostAccelerator(), tmp_path, names=("greedy", "tiny_conv"), until_s=float("inf")
     )
@@ -406,7 +406,7 @@ def test_a_comparison_goes_on_where_it_was_cut_short(
     assert (record["figures"]["num_float32"], record["left_out"]) == (3.0, [])
     # A third run knows which of them the second made.
     torch_zoo.produce(names, seconds=0.0, resume=True, directory=tmp_path)
-    kept = torch_zoo.Comparison.resumed(tmp_path / "torch_zoo.json").earlier
+    kept = torch_zoo.ZooComparison.resumed(tmp_path / "torch_zoo.json").earlier
     assert sorted(name for names in kept.values() for name in names) == [
         "bert_tiny",
         "tiny_conv",

@@ -214,7 +214,7 @@ def test_lanes_of_a_worker_take_no_memory_while_they_serve(
     assert figures["lanes_num_Infer"] >= 1
     assert figures["lanes_num_LoadWeights"] >= figures.get("lanes_num_EvictWeights", 0)
     assert figures["lanes_memory_taken_while_serving"] == 0
-    # Of the host's memory others take and give at any time.
+    # Other processes take and give back the host's memory at any time.
     assert "lanes_free_bytes_change" not in figures
 
 
@@ -249,7 +249,7 @@ def test_a_server_that_answers_too_little_has_live_figures_only(
     rehearsed = [*calibration_workloads("tiny_conv-0", 0.2), setting.mix]
     played = setting.server.play([*rehearsed, *setting.workloads])
     played.runs[0] = replace(played.runs[0], requests=())
-    # Of the two instances one answers nobody.
+    # One of the two instances answers nobody.
     for index in (3, 4):
         played.runs[index] = replace(
             played.runs[index],
@@ -457,4 +457,4 @@ def test_every_aim_is_about_a_part_of_make_gpu() -> None:
 
 def test_every_figure_of_a_stretch_has_a_unit() -> None:
     units = ("_rps", "_ms", "_pct", "_size")
-    assert all(field.name.endswith(units) for field in fields(live.Figures))
+    assert all(field.name.endswith(units) for field in fields(live.StretchFigures))

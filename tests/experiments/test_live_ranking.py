@@ -13,7 +13,14 @@ import pytest
 from clockwright.units import NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.figures import live_ranking, truth
-from experiments.figures.live_ranking import METRICS, Line, figures_of, loads, pairs_of, ranking
+from experiments.figures.live_ranking import (
+    METRICS,
+    RankingLine,
+    figures_of,
+    loads,
+    pairs_of,
+    ranking,
+)
 from experiments.figures.study import POLICIES
 from experiments.live_run import LiveModel, Played, play
 from modelzoo.profile import Profile
@@ -26,9 +33,9 @@ SETTING = live_ranking.Setting(
 )
 
 
-def line(policy: str, live: float, simulated: float, *, load: str = "overload") -> Line:
-    def side(goodput_rps: float) -> truth.Figures:
-        return truth.Figures(
+def line(policy: str, live: float, simulated: float, *, load: str = "overload") -> RankingLine:
+    def side(goodput_rps: float) -> truth.RunFigures:
+        return truth.RunFigures(
             goodput_rps=goodput_rps,
             p50_ms=1000 / goodput_rps,
             p99_ms=90.0,
@@ -38,7 +45,7 @@ def line(policy: str, live: float, simulated: float, *, load: str = "overload") 
             mean_batch=2.0,
         )
 
-    return Line(
+    return RankingLine(
         device="mixed",
         load=load,
         policy=policy,
@@ -99,7 +106,7 @@ def test_the_loads_of_a_device_are_for_the_same_models_and_differ_in_their_rates
 
 
 @pytest.fixture(scope="module")
-def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Line], list[str], Path]:
+def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RankingLine], list[str], Path]:
     """Simulated runs for live ones, with the policies that servers were started with."""
     directory = tmp_path_factory.mktemp("live_ranking")
     started: list[str] = []
@@ -125,13 +132,13 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Line], list
 
 
 def test_every_policy_has_a_server_of_its_own_on_every_device_after_the_calibration(
-    produced: tuple[list[Line], list[str], Path],
+    produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:
     assert produced[1] == ["clockwork", *SETTING.policies] * len(loads(SETTING))
 
 
 def test_both_sides_of_every_run_are_in_the_files(
-    produced: tuple[list[Line], list[str], Path],
+    produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:
     lines, _, directory = produced
     assert [(line.device, line.policy, line.load) for line in lines] == [
@@ -154,7 +161,7 @@ def test_both_sides_of_every_run_are_in_the_files(
 
 
 def test_what_is_simulated_is_the_policy_that_was_played(
-    produced: tuple[list[Line], list[str], Path],
+    produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:
     overload = {
         line.policy: line.simulated.goodput_rps

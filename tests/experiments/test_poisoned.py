@@ -12,7 +12,7 @@ import pytest
 from controller.selection.core.query import Candidate, Query
 from controller.selection.policies import make_policy
 from experiments import poisoned
-from experiments.poisoned import PHASES, Run, Setting
+from experiments.poisoned import PHASES, PoisonedRun, Setting
 from experiments.selection.stream import ask
 
 # Nobody misses this SLO, so numbers of queries alone say what happens.
@@ -25,7 +25,7 @@ QUICK = Setting(
 )
 
 
-def learned_alone(run: Run) -> tuple[list[int], list[tuple[float, ...]]]:
+def learned_alone(run: PoisonedRun) -> tuple[list[int], list[tuple[float, ...]]]:
     """What the policy, without any server, answers and learns from what the models say."""
     policy = make_policy("exp4-full", {"share": 0.05})
     state = policy.init(run.models)

@@ -21,7 +21,7 @@ from experiments.figures import (
     scale,
 )
 from experiments.figures.edf_mh import COMPARED, Row
-from experiments.figures.scenario_runs import Outcome, bound_of, measure
+from experiments.figures.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.figures.scenarios import (
     NOISE_MODELS,
     Scenario,
@@ -182,8 +182,8 @@ def test_a_line_of_the_scale_table_has_its_gpus_and_begins_before_the_hour() -> 
     assert {source.slo_ns for source in case.workload.sources} == {25 * NS_PER_MS}
 
 
-def outcome(answered: int, **changes: float) -> Outcome:
-    whole = Outcome(
+def outcome(answered: int, **changes: float) -> ScenarioOutcome:
+    whole = ScenarioOutcome(
         arrived=100,
         answered=answered,
         late=1,

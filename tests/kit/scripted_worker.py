@@ -1,27 +1,69 @@
-"""A worker that only speaks the protocol: every model is an echo, and time is what the test says."""
+"""A worker that is a script, behind either of two links: a stream over the loopback, or none.
+
+`LoopbackWorker` speaks the protocol, and every model is an echo. `InLoopWorker` lives in the controller's
+event loop, and models are Python functions.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import numpy as np
+from typing_extensions import override
 
 from clockwright import wire
-from clockwright.actions import Action, Infer, LoadWeights, Result, StepTime
-from clockwright.bulk import join_bulk
+from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
+from clockwright.bulk import Buffer, join_bulk
+from clockwright.tensors import DATATYPE_BYTES, TensorSpec
+from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, WorkerId
 from clockwright.v1 import worker_pb2 as pb
+from controller.catalogue import Catalogue, Entry, name_of
+from controller.core.events import ModelReady, WorkerJoined
+from controller.runtime import Runtime
 
 # The type stubs want arguments that are optional.
 _aio: Any = grpc.aio
 
 
 class ScriptedWorker:
-    """Accepts every model unless told otherwise, and answers each Infer with its inputs."""
+    """Answers every action at once, or, held back, when the test says so; its links are below."""
+
+    def __init__(self, *, hold: bool = False) -> None:
+        #: Keep actions with a window until they are released.
+        self.hold = hold
+        #: What is kept, with the payload.
+        self.held: list[tuple[Action, Sequence[Buffer]]] = []
+
+    def keeps(self, action: Action) -> bool:
+        """Whether the answer to an action has to wait."""
+        return self.hold
+
+    def take_held(self) -> list[tuple[Action, Sequence[Buffer]]]:
+        """Give out what was held back; from now on nothing is."""
+        self.hold = False
+        held, self.held = self.held, []
+        return held
+
+
+def done(action: Action, step: StepTime) -> Result:
+    """A success whose every step took the same time."""
+    result = Result(action_id=action.action_id, received_ns=step.begin_ns)
+    if isinstance(action, LoadWeights):
+        result.load = step
+    elif isinstance(action, Infer):
+        result.input = result.exec = result.output = step
+    return result
+
+
+class LoopbackWorker(ScriptedWorker):
+    """A stream over the loopback. Accepts every model unless told otherwise, and answers each Infer with its inputs."""
 
     def __init__(
         self,
@@ -34,9 +76,10 @@ class ScriptedWorker:
         skew_ns: int = 0,
         exec_ns: int = 100_000,
         refuse: Callable[[str], str] = lambda _model_id: "",
-        answers_actions: bool = True,
+        hold: bool = False,
         beats: bool = True,
     ) -> None:
+        super().__init__(hold=hold)
         self.register = pb.Register(
             protocol_version=version,
             worker_id=worker_id,
@@ -52,12 +95,9 @@ class ScriptedWorker:
         self.skew_ns = skew_ns
         self.exec_ns = exec_ns
         self.refuse = refuse
-        self.answers_actions = answers_actions
         self.beats = beats
         #: Everything received, by kind; the payload beside it.
         self.received: dict[str, list[tuple[Any, list[bytes]]]] = {}
-        #: Actions that were not answered.
-        self.held: list[tuple[Action, list[bytes]]] = []
         self.files: dict[str, bytes] = {}
         #: Why the stream ended: Rejected's reason, "drain: ...", or the RPC's details.
         self.end = ""
@@ -95,7 +135,7 @@ class ScriptedWorker:
     def now_ns(self) -> int:
         return time.monotonic_ns() + self.skew_ns
 
-    async def send(self, message: pb.FromWorker, payload: tuple[bytes, ...] = ()) -> None:
+    async def send(self, message: pb.FromWorker, payload: Sequence[Buffer] = ()) -> None:
         await self.write(join_bulk(message.SerializeToString(), wire.PAYLOAD_FIELD, payload))
 
     async def write(self, data: bytes) -> None:
@@ -163,15 +203,16 @@ class ScriptedWorker:
             case "model_chunk":
                 await self._store(message, payload[0])
             case "infer" | "load_weights":
-                self.held.append((wire.decode_action(pb.ToWorker(**{kind: message})), payload))
-                if self.answers_actions:
-                    await self.release()
+                action = wire.decode_action(pb.ToWorker(**{kind: message}))
+                if self.keeps(action):
+                    self.held.append((action, payload))
+                else:
+                    await self.answer(action, payload)
 
     async def release(self) -> None:
         """Answer what was held back, and from now on everything."""
-        self.answers_actions = True
-        while self.held:
-            await self.answer(*self.held.pop(0))
+        for action, payload in self.take_held():
+            await self.answer(action, payload)
 
     async def _judge(self, offer: pb.ModelOffer) -> None:
         needed = {file.sha256 for file in offer.files} - self.files.keys()
@@ -217,14 +258,177 @@ class ScriptedWorker:
         ready = pb.ModelReady(model_id=model_id, **{**fields, **changes})
         await self.send(pb.FromWorker(model_ready=ready))
 
-    async def answer(self, action: Action, payload: list[bytes]) -> None:
+    async def answer(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Do what an action asks for, at once."""
         begin_ns = self.now_ns()
-        step = StepTime(begin_ns, begin_ns + 1000, 1000)
-        result = Result(action_id=action.action_id, received_ns=begin_ns)
-        if isinstance(action, LoadWeights):
-            result.load = step
+        result = done(action, StepTime(begin_ns, begin_ns + 1000, 1000))
+        await self.send(wire.encode_result(result), payload)
+
+
+# --- in the controller's loop ---------------------------------------------------------------------
+
+WORKER = WorkerId("scripted")
+BATCH_SIZES = (1, 2, 4)
+
+
+@dataclass(frozen=True)
+class Script:
+    """A model that the scripted worker knows."""
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    #: Input bytes of one request to output bytes.
+    run: Callable[[Sequence[Buffer]], list[Buffer]]
+    #: What an EXEC is said to take beforehand.
+    exec_ns: int = NS_PER_MS
+    load_ns: int = NS_PER_MS
+
+
+def _double(inputs: Sequence[Buffer]) -> list[Buffer]:
+    return [(np.frombuffer(inputs[0], np.float32) * 2).tobytes()]
+
+
+def _mixed(inputs: Sequence[Buffer]) -> list[Buffer]:
+    a = np.frombuffer(inputs[0], np.int64).reshape(-1, 2)
+    b = np.frombuffer(inputs[1], np.float32).reshape(-1, 2, 2)
+    return [(a + 1).tobytes(), b.sum(axis=2, dtype=np.float32).tobytes()]
+
+
+def _label(shift: int) -> Callable[[Sequence[Buffer]], list[Buffer]]:
+    """Says the first number, or one that is `shift` off, and is 0.7 sure of it."""
+
+    def run(inputs: Sequence[Buffer]) -> list[Buffer]:
+        labels = np.frombuffer(inputs[0], np.float32).reshape(-1, 3)[:, 0].astype(np.int64)
+        labels = (labels + shift) % 4
+        chances = np.full((len(labels), 4), 0.1, np.float32)
+        chances[np.arange(len(labels)), labels] = 0.7
+        return [labels.tobytes(), chances.tobytes()]
+
+    return run
+
+
+X = TensorSpec("x", "FP32", (3,))
+Y = TensorSpec("y", "FP32", (3,))
+LABELLED = (TensorSpec("label", "INT64", ()), TensorSpec("probabilities", "FP32", (4,)))
+SCRIPTS = {
+    "double": Script((X,), (Y,), _double),
+    "mixed": Script(
+        (TensorSpec("a", "INT64", (2,)), TensorSpec("b", "FP32", (2, 2))),
+        (TensorSpec("a_plus_1", "INT64", (2,)), TensorSpec("b_sum", "FP32", (2,))),
+        _mixed,
+    ),
+    # 602 kB in.
+    "image": Script(
+        (TensorSpec("image", "FP32", (3, 224, 224)),),
+        (TensorSpec("first", "FP32", (2,)),),
+        lambda inputs: [bytes(inputs[0][:8])],
+    ),
+    # Classifiers: right, wrong, and those of which few fit into an SLO of seconds.
+    **{
+        name: Script((X,), LABELLED, _label(shift), exec_ns)
+        for name, shift, exec_ns in (
+            ("right", 0, NS_PER_MS),
+            ("right-too", 0, NS_PER_MS),
+            ("wrong", 1, NS_PER_MS),
+            ("worse", 2, NS_PER_MS),
+            ("long-1", 0, 2000 * NS_PER_MS),
+            ("long-2", 0, 2000 * NS_PER_MS),
+            ("long-3", 1, 2000 * NS_PER_MS),
+        )
+    },
+    "cold": Script((X,), LABELLED, _label(0), load_ns=10_000 * NS_PER_MS),
+    **{
+        f"echo-{datatype}": Script(
+            (TensorSpec("x", datatype, (2,)),), (TensorSpec("y", datatype, (2,)),), list
+        )
+        for datatype in DATATYPE_BYTES
+    },
+}
+
+
+class InLoopWorker(ScriptedWorker):
+    """A link inside the controller's event loop: models do what `SCRIPTS` says."""
+
+    def __init__(self, runtime: Runtime, catalogue: Catalogue) -> None:
+        super().__init__()
+        self.runtime = runtime
+        self.catalogue = catalogue
+        #: Models whose Infer actions are kept until `release`, ones that fail, and ones whose labels
+        #: are all one off.
+        self.slow: set[str] = set()
+        self.failing: set[str] = set()
+        self.poisoned: set[str] = set()
+        #: All Infer actions so far.
+        self.infers: list[Infer] = []
+
+    def join(self) -> None:
+        self.runtime.worker_joined(
+            self, WorkerJoined(worker_id=WORKER, gpu_kind=GpuKind("scripted"), num_pages=1000)
+        )
+        self.catalogue.worker_joined(WORKER, self)
+
+    def leave(self) -> None:
+        self.catalogue.worker_left(WORKER)
+        self.runtime.worker_lost(WORKER)
+
+    def offer(self, model: Entry) -> None:
+        script = SCRIPTS.get(model.name)
+        if script is None:
+            self.catalogue.model_refused(WORKER, model.model_id, "it is not in the script")
+            return
+        event = ModelReady(
+            worker_id=WORKER,
+            model_id=model.model_id,
+            architecture_id=ArchitectureId(model.name),
+            num_pages=1,
+            load_ns=script.load_ns,
+            exec_ns=dict.fromkeys(BATCH_SIZES, script.exec_ns),
+        )
+        self.catalogue.model_ready(
+            event, inputs=script.inputs, outputs=script.outputs, weights_bytes=1
+        )
+
+    def withdraw(self, model: Entry) -> None:
+        pass
+
+    @override
+    def keeps(self, action: Action) -> bool:
+        slow = self.hold or name_of(action.model_id) in self.slow
+        return slow and isinstance(action, Infer)
+
+    def send(self, action: Action, payload: Sequence[Buffer]) -> None:
+        if isinstance(action, Infer):
+            self.infers.append(action)
+        if self.keeps(action):
+            self.held.append((action, payload))
         else:
-            assert isinstance(action, Infer)
-            result.input = result.exec = result.output = step
-        await self.send(wire.encode_result(result), tuple(payload))
+            asyncio.get_running_loop().call_soon(self._finish, action, payload)
+
+    def release(self) -> None:
+        self.slow.clear()
+        for action, payload in self.take_held():
+            self._finish(action, payload)
+
+    def _finish(self, action: Action, payload: Sequence[Buffer]) -> None:
+        now_ns = self.runtime.clock()
+        # It takes no time but says it did: what it says is what the scheduler then predicts.
+        result = done(action, StepTime(now_ns, now_ns, NS_PER_MS))
+        outputs: list[Buffer] = []
+        if isinstance(action, Infer):
+            name = name_of(action.model_id)
+            if name in self.failing:
+                result.error, result.message = ActionError.DEVICE, "it does not feel like it"
+            script = SCRIPTS[name]
+            num_inputs = len(script.inputs)
+            for first in range(0, len(payload), num_inputs):
+                row = script.run(payload[first : first + num_inputs])
+                if name in self.poisoned:
+                    row[0] = (np.frombuffer(row[0], np.int64) + 1).tobytes()
+                outputs += row
+        self.runtime.action_finished(WORKER, result, outputs)
+
+    def forget_model(self, model_id: ModelId) -> None:
+        pass
+
+    def close(self, reason: str) -> None:
+        pass

@@ -15,7 +15,7 @@ from controller.core import Scheduler
 from controller.core.events import Event, RequestArrived
 from controller.telemetry import CANCELLED, RequestRow, Telemetry
 from experiments.simulator import Case, Cluster, HostedModel, Network, Summary
-from experiments.simulator.controller import Controller
+from experiments.simulator.controller import VirtualController
 from experiments.simulator.loop import Loop
 from experiments.simulator.worker import Worker, simulated
 from modelzoo.profile import Noise, ProfileRow
@@ -53,7 +53,7 @@ class SimulatedCluster:
         )
         self._models = simulated(self._case.cluster)
         self._workers: dict[WorkerId, Worker] = {}
-        self._controller = Controller(
+        self._controller = VirtualController(
             self._case,
             self.loop,
             Summary(NS_PER_S, 1),

@@ -37,7 +37,8 @@ from controller.selection.core.policy import Policy
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.messages import read_application, write_application
 from controller.selection.policies import make_policy
-from tests.kit.front_end import LABELLED, SCRIPTS, FrontEndInThread, Script, serving_in_thread
+from tests.kit.front_end import FrontEndInThread, serving_in_thread
+from tests.kit.scripted_worker import LABELLED, SCRIPTS, Script
 
 Run = Callable[..., tuple[int, str, str]]
 ONE = np.array([[1, 0, 0]], np.float32)

@@ -10,7 +10,7 @@ import pytest
 
 from clockwright.v1 import control_pb2 as pb
 from experiments import demo
-from experiments.demo_clients import Load, Outcome
+from experiments.demo_clients import ModelLoad, RequestOutcome
 from experiments.demo_models import DemoModel
 from experiments.digits import NUM_FORMS, load
 from experiments.timeline import draw_timeline
@@ -34,10 +34,10 @@ def test_a_short_run_answers_rightly_evicts_and_draws(
 ) -> None:
     def plan(
         small: Sequence[DemoModel], large: Sequence[DemoModel], prepared: dict[str, pb.ModelInfo]
-    ) -> list[Load]:
+    ) -> list[ModelLoad]:
         """Not what this machine could do: everybody is asked, and has the time to answer."""
         assert {model.name for model in (*small, *large)} == set(prepared)
-        return [Load(model, 8.0, (30_000.0, 60_000.0)) for model in (*small, *large)]
+        return [ModelLoad(model, 8.0, (30_000.0, 60_000.0)) for model in (*small, *large)]
 
     monkeypatch.setattr(demo, "plan", plan)
     # Two large models and room for one.
@@ -51,12 +51,12 @@ def test_a_short_run_answers_rightly_evicts_and_draws(
     assert "EvictWeights" in actions
 
 
-def outcome(**changes: object) -> Outcome:
+def outcome(**changes: object) -> RequestOutcome:
     good = {
         "model": "m", "slo_ms": 100.0, "late_ms": 0.0, "latency_ms": 50.0, "outcome": "OK",
         "right": True, "server_ms": 49.0,
     }  # fmt: skip
-    return Outcome(**{**good, **changes})  # type: ignore[arg-type]
+    return RequestOutcome(**{**good, **changes})  # type: ignore[arg-type]
 
 
 def test_a_verdict_counts_each_kind_of_outcome() -> None:
@@ -71,7 +71,7 @@ def test_a_verdict_counts_each_kind_of_outcome() -> None:
             outcome(outcome="the server is on fire", right=False),
         ]
     )
-    assert verdict == demo.Verdict(
+    assert verdict == demo.DemoVerdict(
         offered=7, answered=4, in_time=2, admitted=6, wrong=1, late_successes=1, errors=1
     )
     assert verdict.in_time_fraction == pytest.approx(2 / 6)

@@ -31,7 +31,7 @@ from clockwright.v1 import worker_pb2
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
-from tests.kit.scripted_worker import ScriptedWorker
+from tests.kit.scripted_worker import LoopbackWorker
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 # A pause of the machine counts as a long execution, and the next ones are predicted to take as long:
@@ -172,7 +172,7 @@ def test_garbage_on_a_workers_stream_ends_that_stream(server: LocalServer) -> No
 def test_a_worker_of_another_protocol_version_is_rejected_by_name(server: LocalServer) -> None:
     async def attach() -> str:
         port = int(server.address.rpartition(":")[2])
-        async with ScriptedWorker(port, "stranger", version=99) as stranger:
+        async with LoopbackWorker(port, "stranger", version=99) as stranger:
             await stranger.ended.wait()
             return stranger.end
 

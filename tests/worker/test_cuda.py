@@ -42,7 +42,7 @@ class FakePool:
 
 
 class FakeGraph:
-    """Of one card."""
+    """A CUDA graph of one fake card: empty, captured or spoilt."""
 
     def __init__(self, card: FakeCard) -> None:
         self._card = card
@@ -78,7 +78,7 @@ class FakeCard:
         self.pool = FakePool()
         self.num_devices = 1
         self.raw_graph = 1
-        #: Of which GPU each thread is.
+        #: Index of the GPU that each thread has set.
         self._thread = threading.local()
         self.current = FakeStream(torch.device("cpu"))
         self.capturing: FakeGraph | None = None

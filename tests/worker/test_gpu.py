@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from clockwright.errors import ModelError
-from experiments.gpu.hardware import Bench, Room
+from experiments.gpu.hardware import BareDevice, Room
 from modelzoo.build import build_model
 from worker.core.lanes import Step
 from worker.devices.cuda import CudaAccelerator, installation
@@ -74,19 +74,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", params=list(Precision), ids=lambda precision: precision.value)
 def bench(
     request: pytest.FixtureRequest, accelerator: CudaAccelerator, folder: Path
-) -> Iterator[Bench]:
-    bench = Bench(accelerator, ROOM, precision=request.param, cache_dir=folder)
+) -> Iterator[BareDevice]:
+    bench = BareDevice(accelerator, ROOM, precision=request.param, cache_dir=folder)
     yield bench
     # Not closed: that would close the accelerator, which the others need.
     asyncio.run(bench.device._models.close())
 
 
-def outputs(bench: Bench, step: Step[TorchModel]) -> np.ndarray:
+def outputs(bench: BareDevice, step: Step[TorchModel]) -> np.ndarray:
     bench.device.run_exec(step)
     return np.frombuffer(b"".join(bench.device.run_output(step)), np.float32)
 
 
-def assert_close(found: np.ndarray, wanted: np.ndarray, bench: Bench) -> None:
+def assert_close(found: np.ndarray, wanted: np.ndarray, bench: BareDevice) -> None:
     """But for the order of sums, which kernels that share one sum among blocks leave to chance."""
     precision = bench.device.precision
     tolerance = precision.tolerance * float(np.abs(wanted).max())
@@ -108,7 +108,7 @@ def reference(name: str, model: TorchModel, rows: int, seed: int = 0) -> np.ndar
     return np.asarray(session.run(None, inputs)[0], np.float32).reshape(-1)
 
 
-def check_answer(bench: Bench, name: str, model: TorchModel, *, tolerance: float) -> None:
+def check_answer(bench: BareDevice, name: str, model: TorchModel, *, tolerance: float) -> None:
     """A batch of four answers as on the processor, within a part of the largest output."""
     pages = random.Random(0).sample(range(ROOM.num_pages), model.num_pages)
     bench.load(model, pages)
@@ -126,7 +126,7 @@ def check_answer(bench: Bench, name: str, model: TorchModel, *, tolerance: float
     + [(precision, name) for precision in (Precision.TF32, Precision.FLOAT16) for name in FEW],
     indirect=["bench"],
 )
-def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
+def test_a_network_answers_as_on_onnxruntime(bench: BareDevice, name: str) -> None:
     precision = bench.device.precision
     model = asyncio.run(bench.model(name, (1, 4)))
     # cuDNN may choose another algorithm than the processor's: more than rounding in the last bits.
@@ -135,7 +135,7 @@ def test_a_network_answers_as_on_onnxruntime(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("bench", [Precision.FLOAT32], indirect=True)
 def test_the_other_engine_answers_as_on_the_processor_unless_it_refuses_the_network(
-    bench: Bench, accelerator: CudaAccelerator, monkeypatch: pytest.MonkeyPatch
+    bench: BareDevice, accelerator: CudaAccelerator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if accelerator.onnxruntime_place() is None:
         pytest.skip("onnxruntime is installed without CUDA")
@@ -156,7 +156,7 @@ def test_the_other_engine_answers_as_on_the_processor_unless_it_refuses_the_netw
         pytest.skip(f"the other networks are right, but onnxruntime refuses {words}")
 
 
-def test_paging_changes_no_answer_and_takes_no_memory(bench: Bench) -> None:
+def test_paging_changes_no_answer_and_takes_no_memory(bench: BareDevice) -> None:
     models = [asyncio.run(bench.model("resnet18_v1", (1, 2), seed=seed)) for seed in range(3)]
     first = tuple(range(models[0].num_pages))
     expected = []
@@ -177,7 +177,7 @@ def test_paging_changes_no_answer_and_takes_no_memory(bench: Bench) -> None:
     assert bench.device.num_allocations == taken
 
 
-def test_pages_overwritten_behind_a_queued_exec_do_not_change_its_answer(bench: Bench) -> None:
+def test_pages_overwritten_behind_a_queued_exec_do_not_change_its_answer(bench: BareDevice) -> None:
     models = [asyncio.run(bench.model("resnet18_v1", (1, 2), seed=seed)) for seed in range(2)]
     pages = tuple(range(models[0].num_pages))
     bench.load(models[0], pages)

@@ -73,7 +73,7 @@ class PredictionCache(Generic[V, F]):
         """Start empty.
 
         Args:
-            capacity_bytes: of inputs, values and bookkeeping; 0 switches the cache off, single flight
+            capacity_bytes: size of inputs, values and bookkeeping; 0 switches the cache off, single flight
                 included.
             ttl_ns: a value is forgotten this long after it was computed.
         """

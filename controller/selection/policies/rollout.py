@@ -211,7 +211,7 @@ class ABTest(_Counted):
 
     @override
     def select(self, state: LossCounts, query: Query) -> Choice:
-        # If a user's model cannot be in time, nobody is asked: he is never to see another.
+        # If a user's model cannot be in time, no model is asked: he must never see another one.
         models = [candidate.model for candidate in query.candidates]
         shares = self._shares(models)
         position = bucket(self.salt, query.context) if query.context else query.rng.random()
