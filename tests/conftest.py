@@ -15,6 +15,9 @@ from controller.core import Scheduler
 from controller.core.events import AnswerRequest, Command, Event, RefuseRequest
 from controller.core.invariants import check, check_commands
 
+# An assertion that fails in the kit says as much as one in a test.
+pytest.register_assert_rewrite("tests.kit")
+
 # Tests import onnxruntime too; see `worker`.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # What CI systems set for others: clients of other makes would ask a proxy for 127.0.0.1, and what a
