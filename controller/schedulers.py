@@ -5,7 +5,7 @@ A package announces one so::
     [project.entry-points."clockwright.schedulers"]
     mine = "my_package:MINE"        # MINE = PolicyKind(MyPolicy, Traits(predicts=True))
 
-and `--policy mine` serves with it. Here, and not in `controller.core`, because entry points are files.
+and `--policy mine` serves with it. Entry points are files, so they are read here, not in `controller.core`.
 """
 
 from __future__ import annotations

@@ -118,11 +118,11 @@ class Record:
         return _table(("", "aim", "measured", ""), rows)
 
 
-def records(directory: Path = RESULTS) -> dict[str, Record]:
+def records() -> dict[str, Record]:
     """Read all records, by name; one in a folder is named FOLDER_NAME."""
-    paths = sorted(directory.rglob("*.json"))
     return {
-        "_".join(path.relative_to(directory).with_suffix("").parts): Record(path) for path in paths
+        "_".join(path.relative_to(RESULTS).with_suffix("").parts): Record(path)
+        for path in sorted(RESULTS.rglob("*.json"))
     }
 
 

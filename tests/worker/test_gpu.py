@@ -94,7 +94,7 @@ def assert_close(found: np.ndarray, wanted: np.ndarray, bench: BareDevice) -> No
 
 
 def reference(name: str, model: TorchModel, rows: int, seed: int = 0) -> np.ndarray:
-    """Onnxruntime's answer to what `Bench.infer` puts in."""
+    """Onnxruntime's answer to what `BareDevice.infer` puts in."""
     session = ort.InferenceSession(
         build_model(name, seed=seed).SerializeToString(), providers=["CPUExecutionProvider"]
     )
