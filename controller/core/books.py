@@ -22,6 +22,8 @@ the books to tell, in this order, and `tests/core/test_books.py` reads this tabl
 | `drop`          | copies, pages, loading                                | copy_gone demand_changed           |
 | `drain`         | copies and readiness as models see them               | (copy_gone demand_changed)*        |
 | `lose`          | workers, copies, pages, readiness, in flight          | (copy_gone demand_changed)*        |
+| `ready`         | readiness                                             |                                    |
+| `forget`        | readiness                                             |                                    |
 | `moved`         | nothing: fewer workers hold the model than before     | queue_changed                      |
 | `clock_changed` | clock, estimates of each model there                  |                                    |
 
@@ -72,6 +74,7 @@ from controller.core.state import (
     WAITING,
     Copy,
     Model,
+    Readiness,
     Request,
     SentAction,
     WorkerState,
@@ -251,6 +254,14 @@ class Books:
         if model is not None:
             model.removed = True
         return model
+
+    def ready(self, model: Model, worker: WorkerState, readiness: Readiness) -> None:
+        """A worker holds the model in host memory."""
+        model.ready_on(worker, readiness)
+
+    def forget(self, model: Model, worker: WorkerState) -> bool:
+        """A worker is to hold a removed model no more; tells whether it did."""
+        return model.not_ready_on(worker)
 
     def moved(self, model: Model) -> None:
         """A worker is no longer there for the model, and its waiting requests were judged again."""

@@ -601,7 +601,8 @@ class Scheduler:
         )
         self._dispatch.load_lane_freed()
         if not worker.draining:
-            model.ready_on(worker, Readiness(event.num_pages, event.architecture_id, estimates))
+            readiness = Readiness(event.num_pages, event.architecture_id, estimates)
+            self._books.ready(model, worker, readiness)
             if len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns)
 
@@ -629,7 +630,7 @@ class Scheduler:
             self._dispatch.evict(copy)
         elif infers_of(worker, model):
             return  # behind a load that failed
-        if model.not_ready_on(worker):
+        if self._books.forget(model, worker):
             self._commands.append(ForgetModel(worker_id=worker.worker_id, model_id=model.model_id))
 
 

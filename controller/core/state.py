@@ -1,8 +1,9 @@
 """What the controller knows: requests, models, copies, workers. Plain records without rules.
 
 Each record's fields stand in blocks. The mechanism's fields are changed by `Books` (or, where the
-block says so, by `Alarms` and `Dispatch`) and read by everybody. A policy's fields are its own notes:
-the mechanism neither reads nor writes them. Both sides write the fields in the block "both".
+block or the field says so, by `Alarms`, `Dispatch` and `Scheduler`) and read by everybody. A policy's
+fields are its own notes: the mechanism neither reads nor writes them. Both sides write the fields in the
+block "both".
 
 Records hash and compare by identity.
 """
@@ -61,7 +62,7 @@ class Request:
 
     # --- the mechanism's ---
     phase: Phase = Phase.WAITING
-    #: A worker vanished with it; it waits for another.
+    #: A worker vanished with it; it waits for another. `Scheduler` notes that.
     lost_worker: bool = False
     #: When `Alarms` looks at it again; its entry with this time is the one that counts.
     watch_ns: int = 0
@@ -188,7 +189,7 @@ class WorkerState:
     delivery: DeliveryDelay
     #: Clock at the last look; 0 where that is not known.
     clock_mhz: int = 0
-    #: Estimates and batch sizes that it has measured since that look.
+    #: Estimates and batch sizes that it has measured since that look; `Scheduler` notes them.
     unconfirmed: set[tuple[Estimates, int]] = field(default_factory=set)
     exec_lane: Timeline = field(default_factory=Timeline)
     load_lane: Timeline = field(default_factory=Timeline)
@@ -199,7 +200,7 @@ class WorkerState:
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
 
-    # --- the mechanism's: when to look again (`Alarms`, `Dispatch`) ---
+    # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Scheduler`) ---
     #: When the timer looks at each lane again; None when nothing is armed.
     exec_wakeup_ns: int | None = None
     load_wakeup_ns: int | None = None
