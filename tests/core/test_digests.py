@@ -3,13 +3,14 @@
 Where one differs, the transcripts say more: of the stories beside this file, which people read, or of the
 random one itself, which the failing test leaves in a file; `diff` it with what another commit leaves.
 
-A digest depends on sums of floats, which Python 3.12 rounds otherwise than 3.11: where only digests differ
-between two versions of Python, and no story does, that is why.
+A digest depends on sums of floats, which `sum` rounds otherwise from Python 3.12 on: the digests are those of
+Python 3.11, and other versions are left to the transcripts.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,6 +24,7 @@ DIGESTS = Path(__file__).with_name("digests.txt")
 SEEDS = range(3)
 
 
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="digests are of Python 3.11")
 def test_random_stories_go_as_ever(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     lines = ["# policy, seed, lines and SHA-256 of the transcript"]
     for policy, seed in itertools.product(POLICIES, SEEDS):
