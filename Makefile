@@ -16,7 +16,7 @@ FIGURES += truth
 # `edf_mh` beside `clockwork`, with each of its pieces off, and live beside simulated (likewise).
 FIGURES += edf_mh ablation live_ranking
 
-.PHONY: demo test check bench experiments $(FIGURES) proto clean
+.PHONY: demo test test-long check bench experiments $(FIGURES) proto clean
 
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -29,6 +29,12 @@ demo: $(STAMP)
 
 test: check
 	$(BIN)/python -m pytest
+
+# Random tests with fresh examples, five times as many, and the tests that are too slow for `make test`.
+# The seed is drawn where none is given; `make test-long SEED=...` draws the same again.
+test-long: SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+test-long: $(STAMP)
+	$(BIN)/python -m pytest --long $(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,9 +1,11 @@
-"""Every scheduler in every test is audited after every event."""
+"""Every scheduler in every test is audited after every event; random tests are drawn anew at length."""
 
 from __future__ import annotations
 
 import os
+import random
 import weakref
+from typing import Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +14,9 @@ from clockwright.units import RequestId
 from controller.core import Scheduler
 from controller.core.events import AnswerRequest, Command, Event, RefuseRequest
 from controller.core.invariants import check, check_commands
+
+# An assertion that fails in the kit says as much as one in a test.
+pytest.register_assert_rewrite("tests.kit")
 
 # Tests import onnxruntime too; see `worker`.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -37,9 +42,20 @@ settings.register_profile(
 )
 settings.load_profile("clockwright")
 
+# How many times as many examples a long run draws. Nothing is remembered between runs, so that the seed
+# alone says what was drawn.
+LONG: Final = 5
+settings.register_profile(
+    "long",
+    settings.get_profile("clockwright"),
+    derandomize=False,
+    database=None,
+    max_examples=LONG * settings.get_profile("clockwright").max_examples,
+)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--rewrite`.
+    """Add `--rewrite` and `--long`.
 
     An option has to be in this file: pytest reads the `conftest.py` of `testpaths`, or above the paths it
     is given, before it parses arguments, and those of folders further down only when it collects them.
@@ -49,6 +65,58 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write down what happens now where a transcript or digest says otherwise",
     )
+    parser.addoption(
+        "--long",
+        type=int,
+        metavar="SEED",
+        help="run only random and slow tests, with fresh examples, and more of them, drawn from this seed",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the long profile before any `@settings` of a test copies from it, and seed Hypothesis."""
+    if (long_seed := config.getoption("--long")) is not None:
+        settings.load_profile("long")
+        config.option.hypothesis_seed = str(long_seed)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Say how to repeat a long run."""
+    long_seed = config.getoption("--long")
+    return [] if long_seed is None else [f"fresh examples: make test-long SEED={long_seed}"]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give a test marked `seeds(n)` its `seed`: each of `range(n)`, or in a long run fresh ones.
+
+    Fresh seeds depend on the run's seed and the test's name alone: whichever tests are chosen, the same
+    are drawn.
+    """
+    if (marker := metafunc.definition.get_closest_marker("seeds")) is None:
+        return
+    (count,) = marker.args
+    seeds = list(range(count))
+    if (long_seed := metafunc.config.getoption("--long")) is not None:
+        drawn = random.Random(f"{long_seed} {metafunc.definition.nodeid}")
+        seeds = [drawn.getrandbits(32) for _ in range(LONG * count)]
+    metafunc.parametrize("seed", seeds, ids=[f"seed={seed}" for seed in seeds])
+
+
+@pytest.hookimpl(trylast=True)  # behind Hypothesis, which marks its tests
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out of a long run what does not depend on its seed, and of any other what is marked `long`."""
+    is_long = config.getoption("--long") is not None
+    random_or_slow = {"seeds", "hypothesis", "long"}
+
+    def runs(item: pytest.Item) -> bool:
+        names = {marker.name for marker in item.iter_markers()}
+        return not names.isdisjoint(random_or_slow) if is_long else "long" not in names
+
+    left = [item for item in items if not runs(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if runs(item)]
 
 
 _responded: weakref.WeakKeyDictionary[Scheduler, set[RequestId]] = weakref.WeakKeyDictionary()

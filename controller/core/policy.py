@@ -50,7 +50,10 @@ class PolicyKind:
 
 
 class Policy(Protocol):
-    """Hears what changed, says what to do. Holds no truth of its own about requests or workers."""
+    """Hears what changed, says what to do. Holds no truth of its own about requests or workers.
+
+    The table in books.py says which change tells it what, and in which order.
+    """
 
     #: Bound how far ahead of a lane the mechanism asks; `lookahead_ns` is what a worker begins with.
     lookahead_ns: int

@@ -161,7 +161,7 @@ class NoLink:
         pass
 
 
-class Bench:
+class CatalogueBench:
     def __init__(self, directory: Path) -> None:
         self.runtime = Runtime(Scheduler(), Telemetry())
         self.catalogue = Catalogue(self.runtime, directory)
@@ -207,7 +207,7 @@ def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path
         make_folder(tmp_path, "unfit")
         make_folder(tmp_path, "malformed", config="x = 1")
         (tmp_path / "README").write_text("not a folder")
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         assert [model.name for model in bench.catalogue.models] == ["fit", "malformed", "unfit"]
         assert bench.state("malformed") is ModelState.UNAVAILABLE
@@ -230,7 +230,7 @@ def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path
 
 def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path) -> None:
     async def test() -> None:
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         assert bench.catalogue.ready
         make_folder(tmp_path)
@@ -248,7 +248,7 @@ def test_without_models_it_is_ready_and_without_workers_it_is_not(tmp_path: Path
 def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         bench.join("small")
         bench.refuse("m", "small", "too large for the cache")
@@ -266,7 +266,7 @@ def test_one_worker_that_refuses_is_outvoted_by_one_that_is_ready(tmp_path: Path
 def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         bench.join("a")
         bench.join("b")
@@ -285,7 +285,7 @@ def test_copies_share_the_files_and_clashing_names_are_refused(tmp_path: Path) -
     async def test() -> None:
         make_folder(tmp_path, "a", config="copies = 2")
         make_folder(tmp_path, "a-1")
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         assert [model.name for model in bench.catalogue.models] == ["a-0", "a-1"]
         first, second = bench.catalogue.models
@@ -296,7 +296,7 @@ def test_copies_share_the_files_and_clashing_names_are_refused(tmp_path: Path) -
 
 def test_adding_waits_for_a_worker_and_then_the_name_is_there(tmp_path: Path) -> None:
     async def test() -> None:
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         bench.join("w")
         adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
         model = await bench.offers.offered.get()
@@ -310,7 +310,7 @@ def test_adding_waits_for_a_worker_and_then_the_name_is_there(tmp_path: Path) ->
 
 def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
     async def test() -> None:
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         folder = make_folder(tmp_path)
         with pytest.raises(ModelError, match="there is no worker"):
             await bench.catalogue.add(folder)
@@ -332,7 +332,7 @@ def test_a_model_that_all_workers_refuse_is_not_added(tmp_path: Path) -> None:
 def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         bench.join("w")
         old = await bench.offers.offered.get()
@@ -364,7 +364,7 @@ def test_a_replacement_takes_over_only_once_it_is_ready(tmp_path: Path) -> None:
 def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
     async def test() -> None:
         folder = make_folder(tmp_path, config="x = 1")
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         assert bench.state("m") is ModelState.UNAVAILABLE
         (folder / "config.toml").unlink()
@@ -383,7 +383,7 @@ def test_a_malformed_model_can_be_mended_and_reloaded(tmp_path: Path) -> None:
 
 def test_giving_up_on_an_addition_withdraws_it(tmp_path: Path) -> None:
     async def test() -> None:
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         bench.join("w")
         adding = asyncio.create_task(bench.catalogue.add(make_folder(tmp_path)))
         model = await bench.offers.offered.get()
@@ -400,7 +400,7 @@ def test_giving_up_on_an_addition_withdraws_it(tmp_path: Path) -> None:
 def test_a_removed_model_is_gone_and_its_name_is_free(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path, config="copies = 2")
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         bench.catalogue.remove("m-0")
         assert [model.name for model in bench.catalogue.models] == ["m-1"]
@@ -419,7 +419,7 @@ def test_a_worker_is_offered_what_there_is_and_what_comes_until_it_leaves(tmp_pa
     async def test() -> None:
         make_folder(tmp_path, "early")
         make_folder(tmp_path, "malformed", config="x = 1")
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         await bench.catalogue.scan()
         first, second = OffersMade(), OffersMade()
         bench.catalogue.worker_joined(WorkerId("a"), first)
@@ -440,7 +440,7 @@ def test_a_worker_is_offered_what_there_is_and_what_comes_until_it_leaves(tmp_pa
 def test_no_model_takes_a_reserved_name_until_it_is_released(tmp_path: Path) -> None:
     async def test() -> None:
         make_folder(tmp_path)
-        bench = Bench(tmp_path)
+        bench = CatalogueBench(tmp_path)
         bench.join("w")
         bench.catalogue.reserve("m")
         with pytest.raises(ModelError, match="there is an application m already"):

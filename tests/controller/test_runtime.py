@@ -44,7 +44,7 @@ class HandLink:
         self.closed.append(reason)
 
 
-class Bench:
+class RuntimeBench:
     """A runtime with one worker that has one model ready."""
 
     def __init__(self, *, exec_ns: int = MS) -> None:
@@ -99,7 +99,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 def test_an_answer_carries_the_outputs_and_where_the_time_went() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"in-a", b"in-b")
         action, payload = await bench.infer()
         assert payload == [b"in-a", b"in-b"]
@@ -124,7 +124,7 @@ def test_an_answer_carries_the_outputs_and_where_the_time_went() -> None:
 
 def test_a_batch_is_cut_into_its_requests() -> None:
     async def test() -> None:
-        bench = Bench(exec_ns=5 * S)
+        bench = RuntimeBench(exec_ns=5 * S)
         first = bench.submit(b"0")
         action, _ = await bench.infer()
         rest = [bench.submit(str(number).encode()) for number in (1, 2, 3, 4)]
@@ -145,7 +145,7 @@ def test_a_batch_is_cut_into_its_requests() -> None:
 
 def test_a_refusal_is_an_exception_with_the_predicted_times() -> None:
     async def test() -> None:
-        bench = Bench(exec_ns=80 * MS)
+        bench = RuntimeBench(exec_ns=80 * MS)
         with pytest.raises(NoAnswerError) as caught:
             await bench.submit(b"x", slo_ns=20 * MS)
         assert caught.value.figures["exec_ns"] == 80 * MS
@@ -161,7 +161,7 @@ def test_a_refusal_is_an_exception_with_the_predicted_times() -> None:
 
 def test_a_cancelled_request_that_waits_is_never_sent() -> None:
     async def test() -> None:
-        bench = Bench(exec_ns=5 * S)
+        bench = RuntimeBench(exec_ns=5 * S)
         first = bench.submit(b"first")
         action, _ = await bench.infer()
         withdrawn, kept = bench.submit(b"withdrawn"), bench.submit(b"kept")
@@ -181,7 +181,7 @@ def test_a_cancelled_request_that_waits_is_never_sent() -> None:
 
 def test_a_request_cancelled_before_the_scheduler_heard_of_it_is_never_sent() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         bench.submit(b"withdrawn").cancel()
         kept = bench.submit(b"kept")
         action, payload = await bench.infer()
@@ -195,7 +195,7 @@ def test_a_request_cancelled_before_the_scheduler_heard_of_it_is_never_sent() ->
 
 def test_cancelling_the_task_that_awaits_withdraws_the_request() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
 
         async def ask() -> Answer:
             return await bench.submit(b"x")
@@ -214,7 +214,7 @@ def test_cancelling_the_task_that_awaits_withdraws_the_request() -> None:
 
 def test_an_answer_after_the_deadline_is_a_late_refusal() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"x", slo_ns=300 * MS)
         action, _ = await bench.infer()
         # The result is not there at the deadline; the timer says so.
@@ -230,7 +230,7 @@ def test_an_answer_after_the_deadline_is_a_late_refusal() -> None:
 
 def test_a_lost_worker_ends_its_actions_and_its_requests() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"x")
         await bench.infer()
         bench.runtime.worker_lost(W)
@@ -248,7 +248,7 @@ def test_a_lost_worker_ends_its_actions_and_its_requests() -> None:
 
 def test_an_action_refused_for_lateness_is_sent_again_with_the_same_inputs() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"x")
         action, _ = await bench.infer()
         late = Result(action_id=action.action_id, error=ActionError.TOO_LATE)
@@ -276,7 +276,7 @@ def test_a_result_that_cannot_be_is_a_protocol_error_and_changes_nothing(
     result: Result, outputs: list[bytes], message: str
 ) -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"x")
         action, _ = await bench.infer()
         if result.action_id == 0:
@@ -291,7 +291,7 @@ def test_a_result_that_cannot_be_is_a_protocol_error_and_changes_nothing(
 
 def test_idle_is_when_nothing_waits_and_nothing_runs() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"x")
         action, _ = await bench.infer()
         bench.runtime.close_admission()
@@ -309,7 +309,7 @@ def test_idle_is_when_nothing_waits_and_nothing_runs() -> None:
 
 def test_a_drained_worker_is_closed_once_it_has_answered() -> None:
     async def test() -> None:
-        bench = Bench()
+        bench = RuntimeBench()
         future = bench.submit(b"x")
         action, _ = await bench.infer()
         bench.runtime.drain_worker(W)
@@ -323,7 +323,7 @@ def test_a_drained_worker_is_closed_once_it_has_answered() -> None:
 
 def test_a_removed_model_is_forgotten_and_its_waiting_requests_refused() -> None:
     async def test() -> None:
-        bench = Bench(exec_ns=5 * S)
+        bench = RuntimeBench(exec_ns=5 * S)
         first = bench.submit(b"first")
         action, _ = await bench.infer()
         second = bench.submit(b"second")

@@ -13,7 +13,7 @@ from controller.core.books import Books
 from controller.core.policies import POLICIES
 from controller.core.policy import Policy, PolicyKind
 from controller.core.state import Phase, Request
-from tests.core.test_chaos import Chaos
+from tests.kit.chaos import Chaos
 
 HEARD = ("queue_changed", "demand_changed", "copy_gone", "infer_ended", "refused", "unpark")
 

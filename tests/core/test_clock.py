@@ -15,12 +15,12 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tests.core.test_scheduler import GPU, GPU2, MS, A, B, Bench, actions
+from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, actions
 
 FAST, SLOW = 1980, 990
 
 
-class Clocked(Bench):
+class Clocked(CoreBench):
     """One model, resident on GPU: 10 ms at the fast clock, as profiled there."""
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ def test_seeds_are_taken_at_the_clock_they_were_measured_at(
 
 
 def test_a_faster_clock_is_not_believed_to_be_faster_before_it_is_measured() -> None:
-    bench = Bench()
+    bench = CoreBench()
     bench.join()
     bench.tell(ClockSeen(worker_id=GPU, clock_mhz=SLOW))
     bench.tell(ModelAdded(model_id=A))
@@ -245,5 +245,5 @@ def test_a_request_that_waits_is_planned_anew_when_the_clock_recovers() -> None:
 
 
 def test_a_look_of_a_worker_that_is_gone_means_nothing() -> None:
-    bench = Bench()
+    bench = CoreBench()
     assert bench.tell(ClockSeen(worker_id=GPU, clock_mhz=FAST)) == []

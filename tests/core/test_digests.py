@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.golden import compare
-from tests.core.random_story import RandomStory
-from tests.core.story import POLICIES, play
+from tests.kit.golden import compare
+from tests.kit.random_story import RandomStory
+from tests.kit.story import POLICIES, play
 
 DIGESTS = Path(__file__).with_name("digests.txt")
 SEEDS = range(3)

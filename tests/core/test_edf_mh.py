@@ -5,28 +5,25 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import (
-    NS_PER_MS,
     NS_PER_S,
-    ActionId,
     ArchitectureId,
     GpuKind,
     ModelId,
     RequestId,
     WorkerId,
 )
-from controller.core import EdfMhConfig, Scheduler, SchedulerConfig
+from controller.core import EdfMhConfig, SchedulerConfig
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
 from controller.core.events import (
     ActionFailed,
-    ActionSucceeded,
-    Command,
     ModelAdded,
     ModelReady,
     ModelWanted,
@@ -35,7 +32,6 @@ from controller.core.events import (
     RequestCancelled,
     RequestsArrived,
     SendAction,
-    TimerFired,
     WorkerJoined,
     WorkerLost,
 )
@@ -51,8 +47,8 @@ from controller.core.policies.pressure import pressure_of
 from controller.core.policy import Batch, Policy, PolicyKind, Traits
 from controller.core.shares import MAX_TENANTS, RecentDrops, ServedShare, TenantShares
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState
+from tests.kit.core_bench import MS, NO_DELAY, CoreBench, sends
 
-MS = NS_PER_MS
 EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS}
 
 
@@ -327,8 +323,8 @@ def test_batches_wait_to_grow_only_where_many_gpus_hold_few_models() -> None:
 # --- the policy -----------------------------------------------------------------------------------
 
 
-class Bench:
-    """A scheduler with workers whose results the test hands in."""
+class Fleet(CoreBench):
+    """Numbered GPUs and models, by default under `edf_mh`; every action takes as long as predicted."""
 
     def __init__(
         self,
@@ -340,31 +336,24 @@ class Bench:
         make: Callable[[SchedulerConfig], Policy] | None = None,
         **settings: object,
     ) -> None:
-        # Late enough for a request that has been on its way for long.
-        self.now_ns = 100 * NS_PER_S
-        self.scheduler = Scheduler(
-            SchedulerConfig(
-                policy=policy,
-                dispatch_delay_ns=0,
-                margin_ns=0,
-                **settings,  # type: ignore[arg-type]
-            ),
+        super().__init__(
+            replace(NO_DELAY, policy=policy, **settings),  # type: ignore[arg-type]
             PolicyKind(
                 make or POLICIES[policy].make,
                 Traits(predicts=True, punctual=True, eager_copies=True),
             ),
+            # Late enough for a request that has been on its way for long.
+            now_ns=100 * NS_PER_S,
         )
         self.workers = [WorkerId(f"gpu{index}") for index in range(gpus)]
         self.models = [ModelId(f"m{index}") for index in range(models)]
-        self.sent: dict[ActionId, SendAction] = {}
-        self.num_requests = 0
         for model_id in self.models:
             self.tell(ModelAdded(model_id=model_id))
         for worker_id in self.workers:
             kind = GpuKind(worker_id)
             self.tell(WorkerJoined(worker_id=worker_id, gpu_kind=kind, num_pages=num_pages))
 
-    def ready(
+    def profiled(
         self,
         model: int,
         *,
@@ -373,6 +362,7 @@ class Bench:
         load_ns: int = 8 * MS,
         num_pages: int = 1,
     ) -> None:
+        """A worker has compiled and measured a model."""
         self.tell(
             ModelReady(
                 worker_id=self.workers[worker],
@@ -385,27 +375,16 @@ class Bench:
         )
 
     def resident(self, model: int, *, worker: int = 0, **costs: object) -> None:
-        """Make a model ready and load it."""
-        self.ready(model, worker=worker, **costs)  # type: ignore[arg-type]
+        """Have a model profiled and loaded."""
+        self.profiled(model, worker=worker, **costs)  # type: ignore[arg-type]
         self.tell(ModelWanted(model_id=self.models[model]))
-        if not self.sent:
+        if not self.in_flight:
             # It has a copy, and gets another when a request is refused. One of a batch client that comes
             # a millisecond before its deadline has no other consequence.
-            late = self.arrived(model, 20_000, since_ms=20_000 - 1)
-            (refusal, load) = self.scheduler.handle(late, now_ns=self.now_ns)
+            (refusal, _) = self.tell(self.arrived(model, 20_000, since_ms=20_000 - 1))
             assert isinstance(refusal, RefuseRequest)
             assert refusal.refusal is Refusal.OVERLOADED
-            assert isinstance(load, SendAction)
-            self.sent[load.action.action_id] = load
-        self.finish(LoadWeights, worker=worker)
-
-    def tell(self, event: object) -> list[SendAction]:
-        commands: list[Command] = self.scheduler.handle(event, now_ns=self.now_ns)  # type: ignore[arg-type]
-        sent = [command for command in commands if isinstance(command, SendAction)]
-        for command in sent:
-            if not isinstance(command.action, EvictWeights):
-                self.sent[command.action.action_id] = command
-        return sent
+        self.finish_next(LoadWeights, worker=worker)
 
     def arrived(
         self, model: int, slo_ms: float, tenant: str = "", since_ms: float = 0
@@ -422,38 +401,17 @@ class Bench:
 
     def ask(self, model: int, slo_ms: float, count: int = 1, tenant: str = "") -> list[SendAction]:
         requests = tuple(self.arrived(model, slo_ms, tenant) for _ in range(count))
-        return self.tell(RequestsArrived(requests=requests))
+        return sends(self.tell(RequestsArrived(requests=requests)))
 
-    def finish(self, kind: type, *, worker: int = 0) -> list[SendAction]:
+    def finish_next(self, kind: type, *, worker: int = 0) -> list[SendAction]:
         """The oldest action of the kind ends when it was predicted to."""
-        command = next(
-            command
-            for command in self.sent.values()
-            if isinstance(command.action, kind) and command.worker_id == self.workers[worker]
-        )
-        action = command.action
-        assert not isinstance(action, EvictWeights)
-        del self.sent[action.action_id]
-        end_ns = command.expected_begin_ns + action.expected_duration_ns
-        begun: list[SendAction] = self.wait(end_ns)
-        return begun + self.tell(
-            ActionSucceeded(
-                worker_id=command.worker_id,
-                action_id=action.action_id,
-                begin_ns=command.expected_begin_ns,
-                end_ns=end_ns,
-                duration_ns=action.expected_duration_ns,
+        return self.finish(
+            next(
+                command
+                for command in self.in_flight.values()
+                if isinstance(command.action, kind) and command.worker_id == self.workers[worker]
             )
         )
-
-    def wait(self, until_ns: int) -> list[SendAction]:
-        """Let timers fire until then."""
-        sent: list[SendAction] = []
-        while (wakeup_ns := self.scheduler.next_wakeup_ns()) is not None and wakeup_ns <= until_ns:
-            self.now_ns = max(self.now_ns, wakeup_ns)
-            sent += self.tell(TimerFired())
-        self.now_ns = max(self.now_ns, until_ns)
-        return sent
 
 
 def batches(commands: Sequence[SendAction]) -> list[tuple[ModelId, int]]:
@@ -466,7 +424,7 @@ def batches(commands: Sequence[SendAction]) -> list[tuple[ModelId, int]]:
 
 def test_the_second_batch_is_chosen_only_when_the_lane_is_about_to_be_free() -> None:
     """What comes meanwhile joins it, which a look-ahead as long as the EXEC would prevent."""
-    bench = Bench()
+    bench = Fleet()
     bench.resident(0)
     assert batches(bench.ask(0, 100)) == [("m0", 1)]
     begin_ns = bench.now_ns
@@ -478,12 +436,12 @@ def test_the_second_batch_is_chosen_only_when_the_lane_is_about_to_be_free() -> 
 
 def test_the_head_is_served_in_a_smaller_batch_rather_than_dropped() -> None:
     """`clockwork` would pass over it for a batch of four."""
-    bench = Bench()
+    bench = Fleet()
     bench.resident(0)
     bench.ask(0, 100)  # the lane is busy for 3 ms
     bench.ask(0, 3 + 3.5)
     bench.ask(0, 100, count=3)
-    assert batches(bench.finish(Infer)) == [("m0", 1)]
+    assert batches(bench.finish_next(Infer)) == [("m0", 1)]
 
 
 def test_the_oldest_is_dropped_where_the_time_saved_serves_more_who_wait() -> None:
@@ -494,7 +452,7 @@ def test_the_oldest_is_dropped_where_the_time_saved_serves_more_who_wait() -> No
         (True, EXEC, ("m0", 2)),
         (True, no_gain, ("m0", 1)),
     ):
-        bench = Bench()
+        bench = Fleet()
         bench.resident(0, exec_ns=exec_ns)
         bench.resident(1)
         bench.ask(1, 100)  # the lane is busy for 3 ms
@@ -502,22 +460,22 @@ def test_the_oldest_is_dropped_where_the_time_saved_serves_more_who_wait() -> No
         bench.ask(0, 100, count=2)
         if other_waits:
             bench.ask(1, 200, count=8)
-        assert batches(bench.finish(Infer))[0] == expected, (other_waits, exec_ns)
+        assert batches(bench.finish_next(Infer))[0] == expected, (other_waits, exec_ns)
 
 
 def refuse_many(
-    bench: Bench, model: int, slo_ms: float, refusal: Refusal, tenant: str = ""
+    bench: Fleet, model: int, slo_ms: float, refusal: Refusal, tenant: str = ""
 ) -> None:
     """Have many requests refused at once, for the reason that the test names."""
     for _ in range(50):
         request = bench.arrived(model, slo_ms, tenant)
-        (command,) = bench.scheduler.handle(request, now_ns=bench.now_ns)
+        (command,) = bench.tell(request)
         assert getattr(command, "refusal", None) is refusal
 
 
 def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
     for overloaded, expected in ((False, ("m0", 1)), (True, ("m1", 4))):
-        bench = Bench(models=3)
+        bench = Fleet(models=3)
         bench.resident(0, exec_ns={1: 6 * MS})
         bench.resident(1)
         bench.resident(2)
@@ -526,7 +484,7 @@ def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
         bench.ask(1, 3 + 8, count=4)
         if overloaded:
             refuse_many(bench, 2, 4, Refusal.OVERLOADED)
-        assert batches(bench.finish(Infer))[0] == expected
+        assert batches(bench.finish_next(Infer))[0] == expected
 
 
 def deferring(deferral: Deferral) -> Callable[[SchedulerConfig], Policy]:
@@ -542,7 +500,7 @@ def test_where_few_models_share_gpus_and_requests_were_dropped_batches_wait_to_g
         (True, 2, True, [("m0", 2)]),
     ):
         deferral = Deferral(enabled=enabled)
-        bench = Bench(gpus=2, models=models, make=deferring(deferral))
+        bench = Fleet(gpus=2, models=models, make=deferring(deferral))
         for model in range(models):
             for gpu in range(2):
                 bench.resident(model, worker=gpu)
@@ -556,24 +514,24 @@ def test_where_few_models_share_gpus_and_requests_were_dropped_batches_wait_to_g
         assert batches(bench.wait(begin_ns + 3 * MS - 1)) == [], case
         assert batches(bench.wait(begin_ns + 3 * MS)) == [("m0", 2)], case
         # Two more in time make four, which go at once.
-        bench.finish(Infer)
+        bench.finish_next(Infer)
         assert batches(bench.ask(0, 20, count=2)) == [], case
         assert batches(bench.ask(0, 20, count=6)) == [("m0", 8)], case
 
 
 def test_requests_refused_for_want_of_time_have_batches_wait_for_seconds() -> None:
-    bench = Bench(gpus=2, models=1)
+    bench = Fleet(gpus=2, models=1)
     for gpu in range(2):
         bench.resident(0, worker=gpu)
     for _ in range(2):
         bench.ask(0, 100)  # both lanes are busy for 3 ms
     refuse_many(bench, 0, 4, Refusal.OVERLOADED)
     for gpu in range(2):
-        bench.finish(Infer, worker=gpu)
+        bench.finish_next(Infer, worker=gpu)
     bench.ask(0, 100)  # the policy sees what was dropped when it chooses
     bench.wait(bench.now_ns + 1000 * MS)
-    while bench.sent:
-        bench.finish(Infer, worker=bench.workers.index(next(iter(bench.sent.values())).worker_id))
+    while bench.in_flight:
+        bench.finish(next(iter(bench.in_flight.values())))
     assert batches(bench.ask(0, 9, count=2)) == []
     bench.wait(bench.now_ns + 10_000 * MS)
     assert batches(bench.ask(0, 9, count=2)) == [("m0", 2)]
@@ -581,7 +539,7 @@ def test_requests_refused_for_want_of_time_have_batches_wait_for_seconds() -> No
 
 def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long_its_slo() -> None:
     deferral = Deferral()
-    bench = Bench(gpus=2, models=1, make=deferring(deferral))
+    bench = Fleet(gpus=2, models=1, make=deferring(deferral))
     for gpu in range(2):
         bench.resident(0, worker=gpu)
     deferral.requests_dropped(bench.now_ns)
@@ -594,7 +552,7 @@ def test_a_batch_waits_to_grow_no_longer_than_the_larger_would_take_however_long
 def test_batch_clients_do_not_overtake_a_batch_that_waits_to_grow() -> None:
     """It was held back on every GPU, and would find none idle when its wait is over."""
     deferral = Deferral()
-    bench = Bench(
+    bench = Fleet(
         gpus=4,
         models=2,
         make=lambda config: EdfMhPolicy(
@@ -624,7 +582,7 @@ def test_configurations_that_are_equal_have_one_hash() -> None:
 def test_a_tenants_weight_decides_under_overload(
     weights: dict[str, float], expected: tuple[str, int]
 ) -> None:
-    bench = Bench(models=3, edf_mh=EdfMhConfig(tenant_weights=weights))
+    bench = Fleet(models=3, edf_mh=EdfMhConfig(tenant_weights=weights))
     bench.resident(0, exec_ns={1: 6 * MS})
     bench.resident(1)
     bench.resident(2)
@@ -632,33 +590,33 @@ def test_a_tenants_weight_decides_under_overload(
     bench.ask(0, 3 + 7, tenant="ann")
     bench.ask(1, 3 + 8, count=4, tenant="bob")
     refuse_many(bench, 2, 4, Refusal.OVERLOADED)
-    assert batches(bench.finish(Infer))[0] == expected
+    assert batches(bench.finish_next(Infer))[0] == expected
 
 
 def test_a_tenants_share_is_learned_from_what_becomes_of_its_requests() -> None:
     """Bob's one outweighs Ann's four after he was refused and she was served."""
     for refused, expected in (("bob", ("m0", 1)), ("", ("m1", 4))):
-        bench = Bench(models=3)
+        bench = Fleet(models=3)
         bench.resident(0, exec_ns={1: 6 * MS})
         bench.resident(1)
         bench.resident(2)
         for _ in range(10):
             bench.ask(2, 100, count=8, tenant="ann")
-            bench.finish(Infer)
+            bench.finish_next(Infer)
         bench.ask(1, 100)
         bench.ask(0, 3 + 7, tenant="bob")
         bench.ask(1, 3 + 8, count=4, tenant="ann")
         refuse_many(bench, 2, 4, Refusal.OVERLOADED, refused)
-        assert batches(bench.finish(Infer))[0] == expected
+        assert batches(bench.finish_next(Infer))[0] == expected
 
 
 def test_under_overload_the_load_that_saves_most_requests_per_time_is_next() -> None:
     for overloaded, expected in ((False, "m0"), (True, "m1")):
-        bench = Bench(models=4)
-        bench.ready(2, load_ns=20 * MS)
-        bench.ready(0, load_ns=40 * MS)
-        bench.ready(1, load_ns=10 * MS)
-        bench.ready(3)
+        bench = Fleet(models=4)
+        bench.profiled(2, load_ns=20 * MS)
+        bench.profiled(0, load_ns=40 * MS)
+        bench.profiled(1, load_ns=10 * MS)
+        bench.profiled(3)
         assert [c.action.model_id for c in bench.ask(2, 300)] == ["m2"]
         bench.ask(0, 20 + 40 + 8)  # must begin first, and would make the other late
         bench.ask(1, 20 + 40 + 9, count=2)
@@ -666,7 +624,7 @@ def test_under_overload_the_load_that_saves_most_requests_per_time_is_next() -> 
             refuse_many(bench, 3, 5, Refusal.COLD)
         loads = [
             command.action.model_id
-            for command in bench.finish(LoadWeights)
+            for command in bench.finish_next(LoadWeights)
             if isinstance(command.action, LoadWeights)
         ]
         assert loads[0] == expected
@@ -674,17 +632,17 @@ def test_under_overload_the_load_that_saves_most_requests_per_time_is_next() -> 
 
 def test_what_is_wanted_is_not_evicted() -> None:
     """Pages for two; both resident models have requests waiting, the third has to do without."""
-    bench = Bench(models=3, num_pages=2)
+    bench = Fleet(models=3, num_pages=2)
     bench.resident(0)
     bench.resident(1)
-    bench.ready(2)
+    bench.profiled(2)
     bench.ask(0, 200)
     bench.ask(0, 200)
     bench.ask(1, 200)
     sent = bench.ask(2, 60)
     assert not any(isinstance(command.action, EvictWeights) for command in sent)
-    while any(isinstance(command.action, Infer) for command in bench.sent.values()):
-        for command in bench.finish(Infer):
+    while any(isinstance(command.action, Infer) for command in bench.in_flight.values()):
+        for command in bench.finish_next(Infer):
             if isinstance(command.action, EvictWeights):
                 (evicted,) = (
                     model
@@ -697,15 +655,15 @@ def test_what_is_wanted_is_not_evicted() -> None:
 
 
 def test_another_copy_only_when_the_first_cannot_serve_in_time() -> None:
-    bench = Bench(gpus=2, fill_free_pages=False)
+    bench = Fleet(gpus=2, fill_free_pages=False)
     bench.resident(0)
     bench.resident(1, exec_ns={1: 50 * MS})
-    bench.ready(0, worker=1)
+    bench.profiled(0, worker=1)
     bench.ask(1, 100)
     sent = bench.ask(0, 100, count=3)
     assert not any(isinstance(command.action, LoadWeights) for command in sent)
     # One that cannot wait for the 50 ms, nor for a load, is refused and shows the need.
-    refused = bench.scheduler.handle(bench.arrived(0, 9), now_ns=bench.now_ns)
+    refused = bench.tell(bench.arrived(0, 9))
     assert [getattr(command, "refusal", None) for command in refused] == [Refusal.OVERLOADED]
     sent = bench.ask(0, 100)
     assert [command.worker_id for command in sent] == [bench.workers[1]]
@@ -714,10 +672,10 @@ def test_another_copy_only_when_the_first_cannot_serve_in_time() -> None:
 
 def test_a_model_whose_slo_is_shorter_than_its_load_gets_further_copies_too() -> None:
     """No request of it ever waits for a load; those that are refused show the need."""
-    bench = Bench(gpus=3, models=1)
+    bench = Fleet(gpus=3, models=1)
     bench.resident(0)
-    bench.ready(0, worker=1)
-    bench.ready(0, worker=2)
+    bench.profiled(0, worker=1)
+    bench.profiled(0, worker=2)
     assert batches(bench.ask(0, 5)) == [("m0", 1)]
     for worker in (1, 2):
         sent = bench.ask(0, 5)
@@ -727,7 +685,7 @@ def test_a_model_whose_slo_is_shorter_than_its_load_gets_further_copies_too() ->
 
 def test_batch_clients_are_confined_to_some_gpus_while_others_suffer() -> None:
     for limited, expected in ((True, 1), (False, 3)):
-        bench = Bench(gpus=3, edf_mh=EdfMhConfig(limit_batch=limited))
+        bench = Fleet(gpus=3, edf_mh=EdfMhConfig(limit_batch=limited))
         for worker in range(3):
             bench.resident(0, worker=worker)
             bench.resident(1, worker=worker)
@@ -736,18 +694,18 @@ def test_batch_clients_are_confined_to_some_gpus_while_others_suffer() -> None:
 
 
 def test_batch_clients_come_last() -> None:
-    bench = Bench()
+    bench = Fleet()
     bench.resident(0)
     bench.resident(1)
     bench.ask(0, 100)
     bench.ask(1, 3_600_000, count=8)
     bench.ask(0, 100)
-    assert batches(bench.finish(Infer))[0] == ("m0", 1)
-    assert batches(bench.finish(Infer))[0] == ("m1", 8)
+    assert batches(bench.finish_next(Infer))[0] == ("m0", 1)
+    assert batches(bench.finish_next(Infer))[0] == ("m1", 8)
 
 
 def test_batch_work_near_its_deadline_comes_last_too() -> None:
-    bench = Bench(models=3)
+    bench = Fleet(models=3)
     bench.resident(0)
     bench.resident(1)
     bench.resident(2, exec_ns={1: 9_990 * MS})
@@ -755,14 +713,14 @@ def test_batch_work_near_its_deadline_comes_last_too() -> None:
     bench.ask(1, 10_000)
     bench.wait(bench.now_ns + 9_980 * MS)
     bench.ask(0, 30)  # the batch client's has to begin 10 ms before
-    assert batches(bench.finish(Infer)) == [("m0", 1)]
-    assert batches(bench.finish(Infer)) == [("m1", 1)]
+    assert batches(bench.finish_next(Infer)) == [("m0", 1)]
+    assert batches(bench.finish_next(Infer)) == [("m1", 1)]
 
 
 def test_a_lost_worker_does_not_count_among_those_with_batch_work() -> None:
     """Its Infer was planned behind a load that failed, so no copy of it went with the worker."""
-    bench = Bench(gpus=2, edf_mh=EdfMhConfig(adaptive_lookahead=False))
-    bench.ready(0, worker=0)
+    bench = Fleet(gpus=2, edf_mh=EdfMhConfig(adaptive_lookahead=False))
+    bench.profiled(0, worker=0)
     bench.resident(1, worker=1)
     (load,) = bench.ask(0, 3_600_000)
     assert batches(bench.wait(bench.now_ns + 8 * MS)) == [("m0", 1)]
@@ -775,14 +733,14 @@ def test_a_lost_worker_does_not_count_among_those_with_batch_work() -> None:
 
 
 def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
-    bench = Bench()
+    bench = Fleet()
     bench.resident(0, exec_ns={1: 6 * MS})
     bench.resident(1)
     bench.ask(1, 100)
     bench.ask(0, 3 + 7)  # would be struck out under overload
     bench.ask(1, 3 + 8, count=4)
     refuse_many(bench, 1, 1.0, Refusal.INFEASIBLE)
-    assert batches(bench.finish(Infer))[0] == ("m0", 1)
+    assert batches(bench.finish_next(Infer))[0] == ("m0", 1)
 
 
 @pytest.mark.parametrize(
@@ -791,7 +749,7 @@ def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
 def test_only_a_refusal_for_want_of_time_confines_batch_clients(
     model: int, slo_ms: float, refusal: Refusal
 ) -> None:
-    bench = Bench(gpus=2, models=3)
+    bench = Fleet(gpus=2, models=3)
     for worker in range(2):
         bench.resident(0, worker=worker)
         bench.resident(1, worker=worker)
@@ -800,7 +758,7 @@ def test_only_a_refusal_for_want_of_time_confines_batch_clients(
         refuse_many(bench, model, slo_ms, refusal)
         bench.wait(bench.now_ns + 200 * MS)
         bench.ask(1, 3_600_000)
-        bench.finish(Infer)
+        bench.finish_next(Infer)
     refuse_many(bench, model, slo_ms, refusal)
     sent = bench.ask(1, 3_600_000, count=16)
     assert len({command.worker_id for command in sent}) == 2
@@ -810,10 +768,10 @@ def test_only_a_refusal_for_want_of_time_confines_batch_clients(
 def test_a_model_that_is_wanted_no_more_does_not_keep_another_from_being_warmed_up(
     policy: str,
 ) -> None:
-    bench = Bench(models=3, num_pages=3, policy=policy)
+    bench = Fleet(models=3, num_pages=3, policy=policy)
     bench.resident(0)
-    bench.ready(1, num_pages=3)
-    bench.ready(2)
+    bench.profiled(1, num_pages=3)
+    bench.profiled(2)
     bench.ask(0, 100)
     assert bench.ask(1, 100) == []  # while m0 runs its page cannot be freed
     bench.tell(RequestCancelled(request_id=RequestId(bench.num_requests)))
@@ -823,18 +781,18 @@ def test_a_model_that_is_wanted_no_more_does_not_keep_another_from_being_warmed_
 
 def test_durations_are_those_of_the_gpu_that_runs_it() -> None:
     """On the slow GPU only the small batch is in time."""
-    bench = Bench(gpus=2, models=1)
+    bench = Fleet(gpus=2, models=1)
     slow = {size: 3 * duration for size, duration in EXEC.items()}
     bench.resident(0, worker=0, exec_ns=slow)
     assert batches(bench.ask(0, 20, count=8))[0] == ("m0", 4)
-    fast = Bench(gpus=2, models=1)
+    fast = Fleet(gpus=2, models=1)
     fast.resident(0, worker=0)
     assert batches(fast.ask(0, 20, count=8)) == [("m0", 8)]
 
 
 @pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
 def test_of_idle_gpus_the_fastest_is_asked_first(policy: str) -> None:
-    bench = Bench(gpus=3, models=1, policy=policy)
+    bench = Fleet(gpus=3, models=1, policy=policy)
     for worker, factor in enumerate((2, 1, 3)):
         exec_ns = {size: factor * duration for size, duration in EXEC.items()}
         bench.resident(0, worker=worker, exec_ns=exec_ns)

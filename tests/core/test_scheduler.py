@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
 from clockwright.errors import ConfigError, Refusal
 from clockwright.units import (
-    NS_PER_MS,
     NS_PER_S,
     ActionId,
-    ArchitectureId,
     GpuKind,
     ModelId,
     RequestId,
-    WorkerId,
 )
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
-    ActionFailed,
-    ActionSucceeded,
     AdmissionClosed,
     AnswerRequest,
     CloseWorker,
     Command,
-    Event,
     ForgetModel,
     ModelAdded,
-    ModelReady,
     ModelRemoved,
     RefuseRequest,
     RequestArrived,
@@ -41,173 +32,31 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from controller.core.invariants import check
 from experiments.simulator import HostedModel
+from tests.kit.core_bench import (
+    GPU,
+    GPU2,
+    MS,
+    A,
+    B,
+    CoreBench,
+    actions,
+    answers,
+    loads,
+    refusals,
+    sends,
+)
 from tests.kit.simulated_cluster import SimulatedCluster, row
-
-MS = NS_PER_MS
-A, B = ModelId("a"), ModelId("b")
-GPU, GPU2 = WorkerId("gpu"), WorkerId("gpu2")
-NO_DELAY = SchedulerConfig(dispatch_delay_ns=0, margin_ns=0)
-
-
-class Bench:
-    """A scheduler under test; checks its invariants after every event."""
-
-    def __init__(self, config: SchedulerConfig = NO_DELAY) -> None:
-        self.scheduler = Scheduler(config)
-        self.now_ns = 0
-        self._last_request = 0
-
-    def tell(self, event: Event, *, at_ms: float | None = None) -> list[Command]:
-        if at_ms is not None:
-            self.now_ns = int(at_ms * MS)
-        commands = self.scheduler.handle(event, now_ns=self.now_ns)
-        check(self.scheduler)
-        return commands
-
-    def join(self, worker: WorkerId = GPU, *, pages: int = 10) -> None:
-        self.tell(WorkerJoined(worker_id=worker, gpu_kind=GpuKind("k"), num_pages=pages))
-
-    def ready(
-        self,
-        model: ModelId = A,
-        worker: WorkerId = GPU,
-        *,
-        pages: int = 2,
-        load_ms: float = 8,
-        exec_ms: dict[int, float] | None = None,
-    ) -> list[Command]:
-        exec_ns = {b: int(ms * MS) for b, ms in (exec_ms or {1: 10, 2: 14, 4: 20}).items()}
-        return self.tell(
-            ModelReady(
-                worker_id=worker,
-                model_id=model,
-                architecture_id=ArchitectureId(model),
-                num_pages=pages,
-                load_ns=int(load_ms * MS),
-                exec_ns=exec_ns,
-            )
-        )
-
-    def request(
-        self,
-        model: ModelId = A,
-        *,
-        slo_ms: float = 100,
-        rows: int = 1,
-        at_ms: float | None = None,
-    ) -> list[Command]:
-        if at_ms is not None:
-            self.now_ns = int(at_ms * MS)
-        self._last_request += 1
-        return self.tell(
-            RequestArrived(
-                request_id=RequestId(self._last_request),
-                model_id=model,
-                rows=rows,
-                arrival_ns=self.now_ns,
-                slo_ns=int(slo_ms * MS),
-            )
-        )
-
-    @property
-    def now_ms(self) -> float:
-        return self.now_ns / MS
-
-    def done(
-        self,
-        action: int,
-        begin_ms: float,
-        end_ms: float,
-        worker: WorkerId = GPU,
-        *,
-        received_ms: float | None = None,
-    ) -> list[Command]:
-        self.now_ns = max(self.now_ns, int(end_ms * MS))
-        return self.tell(
-            ActionSucceeded(
-                worker_id=worker,
-                action_id=ActionId(action),
-                begin_ns=int(begin_ms * MS),
-                end_ns=int(end_ms * MS),
-                duration_ns=int((end_ms - begin_ms) * MS),
-                received_ns=None if received_ms is None else int(received_ms * MS),
-            )
-        )
-
-    def failed(
-        self,
-        action: int,
-        error: ActionError,
-        received_ms: float | None = None,
-        *,
-        at_ms: float,
-        worker: WorkerId = GPU,
-    ) -> list[Command]:
-        return self.tell(
-            ActionFailed(
-                worker_id=worker,
-                action_id=ActionId(action),
-                error=error,
-                message="words",
-                received_ns=None if received_ms is None else int(received_ms * MS),
-            ),
-            at_ms=at_ms,
-        )
-
-    def warm(self, model: ModelId = A, **ready: float | dict[int, float]) -> None:
-        """Bring a model onto GPU: request, load, infer, all done at 1 s."""
-        self.tell(ModelAdded(model_id=model))
-        self.ready(model, **ready)  # type: ignore[arg-type]
-        (load, *_rest) = actions(self.request(model, slo_ms=10_000))
-        assert isinstance(load, LoadWeights)
-        commands = self.done(load.action_id, 0, 8)
-        (infer,) = actions(commands) or _rest
-        self.done(infer.action_id, 990, 1000)
-        while (wakeup_ns := self.scheduler.next_wakeup_ns()) is not None:
-            if wakeup_ns > self.now_ns:
-                break
-            self.tell(TimerFired())
-
-
-def actions(commands: list[Command]) -> list[LoadWeights | EvictWeights | Infer]:
-    return [command.action for command in commands if isinstance(command, SendAction)]
-
-
-def sends(commands: list[Command]) -> list[SendAction]:
-    return [command for command in commands if isinstance(command, SendAction)]
-
-
-def loads(commands: list[Command]) -> list[tuple[WorkerId, ModelId]]:
-    return [
-        (command.worker_id, command.action.model_id)
-        for command in commands
-        if isinstance(command, SendAction) and isinstance(command.action, LoadWeights)
-    ]
-
-
-def refusals(commands: list[Command]) -> list[tuple[int, Refusal]]:
-    return [
-        (command.request_id, command.refusal)
-        for command in commands
-        if isinstance(command, RefuseRequest)
-    ]
-
-
-def answers(commands: list[Command]) -> list[int]:
-    return [command.request_id for command in commands if isinstance(command, AnswerRequest)]
 
 
 @pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
+def bench() -> CoreBench:
+    bench = CoreBench()
     bench.join()
-    yield bench
-    check(bench.scheduler)
+    return bench
 
 
-def test_a_cold_request_loads_the_weights_then_runs(bench: Bench) -> None:
+def test_a_cold_request_loads_the_weights_then_runs(bench: CoreBench) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
     commands = bench.request(A, slo_ms=100)
@@ -257,7 +106,7 @@ def test_a_cold_request_loads_the_weights_then_runs(bench: Bench) -> None:
     ]
 
 
-def test_requests_that_wait_together_run_together(bench: Bench) -> None:
+def test_requests_that_wait_together_run_together(bench: CoreBench) -> None:
     bench.warm(A)
     (first,) = actions(bench.request(A, at_ms=2000))
     assert isinstance(first, Infer)
@@ -269,7 +118,7 @@ def test_requests_that_wait_together_run_together(bench: Bench) -> None:
     assert batch.rows == (1, 1, 1, 1)
 
 
-def test_requests_that_arrive_together_run_together(bench: Bench) -> None:
+def test_requests_that_arrive_together_run_together(bench: CoreBench) -> None:
     bench.warm(A)
     bench.now_ns = 2000 * MS
     arrivals = tuple(
@@ -289,7 +138,7 @@ def test_requests_that_arrive_together_run_together(bench: Bench) -> None:
     assert batch.batch_size == 4
 
 
-def test_a_tighter_deadline_runs_first_within_a_model(bench: Bench) -> None:
+def test_a_tighter_deadline_runs_first_within_a_model(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.request(A, at_ms=2000)  # runs
     bench.request(A, slo_ms=90)
@@ -299,14 +148,14 @@ def test_a_tighter_deadline_runs_first_within_a_model(bench: Bench) -> None:
     assert sent.request_ids == (4,)
 
 
-def test_latest_is_capped_by_the_deadline(bench: Bench) -> None:
+def test_latest_is_capped_by_the_deadline(bench: CoreBench) -> None:
     bench.warm(A)
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=12))
     assert isinstance(infer, Infer)
     assert infer.latest_ns == 2002 * MS
 
 
-def test_an_slo_below_the_execution_time_is_infeasible(bench: Bench) -> None:
+def test_an_slo_below_the_execution_time_is_infeasible(bench: CoreBench) -> None:
     bench.warm(A)
     commands = bench.request(A, at_ms=2000, slo_ms=9)
     assert refusals(commands) == [(2, Refusal.INFEASIBLE)]
@@ -315,7 +164,7 @@ def test_an_slo_below_the_execution_time_is_infeasible(bench: Bench) -> None:
     assert (refusal.exec_ns, refusal.load_ns, refusal.slo_ns) == (10 * MS, 0, 9 * MS)
 
 
-def test_a_request_put_back_a_thousand_times_is_answered(bench: Bench) -> None:
+def test_a_request_put_back_a_thousand_times_is_answered(bench: CoreBench) -> None:
     """One expiry more each time made a turn of the event loop take seconds, and cost the worker.
 
     That there is none more is an invariant.
@@ -328,7 +177,7 @@ def test_a_request_put_back_a_thousand_times_is_answered(bench: Bench) -> None:
     assert answers(commands) == [2]
 
 
-def test_actions_are_planned_for_when_they_can_be_there(bench: Bench) -> None:
+def test_actions_are_planned_for_when_they_can_be_there(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = sends(bench.request(A, at_ms=2000))
     assert infer.expected_begin_ns == 2000 * MS
@@ -342,7 +191,7 @@ def test_actions_are_planned_for_when_they_can_be_there(bench: Bench) -> None:
 
 
 def test_only_two_actions_are_on_their_way_where_the_way_is_long() -> None:
-    bench = Bench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S))
+    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S))
     bench.join()
     bench.warm(A, exec_ms={1: 1})
     bench.now_ns = 2000 * MS
@@ -358,7 +207,7 @@ def test_only_two_actions_are_on_their_way_where_the_way_is_long() -> None:
     assert last.expected_begin_ns > (2031 + 27) * MS
 
 
-def test_a_long_way_is_forgotten_when_nothing_has_been_sent_for_a_while(bench: Bench) -> None:
+def test_a_long_way_is_forgotten_when_nothing_has_been_sent_for_a_while(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = sends(bench.request(A, at_ms=2000))
     bench.done(infer.action.action_id, 2080, 2090, received_ms=2080)
@@ -368,7 +217,7 @@ def test_a_long_way_is_forgotten_when_nothing_has_been_sent_for_a_while(bench: B
     assert infer.expected_begin_ns == 2590 * MS
 
 
-def test_an_action_that_arrived_in_the_future_or_never_teaches_nothing(bench: Bench) -> None:
+def test_an_action_that_arrived_in_the_future_or_never_teaches_nothing(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     for number, received_ms in enumerate((1e9, -1e9)):
         (infer,) = sends(bench.request(A, at_ms=2000 + 100 * number))
@@ -376,7 +225,7 @@ def test_an_action_that_arrived_in_the_future_or_never_teaches_nothing(bench: Be
         bench.done(infer.action.action_id, bench.now_ms, bench.now_ms + 1, received_ms=received_ms)
 
 
-def test_a_request_that_cannot_be_loaded_in_time_is_cold(bench: Bench) -> None:
+def test_a_request_that_cannot_be_loaded_in_time_is_cold(bench: CoreBench) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
     refusal, send = bench.request(A, slo_ms=16)
@@ -392,7 +241,7 @@ def test_a_request_that_cannot_be_loaded_in_time_is_cold(bench: Bench) -> None:
     assert (refusal.load_ns, refusal.exec_ns, refusal.queue_ns) == (8 * MS, 10 * MS, 0)
 
 
-def test_a_request_behind_too_much_work_is_refused_at_once(bench: Bench) -> None:
+def test_a_request_behind_too_much_work_is_refused_at_once(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.now_ns = 2000 * MS
     refused = [refusals(bench.request(A, slo_ms=50)) for _ in range(7)]
@@ -400,7 +249,7 @@ def test_a_request_behind_too_much_work_is_refused_at_once(bench: Bench) -> None
     assert refused[5:] == [[(7, Refusal.OVERLOADED)], [(8, Refusal.OVERLOADED)]]
 
 
-def test_a_waiting_request_is_refused_when_its_slack_is_gone(bench: Bench) -> None:
+def test_a_waiting_request_is_refused_when_its_slack_is_gone(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.warm(B, exec_ms={1: 10})
     bench.now_ns = 2000 * MS
@@ -415,7 +264,7 @@ def test_a_waiting_request_is_refused_when_its_slack_is_gone(bench: Bench) -> No
     assert [refusal for _, refusal in refusals(commands)] == [Refusal.OVERLOADED]
 
 
-def test_an_answer_after_the_deadline_is_late_never_a_success(bench: Bench) -> None:
+def test_an_answer_after_the_deadline_is_late_never_a_success(bench: CoreBench) -> None:
     bench.warm(A)
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=15))
     commands = bench.tell(TimerFired(), at_ms=2015)
@@ -423,7 +272,9 @@ def test_an_answer_after_the_deadline_is_late_never_a_success(bench: Bench) -> N
     assert answers(bench.done(infer.action_id, 2000, 2020)) == []
 
 
-def test_an_infer_refused_for_lateness_is_tried_again_while_there_is_slack(bench: Bench) -> None:
+def test_an_infer_refused_for_lateness_is_tried_again_while_there_is_slack(
+    bench: CoreBench,
+) -> None:
     bench.warm(A)
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=100))
     commands = bench.failed(infer.action_id, ActionError.TOO_LATE, at_ms=2020)
@@ -433,7 +284,7 @@ def test_an_infer_refused_for_lateness_is_tried_again_while_there_is_slack(bench
     assert refusals(commands) == [(2, Refusal.LATE)]
 
 
-def test_an_engine_failure_refuses_its_batch_with_the_engines_words(bench: Bench) -> None:
+def test_an_engine_failure_refuses_its_batch_with_the_engines_words(bench: CoreBench) -> None:
     bench.warm(A)
     (infer,) = actions(bench.request(A, at_ms=2000))
     (refusal,) = bench.failed(infer.action_id, ActionError.DEVICE, at_ms=2001)
@@ -441,7 +292,7 @@ def test_an_engine_failure_refuses_its_batch_with_the_engines_words(bench: Bench
     assert (refusal.refusal, refusal.detail) == (Refusal.FAILED, "words")
 
 
-def test_the_least_recently_used_model_makes_room(bench: Bench) -> None:
+def test_the_least_recently_used_model_makes_room(bench: CoreBench) -> None:
     for number in range(5):
         bench.warm(ModelId(f"m{number}"), pages=2)
     bench.tell(ModelAdded(model_id=A))
@@ -453,7 +304,7 @@ def test_the_least_recently_used_model_makes_room(bench: Bench) -> None:
     assert (evict.model_id, evict_too.model_id) == ("m0", "m1")
 
 
-def test_nothing_in_flight_is_evicted(bench: Bench) -> None:
+def test_nothing_in_flight_is_evicted(bench: CoreBench) -> None:
     bench.warm(A, pages=10)
     (infer,) = actions(bench.request(A, at_ms=2000))
     bench.tell(ModelAdded(model_id=B))
@@ -463,7 +314,7 @@ def test_nothing_in_flight_is_evicted(bench: Bench) -> None:
     assert [type(action) for action in actions(commands)] == [EvictWeights, LoadWeights]
 
 
-def test_a_lost_worker_hands_its_requests_to_another(bench: Bench) -> None:
+def test_a_lost_worker_hands_its_requests_to_another(bench: CoreBench) -> None:
     bench.warm(A)
     bench.join(GPU2)
     bench.ready(A, GPU2)
@@ -475,7 +326,7 @@ def test_a_lost_worker_hands_its_requests_to_another(bench: Bench) -> None:
     assert (send.worker_id, type(send.action)) == (GPU2, LoadWeights)
 
 
-def test_a_lost_worker_without_another_is_the_reason(bench: Bench) -> None:
+def test_a_lost_worker_without_another_is_the_reason(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.now_ns = 2000 * MS
     bench.request(A)
@@ -485,7 +336,7 @@ def test_a_lost_worker_without_another_is_the_reason(bench: Bench) -> None:
     assert refusals(bench.request(A)) == [(4, Refusal.NO_WORKER)]
 
 
-def test_a_draining_worker_finishes_what_it_has_and_is_let_go(bench: Bench) -> None:
+def test_a_draining_worker_finishes_what_it_has_and_is_let_go(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000))
     assert bench.tell(WorkerDraining(worker_id=GPU)) == []
@@ -495,7 +346,7 @@ def test_a_draining_worker_finishes_what_it_has_and_is_let_go(bench: Bench) -> N
     assert commands[-1] == CloseWorker(worker_id=GPU)
 
 
-def test_a_worker_that_contradicts_the_books_is_let_go(bench: Bench) -> None:
+def test_a_worker_that_contradicts_the_books_is_let_go(bench: CoreBench) -> None:
     bench.warm(A)
     (infer,) = actions(bench.request(A, at_ms=2000))
     close, refusal = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=2001)
@@ -505,7 +356,7 @@ def test_a_worker_that_contradicts_the_books_is_let_go(bench: Bench) -> None:
     assert refusal.refusal is Refusal.WORKER_LOST
 
 
-def test_a_silent_action_times_out_with_its_worker(bench: Bench) -> None:
+def test_a_silent_action_times_out_with_its_worker(bench: CoreBench) -> None:
     bench.warm(A)
     bench.request(A, at_ms=2000, slo_ms=60_000)
     closed: list[Command] = []
@@ -517,7 +368,7 @@ def test_a_silent_action_times_out_with_its_worker(bench: Bench) -> None:
     assert bench.now_ns == 2010 * MS + 6 * NS_PER_S
 
 
-def test_a_machine_that_stood_still_blames_no_worker(bench: Bench) -> None:
+def test_a_machine_that_stood_still_blames_no_worker(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=60_000))
     # Ten seconds on at once: the timer is handled before the result that came meanwhile.
@@ -526,7 +377,7 @@ def test_a_machine_that_stood_still_blames_no_worker(bench: Bench) -> None:
     assert bench.tell(TimerFired(), at_ms=20_000) == []
 
 
-def test_a_failed_load_is_no_contradiction_for_the_infer_behind_it(bench: Bench) -> None:
+def test_a_failed_load_is_no_contradiction_for_the_infer_behind_it(bench: CoreBench) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
     (load,) = actions(bench.request(A, slo_ms=100))
@@ -537,7 +388,7 @@ def test_a_failed_load_is_no_contradiction_for_the_infer_behind_it(bench: Bench)
     assert isinstance(again, LoadWeights)
 
 
-def test_an_infer_behind_a_failed_load_keeps_the_next_load_of_its_model(bench: Bench) -> None:
+def test_an_infer_behind_a_failed_load_keeps_the_next_load_of_its_model(bench: CoreBench) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A, pages=10)
     (load,) = actions(bench.request(A, slo_ms=200))
@@ -555,7 +406,9 @@ def test_an_infer_behind_a_failed_load_keeps_the_next_load_of_its_model(bench: B
     assert [type(action) for action in actions(commands)] == [EvictWeights, LoadWeights]
 
 
-def test_a_removed_model_is_forgotten_after_the_infer_behind_its_failed_load(bench: Bench) -> None:
+def test_a_removed_model_is_forgotten_after_the_infer_behind_its_failed_load(
+    bench: CoreBench,
+) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
     (load,) = actions(bench.request(A, slo_ms=200))
@@ -568,7 +421,7 @@ def test_a_removed_model_is_forgotten_after_the_infer_behind_its_failed_load(ben
     assert forget == ForgetModel(worker_id=GPU, model_id=A)
 
 
-def test_a_cancelled_request_is_never_run(bench: Bench) -> None:
+def test_a_cancelled_request_is_never_run(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000))
     bench.request(A)
@@ -578,7 +431,7 @@ def test_a_cancelled_request_is_never_run(bench: Bench) -> None:
     assert answers(commands) == [2]
 
 
-def test_a_removed_model_refuses_what_waits_and_finishes_what_runs(bench: Bench) -> None:
+def test_a_removed_model_refuses_what_waits_and_finishes_what_runs(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000))
     bench.request(A)
@@ -592,7 +445,7 @@ def test_a_removed_model_refuses_what_waits_and_finishes_what_runs(bench: Bench)
     assert forget == ForgetModel(worker_id=GPU, model_id=A)
 
 
-def test_closing_admission_refuses_newcomers_and_finishes_the_rest(bench: Bench) -> None:
+def test_closing_admission_refuses_newcomers_and_finishes_the_rest(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000))
     bench.request(A)
@@ -604,7 +457,7 @@ def test_closing_admission_refuses_newcomers_and_finishes_the_rest(bench: Bench)
     assert bench.scheduler.num_open_requests == 1
 
 
-def test_what_a_draining_worker_has_is_loaded_elsewhere_at_once(bench: Bench) -> None:
+def test_what_a_draining_worker_has_is_loaded_elsewhere_at_once(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.join(GPU2)
     bench.ready(A, GPU2, exec_ms={1: 10})
@@ -613,7 +466,7 @@ def test_what_a_draining_worker_has_is_loaded_elsewhere_at_once(bench: Bench) ->
     assert loads(bench.request(A)) == [(GPU2, A)]
 
 
-def test_what_a_draining_worker_was_too_late_for_goes_to_another(bench: Bench) -> None:
+def test_what_a_draining_worker_was_too_late_for_goes_to_another(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.warm(B, exec_ms={1: 10})
     bench.join(GPU2)
@@ -627,7 +480,7 @@ def test_what_a_draining_worker_was_too_late_for_goes_to_another(bench: Bench) -
 
 
 def test_requests_that_wait_are_reason_enough_to_load_a_worker_that_gets_ready(
-    bench: Bench,
+    bench: CoreBench,
 ) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.now_ns = 2000 * MS
@@ -638,7 +491,7 @@ def test_requests_that_wait_are_reason_enough_to_load_a_worker_that_gets_ready(
 
 
 def test_a_load_that_failed_is_tried_on_another_worker() -> None:
-    bench = Bench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, fill_free_pages=False))
+    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, fill_free_pages=False))
     bench.join()
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
@@ -656,7 +509,7 @@ def test_a_load_that_failed_is_tried_on_another_worker() -> None:
 
 @pytest.mark.parametrize("why", ["refused", "cancelled"])
 def test_room_is_made_for_a_model_when_nobody_waits_for_another_any_more(why: str) -> None:
-    bench = Bench(SchedulerConfig(margin_ns=0))
+    bench = CoreBench(SchedulerConfig(margin_ns=0))
     bench.join()
     bench.warm(A, pages=10, exec_ms={1: 10})
     bench.tell(ModelAdded(model_id=B))
@@ -680,7 +533,7 @@ def test_room_is_made_for_a_model_when_nobody_waits_for_another_any_more(why: st
     assert loads(sent) == [(GPU, B)]
 
 
-def test_the_load_lane_is_looked_at_again_after_a_load_that_overran(bench: Bench) -> None:
+def test_the_load_lane_is_looked_at_again_after_a_load_that_overran(bench: CoreBench) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
     bench.tell(ModelAdded(model_id=B))
@@ -708,7 +561,7 @@ def test_the_load_lane_is_looked_at_again_after_a_load_that_overran(bench: Bench
     ],
 )
 def test_requests_of_several_rows_run_whole(
-    bench: Bench, queue: list[int], batch_size: int, rows: tuple[int, ...]
+    bench: CoreBench, queue: list[int], batch_size: int, rows: tuple[int, ...]
 ) -> None:
     bench.warm(A)
     (first,) = actions(bench.request(A, at_ms=2000))
@@ -719,7 +572,7 @@ def test_requests_of_several_rows_run_whole(
     assert (infer.batch_size, infer.rows) == (batch_size, rows)
 
 
-def test_more_rows_than_any_batch_are_refused_with_the_limit(bench: Bench) -> None:
+def test_more_rows_than_any_batch_are_refused_with_the_limit(bench: CoreBench) -> None:
     bench.warm(A)
     (refusal,) = bench.request(A, rows=5, at_ms=2000)
     assert isinstance(refusal, RefuseRequest)
@@ -727,7 +580,7 @@ def test_more_rows_than_any_batch_are_refused_with_the_limit(bench: Bench) -> No
     assert refusal.detail == "5 rows, the largest batch that any worker runs is 4"
 
 
-def test_one_outlier_does_not_shut_a_tight_slo_out_for_good(bench: Bench) -> None:
+def test_one_outlier_does_not_shut_a_tight_slo_out_for_good(bench: CoreBench) -> None:
     """An estimate above every SLO is never measured again; the outlier has to fade by itself."""
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=1000))
@@ -736,7 +589,7 @@ def test_one_outlier_does_not_shut_a_tight_slo_out_for_good(bench: Bench) -> Non
     assert len(actions(bench.request(A, at_ms=3200, slo_ms=50))) == 1
 
 
-def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: Bench) -> None:
+def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.join(GPU2)
     bench.ready(A, GPU2, exec_ms={1: 10})
@@ -765,7 +618,7 @@ def test_copies_share_the_work_by_who_is_free_first() -> None:
 
 
 def test_a_model_too_slow_for_one_kind_of_gpu_is_loaded_on_a_faster_one() -> None:
-    bench = Bench()
+    bench = CoreBench()
     for worker, kind, exec_ms in ((GPU, "slow", 80), (GPU2, "fast", 5)):
         bench.tell(WorkerJoined(worker_id=worker, gpu_kind=GpuKind(kind), num_pages=10))
         if worker == GPU:
@@ -776,7 +629,7 @@ def test_a_model_too_slow_for_one_kind_of_gpu_is_loaded_on_a_faster_one() -> Non
     assert (load.worker_id, type(load.action)) == (GPU2, LoadWeights)
 
 
-def test_a_model_in_demand_beyond_one_gpu_gets_a_second_copy(bench: Bench) -> None:
+def test_a_model_in_demand_beyond_one_gpu_gets_a_second_copy(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.join(GPU2)
     bench.ready(A, GPU2, exec_ms={1: 10})
@@ -792,7 +645,7 @@ def test_the_lookahead_is_limited_in_number_as_well_as_in_time() -> None:
     config = SchedulerConfig(
         dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S, max_outstanding=3
     )
-    bench = Bench(config)
+    bench = CoreBench(config)
     bench.join()
     bench.warm(A, exec_ms={1: 10})
     bench.now_ns = 2000 * MS

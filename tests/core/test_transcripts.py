@@ -1,4 +1,4 @@
-"""Stories of the scheduler, event by event, as `transcripts/*.txt` tell them; story.py says how they are read."""
+"""Stories of the scheduler, event by event, as `transcripts/*.txt` tell them; `tests.kit.story` says how they are read."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.golden import compare
-from tests.core.story import play
+from tests.kit.golden import compare
+from tests.kit.story import play
 
 STORIES = sorted(Path(__file__).with_name("transcripts").glob("*.txt"))
 # Ends the script; what follows is the transcript.

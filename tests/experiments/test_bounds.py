@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clockwright.units import NS_PER_MS, ModelId
@@ -27,6 +27,7 @@ from experiments.bounds import (
 )
 from experiments.simulator import HostedModel
 from modelzoo.profile import load_profile
+from tests.kit.examples import examples
 from tests.kit.simulated_cluster import SimulatedCluster, row
 
 MS = NS_PER_MS
@@ -211,7 +212,7 @@ def small_cases(draw: st.DrawFn, *, most: int) -> BoundProblem:
     )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(small_cases(most=12))
 def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_resident(case)
@@ -219,7 +220,7 @@ def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: BoundPr
     assert best <= intervals <= density_bound(case) <= len(case)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(small_cases(most=6))
 def test_the_best_schedule_with_loads_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_loading(case)
@@ -227,7 +228,7 @@ def test_the_best_schedule_with_loads_is_within_the_bounds(case: BoundProblem) -
     assert best <= memory_bound(case) <= interval_bound(case)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(small_cases(most=12), st.integers(1, 60))
 def test_windows_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -> None:
     edges = range(0, 61, length_ms)
@@ -237,7 +238,7 @@ def test_windows_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -
     assert best_resident(case) <= sum(interval_bound(window) for window in windows)
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(small_cases(most=6), st.integers(1, 60))
 def test_windows_with_loads_sum_to_a_bound_of_the_run(case: BoundProblem, length_ms: int) -> None:
     edges = range(0, 61, length_ms)
@@ -330,7 +331,7 @@ def random_case(seed: int) -> BoundProblem:
     return case_of(requests, costs, gpus=generator.randint(1, 3), pages=pages)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.seeds(12)
 def test_the_scheduler_never_beats_a_bound(seed: int) -> None:
     case = random_case(seed)
     served = serve(case)
@@ -417,12 +418,12 @@ def test_with_room_for_all_models_nothing_is_lost() -> None:
     assert rate == pytest.approx(50)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(3)
 def test_the_scheduler_never_beats_the_bound_without_foresight(seed: int) -> None:
     """Zipf popularity, memory for a part of the models."""
     generator = np.random.default_rng(seed)
     models = 200
-    popularity = 1 / np.arange(1, models + 1) ** (0.3 * seed)
+    popularity = 1 / np.arange(1, models + 1) ** (0.3 * (seed % 3))
     popularity /= popularity.sum()
     count = 2000
     case = BoundProblem(

@@ -28,7 +28,7 @@ from experiments.gpu import __main__ as everything
 from experiments.gpu import probe, table1
 from experiments.gpu.hardware import BareDevice, Room, open_accelerator
 from modelzoo.profile import load_profile
-from tests.experiments.test_gpu_live import wanted_of
+from tests.kit.aims import wanted_of
 from tests.kit.engine_contest import OnnxruntimeAccelerator, time_says
 from tests.kit.processes import PATIENCE_S, lives, until
 from worker.devices.accelerator import HostAccelerator

@@ -28,7 +28,8 @@ from experiments.gpu.hardware import Room
 from experiments.gpu.live import Server, whole_ns
 from experiments.live_run import LiveModel, Played
 from modelzoo.profile import Profile
-from tests.experiments.test_truth import pretend_play
+from tests.kit.aims import wanted_of
+from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload
 from worker.core.lanes import Step
 from worker.devices.accelerator import HostAccelerator
@@ -80,13 +81,6 @@ def small_serve(served: Server) -> serve.Setting:
         room=Room(num_pages=3, arena_bytes=16 << 20, io_bytes=1 << 20, host_bytes=16 << 20),
         lanes_s=0.1,
     )
-
-
-def wanted_of(file: str) -> set[str]:
-    """Figures that the table of aims looks for in a record."""
-    found = {aim.figure for aim in aims.AIMS if aim.file == file}
-    assert found
-    return found
 
 
 # --- on the processor, for real ---------------------------------------------------------------------

@@ -24,7 +24,7 @@ from experiments.figures.live_ranking import (
 from experiments.figures.study import POLICIES
 from experiments.live_run import LiveModel, Played, play
 from modelzoo.profile import Profile
-from tests.experiments.test_truth import pretend_play
+from tests.kit.pretended_play import pretend_play
 from traces.arrivals import Workload
 
 SETTING = live_ranking.Setting(

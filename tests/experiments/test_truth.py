@@ -5,110 +5,26 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
-from controller.core import SchedulerConfig
-from controller.telemetry import Telemetry
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ModelId
 from experiments.calibration import calibrate, calibration_workloads, measured_row
 from experiments.figures import truth
 from experiments.figures.study import POLICIES
-from experiments.live_run import LiveModel, LiveRun, Played, play
-from experiments.simulator import Case, Cluster, HostedModel, Network, run
-from modelzoo.profile import Noise, Profile, ProfileRow
+from experiments.live_run import LiveModel, LiveRun, play
+from experiments.simulator import Case, Cluster, HostedModel, Network
+from modelzoo.profile import Noise, Profile
+from tests.kit.pretended_play import ROW, pretend_live, pretend_play
 from traces.arrivals import ClosedLoop, Poisson, Workload
-from traces.replay import ReplayReport
 
 MS, US = NS_PER_MS, NS_PER_US
-
-ROW = ProfileRow(
-    name="net",
-    weights_bytes=PAGE_BYTES,
-    load_ns=2 * MS,
-    exec_ns={1: 5 * MS, 2: 6 * MS, 4: 8 * MS},
-)
-# The workload's time 0 on the clock of the telemetry.
-BEGIN_NS = 77 * NS_PER_S
 
 SETTING = truth.Setting(
     duration_ns=2 * NS_PER_S, warmup_ns=NS_PER_S, calibration_s=1.0, repeats=2, seed=5
 )
-
-
-def pretend_live(given: Case) -> LiveRun:
-    """A simulated run in the clothes of a live one."""
-    telemetry = Telemetry()
-    run(given, telemetry=telemetry)
-    for request in telemetry.requests:
-        request.arrival_ns += BEGIN_NS
-        request.departure_ns += BEGIN_NS
-    for action in telemetry.actions:
-        for name in ("sent_ns", "received_ns", "result_ns"):
-            setattr(action, name, getattr(action, name) + BEGIN_NS)
-        for step in (action.load, action.input, action.exec, action.output):
-            if step is not None:
-                step.begin_ns += BEGIN_NS
-                step.end_ns += BEGIN_NS
-    report = ReplayReport(
-        begin_ns=BEGIN_NS,
-        elapsed_ns=given.duration_ns,
-        num_open=0,
-        num_closed=0,
-        outcomes={},
-        num_in_time=0,
-        goodput_rps=0.0,
-        latency_ns_p50=0,
-        latency_ns_p99=0,
-        latency_ns_max=0,
-        lateness_ns_p50=0,
-        lateness_ns_p99=0,
-        lateness_ns_max=0,
-        num_late=0,
-    )
-    return LiveRun(
-        report=report, requests=tuple(telemetry.requests), actions=tuple(telemetry.actions)
-    )
-
-
-def pretend_play(
-    workloads: Sequence[Workload],
-    *,
-    models: Sequence[LiveModel],
-    profile: Profile | None,
-    num_pages: int,
-    scheduler: SchedulerConfig | None = None,
-) -> Played:
-    """Simulate what was to be played."""
-    scheduler = scheduler or SchedulerConfig()
-    names = [name for workload in workloads for name in workload.models]
-    rows = {
-        name: replace(ROW, name=name) if profile is None else profile.row_for(name)
-        for name in dict.fromkeys(names)
-    }
-    runs = [
-        pretend_live(
-            Case(
-                workload=workload,
-                cluster=Cluster(
-                    models=tuple(
-                        HostedModel(ModelId(name), rows[name]) for name in workload.models
-                    ),
-                    num_pages=num_pages,
-                    start_delay_ns=30 * US,
-                    noise=Noise(exec_sigma=0.01),
-                ),
-                network=Network(delay_ns=400 * US, jitter_ns=50 * US),
-                scheduler=scheduler,
-                duration_ns=workload.end_ns,
-            )
-        )
-        for workload in workloads
-    ]
-    return Played(runs=runs, rows=rows, policy=scheduler.policy)
 
 
 def calibration_runs(network: Network) -> list[LiveRun]:

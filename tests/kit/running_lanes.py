@@ -17,7 +17,7 @@ from worker.lane_threads import LaneThreads, Outcome
 
 
 @dataclass
-class Harness:
+class RunningLanes:
     """Running lanes, and shorthands."""
 
     lanes: LaneThreads[Any]
@@ -87,12 +87,12 @@ class Harness:
 
 
 @contextlib.contextmanager
-def running(device: Device[Any]) -> Iterator[Harness]:
+def running(device: Device[Any]) -> Iterator[RunningLanes]:
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     lanes: LaneThreads[Any] = LaneThreads(device, outcomes.put)
     lanes.start()
     try:
-        yield Harness(lanes, outcomes)
+        yield RunningLanes(lanes, outcomes)
         lanes.check()
     finally:
         lanes.stop()

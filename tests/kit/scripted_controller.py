@@ -150,7 +150,7 @@ def infer(
     )
 
 
-class Controller:
+class ScriptedController:
     """Plays one script per stream, in order; what a script raises fails the test."""
 
     def __init__(self, *scripts: Script) -> None:
@@ -179,7 +179,7 @@ class Controller:
 
 
 @contextlib.asynccontextmanager
-async def listening(controller: Controller) -> AsyncIterator[str]:
+async def listening(controller: ScriptedController) -> AsyncIterator[str]:
     server = aio.server(options=[("grpc.max_receive_message_length", -1)])
     handler = grpc.stream_stream_rpc_method_handler(controller.attach)
     service, method = wire.ATTACH_METHOD.strip("/").split("/")
@@ -204,7 +204,7 @@ def play(
     """Attach a worker to a controller that plays the scripts; the last one must let it leave."""
 
     async def scenario() -> None:
-        controller = Controller(*scripts)
+        controller = ScriptedController(*scripts)
         async with listening(controller) as address:
             config = WorkerConfig(
                 controller=address,

@@ -9,6 +9,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from clockwright.errors import ConfigError
 from controller.selection.core.combination import Rule
@@ -22,6 +24,7 @@ from controller.selection.core.query import (
     Service,
 )
 from controller.selection.policies import BUILT_IN, make_policy
+from tests.kit.examples import examples
 
 MODELS = ("a", "b", "c")
 OPTIONS: dict[str, dict[str, Any]] = {"canary": {"stable": "a", "canary": "b"}}
@@ -205,14 +208,14 @@ def test_a_late_member_keeps_its_share_whatever_the_others_lose() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(BUILT_IN))
-def test_nobody_is_chosen_who_cannot_be_in_time(name: str) -> None:
+@examples(50)
+@given(seed=st.integers(0, 1 << 32), context=st.text(max_size=20))
+def test_nobody_is_chosen_who_cannot_be_in_time(name: str, seed: int, context: str) -> None:
     chosen = policy(name)
     state = chosen.init(MODELS)
-    for seed in range(50):
-        context = f"user {seed}"
-        assert chosen.select(state, query(seed, late=MODELS, context=context)).members == ()
-        members = chosen.select(state, query(seed, late=["a"], context=context)).members
-        assert "a" not in members
+    assert chosen.select(state, query(seed, late=MODELS, context=context)).members == ()
+    members = chosen.select(state, query(seed, late=["a"], context=context)).members
+    assert "a" not in members
 
 
 def test_shares_among_those_in_time_are_what_is_logged() -> None:

@@ -28,7 +28,7 @@ from tests.kit.queue_device import QueueDevice, Ticket
 from tests.kit.scripted_controller import (
     LIMIT_S,
     WELCOME,
-    Controller,
+    ScriptedController,
     Stream,
     drain,
     infer,
@@ -350,7 +350,7 @@ def test_a_worker_process_told_to_stop_asks_to_be_drained_and_exits_with_zero(
         pids.append(stream.register.pid)
 
     async def scenario() -> None:
-        controller = Controller(script)
+        controller = ScriptedController(script)
         async with listening(controller) as address:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", program, address, str(tmp_path)
@@ -412,7 +412,7 @@ def test_a_worker_whose_device_is_lost_says_why_and_ends(
         assert result.message == "it fell off the bus"
 
     async def scenario() -> None:
-        controller = Controller(script)
+        controller = ScriptedController(script)
         async with listening(controller) as address:
             config = WorkerConfig(
                 controller=address,
@@ -485,7 +485,7 @@ def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -
             await drain(stream)
 
     async def scenario() -> None:
-        controller = Controller(script)
+        controller = ScriptedController(script)
         async with listening(controller) as address:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", HANGS, address, tmp_path / "cache", launched),

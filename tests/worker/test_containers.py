@@ -8,7 +8,6 @@ import hashlib
 import math
 import queue
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +18,17 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from clockwright import Client, RefusedError
-from clockwright.actions import ActionError, Infer, LoadWeights
+from clockwright.actions import ActionError
 from clockwright.containers import ContainerSpec, parse_container
 from clockwright.errors import ConfigError, ModelError, Refusal
 from clockwright.operator import Operator
 from clockwright.tensors import TensorSpec
-from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.units import ModelId
 from clockwright.v1 import worker_pb2 as pb
 from controller.model_folder import ModelFolder, read_model_folder
 from experiments.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
+from tests.kit.running_lanes import RunningLanes
 from tests.kit.scripted_controller import WELCOME, Stream, drain, infer, load, play
 from worker.containers.container_process import name_outputs
 from worker.containers.device import Backoff, ContainerDevice, ContainerModel
@@ -196,7 +196,7 @@ def test_pauses_grow_while_a_container_keeps_dying_and_are_forgotten_when_it_liv
 # --- the device -------------------------------------------------------------------------------
 
 
-class Bench:
+class ContainerBench:
     """A container device behind a worker's real lanes."""
 
     def __init__(self, folder: Path, *, memory: int = 4 << 20) -> None:
@@ -209,8 +209,8 @@ class Bench:
         self.lanes: LaneThreads[ContainerModel] = LaneThreads(
             self.device, self.outcomes.put, self.lost.put
         )
+        self.running = RunningLanes(self.lanes, self.outcomes)
         self.progress: list[str] = []
-        self.last_id = 0
 
     def offer(self, **changes: object) -> Offer:
         files = tuple(OfferedFile(f.name, f.num_bytes, f.sha256) for f in self.folder.files)
@@ -227,42 +227,26 @@ class Bench:
         offer = self.offer(**changes)
         model = asyncio.run(self.device.prepare(offer, fetch, self.progress.append))
         self.lanes.add_model(model)
-        assert self.act(LoadWeights, [])[0].error is ActionError.NONE
+        self.running.ok(self.running.load("m"))
         return model
 
-    def act(self, kind: type, arrays: list[np.ndarray], rows: tuple[int, ...] = (1,)) -> Outcome:
-        self.submit(kind, arrays, rows)
-        return self.outcomes.get(timeout=PATIENCE_S)
-
-    def submit(self, kind: type, arrays: list[np.ndarray], rows: tuple[int, ...] = (1,)) -> int:
-        self.last_id += 1
-        now_ns = time.monotonic_ns()
-        window = {
-            "action_id": ActionId(self.last_id),
-            "model_id": ModelId("m"),
-            "earliest_ns": now_ns,
-            "latest_ns": now_ns + 60 * NS_PER_S,
-            "expected_duration_ns": 1,
-        }
-        if kind is Infer:
-            window |= {"rows": rows, "batch_size": 1 if sum(rows) == 1 else 4}
-        self.lanes.submit(kind(**window), [array.tobytes() for array in arrays])
-        return self.last_id
+    def submit(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> int:
+        batch_size = 1 if sum(rows) == 1 else 4
+        payload = [array.tobytes() for array in arrays]
+        return self.running.infer("m", *payload, rows=rows, batch_size=batch_size)
 
     def infer(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> list[bytes]:
-        result, outputs = self.act(Infer, list(arrays), rows)
-        assert result.error is ActionError.NONE, result.message
-        return outputs
+        return self.running.ok(self.submit(*arrays, rows=rows))
 
     def failure(self, *arrays: np.ndarray) -> str:
-        result, _ = self.act(Infer, list(arrays))
+        result = self.running.result(self.submit(*arrays))
         assert result.error is ActionError.DEVICE
         return result.message
 
 
 @contextmanager
-def bench(folder: Path) -> Iterator[Bench]:
-    made = Bench(folder)
+def bench(folder: Path) -> Iterator[ContainerBench]:
+    made = ContainerBench(folder)
     made.lanes.start()
     try:
         yield made
@@ -273,14 +257,14 @@ def bench(folder: Path) -> Iterator[Bench]:
 
 
 @pytest.fixture(scope="module")
-def moody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def moody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerBench]:
     folder = write_container(tmp_path_factory.mktemp("m"), "moody", MOODY_TABLE, model=MOODY)
     with bench(folder) as made:
         made.prepare()
         yield made
 
 
-def test_code_gets_the_rows_that_were_sent_and_its_answers_come_back(moody: Bench) -> None:
+def test_code_gets_the_rows_that_were_sent_and_its_answers_come_back(moody: ContainerBench) -> None:
     first, second = np.full((2, 3), 9, np.float32), np.full((1, 3), 4, np.float32)
     outputs = moody.infer(first, second, rows=(2, 1))
     assert [np.frombuffer(o, np.float32).tolist() for o in outputs] == [[54, 54], [24]]
@@ -289,7 +273,7 @@ def test_code_gets_the_rows_that_were_sent_and_its_answers_come_back(moody: Benc
     assert "profiling batch 4" in moody.progress
 
 
-def test_code_that_raises_fails_its_batch_only(moody: Bench) -> None:
+def test_code_that_raises_fails_its_batch_only(moody: ContainerBench) -> None:
     message = moody.failure(row(RAISE))
     assert "predict raised ValueError: this row is not to my taste" in message
     moody.infer(row(PLAIN))
@@ -297,7 +281,7 @@ def test_code_that_raises_fails_its_batch_only(moody: Bench) -> None:
 
 
 def test_a_crash_and_a_hang_cost_their_batch_and_the_container_starts_again(
-    moody: Bench, monkeypatch: pytest.MonkeyPatch
+    moody: ContainerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Backoff, "FORGET_S", math.inf)  # however slow the machine is
     model = moody.prepare()
@@ -323,19 +307,18 @@ def test_a_crash_and_a_hang_cost_their_batch_and_the_container_starts_again(
     moody.infer(row(PLAIN))
 
 
-def test_what_waits_behind_a_crash_does_not_run(moody: Bench) -> None:
+def test_what_waits_behind_a_crash_does_not_run(moody: ContainerBench) -> None:
     moody.prepare()
-    crash, behind = moody.submit(Infer, [row(CRASH)]), moody.submit(Infer, [row(PLAIN)])
-    result, _ = moody.outcomes.get(timeout=PATIENCE_S)
-    assert (result.action_id, result.error) == (crash, ActionError.DEVICE)
+    crash, behind = moody.submit(row(CRASH)), moody.submit(row(PLAIN))
+    assert moody.running.result(crash).error is ActionError.DEVICE
     moody.lost.get(timeout=PATIENCE_S)
     moody.prepare()
     # Nothing was said of it: its worker is lost to the controller, which has it run elsewhere.
-    result, _ = moody.act(Infer, [row(PLAIN)])
-    assert result.action_id > behind
+    moody.running.result(moody.submit(row(PLAIN)))
+    assert behind not in moody.running.answers
 
 
-def test_only_what_lies_here_is_run(moody: Bench) -> None:
+def test_only_what_lies_here_is_run(moody: ContainerBench) -> None:
     with pytest.raises(ModelError, match="runs the container of model 'moody' only"):
         moody.prepare(profile="other")
     foreign = OfferedFile("model.py", 4, hashlib.sha256(b"evil").hexdigest())

@@ -56,7 +56,7 @@ def instances(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     return cache_dir, contents
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.seeds(3)
 def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unloads(
     seed: int, instances: tuple[Path, dict[str, bytes]]
 ) -> None:
@@ -105,7 +105,7 @@ def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unl
             assert harness.ok(infer) == outputs
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.seeds(2)
 def test_pages_evicted_under_a_running_exec_are_not_overwritten(
     seed: int, instances: tuple[Path, dict[str, bytes]]
 ) -> None:

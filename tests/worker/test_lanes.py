@@ -17,7 +17,7 @@ A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 FOREVER = 1_000_000
 
 
-class Driver:
+class LanesByHand:
     """A core, and shorthands to drive it by hand."""
 
     def __init__(self, *, num_pages: int = 4, io_bytes: int = 1024) -> None:
@@ -109,7 +109,7 @@ class Driver:
 
 
 def test_a_load_and_an_infer_report_every_step() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.add(A)
     load = driver.load(A, now=5)
     step = driver.start(Lane.LOAD, 10)
@@ -134,7 +134,7 @@ def test_a_load_and_an_infer_report_every_step() -> None:
 
 @pytest.mark.parametrize("lane", [Lane.LOAD, Lane.EXEC])
 def test_an_action_does_not_start_before_its_window_opens(lane: Lane) -> None:
-    driver = Driver()
+    driver = LanesByHand()
     if lane is Lane.EXEC:
         driver.resident(A)
         driver.infer(A, earliest=100)
@@ -149,7 +149,7 @@ def test_an_action_does_not_start_before_its_window_opens(lane: Lane) -> None:
 @pytest.mark.parametrize("lane", [Lane.LOAD, Lane.INPUT, Lane.EXEC])
 def test_an_action_starts_at_the_last_instant_of_its_window_and_not_after(lane: Lane) -> None:
     for now, late in ((200, False), (201, True)):
-        driver = Driver()
+        driver = LanesByHand()
         if lane is Lane.LOAD:
             driver.add(A)
             driver.load(A, latest=200)
@@ -164,7 +164,7 @@ def test_an_action_starts_at_the_last_instant_of_its_window_and_not_after(lane: 
 
 
 def test_a_load_that_is_too_late_leaves_the_model_loadable_again() -> None:
-    driver = Driver(num_pages=2)
+    driver = LanesByHand(num_pages=2)
     driver.add(A)
     driver.load(A, latest=10)
     assert driver.core.next_step(Lane.LOAD, now_ns=11) is None
@@ -174,7 +174,7 @@ def test_a_load_that_is_too_late_leaves_the_model_loadable_again() -> None:
 
 
 def test_exec_goes_by_earliest_then_arrival_and_one_at_a_time() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.resident(A)
     late, first, second = (driver.infer(A, earliest=e) for e in (20, 10, 10))
     for _ in range(3):
@@ -187,7 +187,7 @@ def test_exec_goes_by_earliest_then_arrival_and_one_at_a_time() -> None:
 
 
 def test_an_infer_waits_for_the_load_before_it_and_lets_others_pass() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.resident(A)
     driver.add(B)
     driver.load(B)
@@ -203,7 +203,7 @@ def test_an_infer_waits_for_the_load_before_it_and_lets_others_pass() -> None:
 
 
 def test_an_infer_whose_load_takes_too_long_is_refused_when_its_window_closes() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.add(A)
     driver.load(A)
     driver.start(Lane.LOAD)
@@ -217,7 +217,7 @@ def test_an_infer_whose_load_takes_too_long_is_refused_when_its_window_closes() 
 
 @pytest.mark.parametrize("how", ["fails", "is too late", "is evicted"])
 def test_an_infer_whose_load_comes_to_nothing_is_not_resident(how: str) -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.add(A)
     driver.load(A, latest=10)
     driver.infer(A)
@@ -236,7 +236,7 @@ def test_an_infer_whose_load_comes_to_nothing_is_not_resident(how: str) -> None:
 
 
 def test_what_can_be_refused_at_once_is() -> None:
-    driver = Driver(num_pages=3)
+    driver = LanesByHand(num_pages=3)
     driver.load(A)
     driver.infer(A)
     driver.add(A)
@@ -260,7 +260,7 @@ def test_what_can_be_refused_at_once_is() -> None:
 
 
 def test_evicting_always_succeeds_even_what_is_not_there() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.evict(A)
     driver.add(A)
     driver.evict(A)
@@ -268,7 +268,7 @@ def test_evicting_always_succeeds_even_what_is_not_there() -> None:
 
 
 def test_pages_evicted_under_a_running_exec_are_free_when_it_ends() -> None:
-    driver = Driver(num_pages=2)
+    driver = LanesByHand(num_pages=2)
     driver.resident(A)
     driver.add(B)
     driver.infer(A)
@@ -285,7 +285,7 @@ def test_pages_evicted_under_a_running_exec_are_free_when_it_ends() -> None:
 
 
 def test_a_load_evicted_while_it_runs_gives_its_pages_back_at_its_end() -> None:
-    driver = Driver(num_pages=2)
+    driver = LanesByHand(num_pages=2)
     driver.add(A)
     driver.load(A)
     running = driver.start(Lane.LOAD)
@@ -299,7 +299,7 @@ def test_a_load_evicted_while_it_runs_gives_its_pages_back_at_its_end() -> None:
 
 
 def test_an_infer_waits_for_room_for_its_inputs() -> None:
-    driver = Driver(io_bytes=128)
+    driver = LanesByHand(io_bytes=128)
     driver.resident(A, io_bytes=128)
     first, second = driver.infer(A), driver.infer(A)
     assert driver.run(Lane.INPUT) == first
@@ -313,7 +313,7 @@ def test_an_infer_waits_for_room_for_its_inputs() -> None:
 
 @pytest.mark.parametrize("lane", [Lane.INPUT, Lane.EXEC, Lane.OUTPUT])
 def test_a_step_that_fails_ends_its_action_and_nothing_else(lane: Lane) -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.resident(A)
     driver.infer(A)
     for each in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
@@ -329,7 +329,7 @@ def test_a_step_that_fails_ends_its_action_and_nothing_else(lane: Lane) -> None:
 
 
 def test_a_removed_model_finishes_what_it_has_and_takes_nothing_new() -> None:
-    driver = Driver(num_pages=2)
+    driver = LanesByHand(num_pages=2)
     driver.resident(A)
     driver.infer(A)
     driver.core.remove_model(A)
@@ -342,7 +342,7 @@ def test_a_removed_model_finishes_what_it_has_and_takes_nothing_new() -> None:
 
 
 def test_an_action_id_in_use_breaks_the_protocol() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.resident(A)
     driver.infer(A)
     driver.last_id -= 1
@@ -351,7 +351,7 @@ def test_an_action_id_in_use_breaks_the_protocol() -> None:
 
 
 def test_after_an_abandonment_running_steps_end_in_silence() -> None:
-    driver = Driver(num_pages=2)
+    driver = LanesByHand(num_pages=2)
     driver.resident(A)
     for _ in range(3):
         driver.infer(A)
@@ -368,7 +368,7 @@ def test_after_an_abandonment_running_steps_end_in_silence() -> None:
 
 
 def test_an_exec_is_queued_behind_the_one_that_runs_if_its_window_holds_that_moment() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.resident(A)
     early = driver.infer(A, earliest=0, latest=60)
     # Open by then, but the one that runs might end before that.
@@ -398,7 +398,7 @@ def test_an_exec_is_queued_behind_the_one_that_runs_if_its_window_holds_that_mom
 
 
 def test_an_exec_that_the_device_came_to_after_its_window_is_refused() -> None:
-    driver = Driver()
+    driver = LanesByHand()
     driver.resident(A)
     driver.infer(A, latest=60)
     overrun = driver.infer(A, latest=60)
@@ -418,7 +418,7 @@ def test_an_exec_that_the_device_came_to_after_its_window_is_refused() -> None:
 
 
 def test_while_each_exec_is_queued_behind_another_those_that_cannot_run_are_refused() -> None:
-    driver = Driver(num_pages=6)
+    driver = LanesByHand(num_pages=6)
     for model_id in (A, B):
         driver.resident(model_id)
     driver.add(C)
@@ -456,7 +456,7 @@ def test_while_each_exec_is_queued_behind_another_those_that_cannot_run_are_refu
 
 
 def test_evicted_pages_are_free_when_the_last_exec_that_reads_them_ends() -> None:
-    driver = Driver(num_pages=2)
+    driver = LanesByHand(num_pages=2)
     driver.resident(A)
     driver.add(B)
     for _ in range(2):
@@ -473,16 +473,16 @@ def test_evicted_pages_are_free_when_the_last_exec_that_reads_them_ends() -> Non
     assert sorted(driver.start(Lane.LOAD, now=2).pages) == [0, 1]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.seeds(20)
 def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> None:
     rng = random.Random(seed)
-    driver = Driver(num_pages=6, io_bytes=640)
+    driver = LanesByHand(num_pages=6, io_bytes=640)
     models = [ModelId(f"m{index}") for index in range(5)]
     for index, model_id in enumerate(models):
         driver.add(model_id, num_pages=1 + index % 3)
     running: dict[Lane, tuple[Step[LoadedModel], int]] = {}
     ahead: Step[LoadedModel] | None = None
-    num_ahead = 0
+    queued_ahead: set[int] = set()
     answers: dict[int, Result] = {}
     windows: dict[int, tuple[int, int]] = {}
     now = 0
@@ -519,7 +519,8 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
             elif lane is Lane.EXEC and ahead is None:
                 ahead = driver.core.next_exec_ahead(now_ns=now, begin_ns=now + rng.randrange(6))
                 assert ahead is None or lane in running
-                num_ahead += ahead is not None
+                if ahead is not None:
+                    queued_ahead.add(ahead.action.action_id)
                 driver.core.check()
             due = driver.core.next_step(lane, now_ns=now)
             if isinstance(due, Step):
@@ -529,10 +530,16 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
                 assert due.time_ns > now
             collect()
     assert answers.keys() == windows.keys()
-    assert num_ahead > 0
+    assert queued_ahead
     for action_id, (earliest, latest) in windows.items():
-        for step_time in (answers[action_id].load, answers[action_id].exec):
-            assert step_time is None or earliest <= step_time.begin_ns <= latest
+        answer = answers[action_id]
+        for step_time in (answer.load, answer.exec):
+            if step_time is None:
+                continue
+            assert earliest <= step_time.begin_ns
+            # The device may come late to what was queued there; only what then breaks is answered so.
+            broke_late = action_id in queued_ahead and answer.error is ActionError.DEVICE
+            assert step_time.begin_ns <= latest or broke_late
     outcomes = {result.error for result in answers.values()}
     assert outcomes >= {
         ActionError.NONE,
@@ -543,7 +550,7 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
     }
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.seeds(5)
 def test_io_slots_never_overlap_and_leave_no_crumbs(seed: int) -> None:
     rng = random.Random(seed)
     pool = IoPool(4096)

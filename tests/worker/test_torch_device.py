@@ -138,7 +138,7 @@ def weights_sha256(model: TorchModel) -> str:
     return hashlib.sha256(model.weights.memory.numpy().data).hexdigest()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.seeds(2)
 def test_half_the_pages_serve_every_instance_bit_for_bit_after_any_loads_and_unloads(
     seed: int, instances: Instances
 ) -> None:
@@ -332,7 +332,8 @@ def trials(cache_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in (cache_dir / "profiles").iterdir()]
 
 
-def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances) -> None:
+@pytest.mark.seeds(1)
+def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances, seed: int) -> None:
     device = torch_device(instances[0], OnnxruntimeAccelerator(), engine=Engine.ONNXRUNTIME)
     models = served(device, instances)
     assert {kernel.way for model in models for kernel in model.kernels.values()} == {
@@ -344,7 +345,7 @@ def test_onnxruntime_serves_from_the_same_pages_and_arena(instances: Instances) 
         model.model_id: onnxruntime_unpaged(*compiled[weights_sha256(model)], x) for model in models
     }
     assert len(set(expected.values())) == 4
-    rng = random.Random(0)
+    rng = random.Random(seed)
     with running(device) as harness:
         for model in models:
             harness.lanes.add_model(model)
@@ -561,7 +562,7 @@ def test_without_that_wait_some_order_gives_a_wrong_answer(
     assert not all(rounds_that_went_right(instances))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.seeds(2)
 def test_queued_execs_of_different_models_do_not_mix_in_arena_or_batch(
     seed: int, instances: Instances
 ) -> None:
@@ -674,7 +675,7 @@ def threaded() -> Iterator[ThreadedAccelerator]:
         stream.thread.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.seeds(2)
 def test_streams_beside_each_other_give_every_answer_bit_for_bit(
     seed: int, instances: Instances, threaded: ThreadedAccelerator
 ) -> None:

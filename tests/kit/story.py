@@ -67,7 +67,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from tests.core.transcript import say_commands, say_event, say_ms
+from tests.kit.transcript import say_commands, say_event, say_ms
 
 UNITS: Final = {"us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 TIME: Final = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
