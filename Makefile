@@ -27,14 +27,18 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)
 	@$(BIN)/python -m experiments.demo
 
+# Files of tests are shared out to so many processes; within a file the order stays, and so do its fixtures.
+JOBS := 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
 test: check
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Random tests with fresh examples, five times as many, and the tests that are too slow for `make test`.
 # The seed is drawn where none is given; `make test-long SEED=...` draws the same again.
 test-long: SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 test-long: $(STAMP)
-	$(BIN)/python -m pytest --long $(SEED)
+	$(PYTEST) --long $(SEED)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

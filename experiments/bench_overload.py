@@ -33,7 +33,7 @@ SLO_S = 0.1
 
 @dataclass(slots=True)
 class RateOutcome:
-    """What became of one rate's requests."""
+    """Outcome of one rate's requests."""
 
     offered: int = 0
     in_time: int = 0

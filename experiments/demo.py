@@ -45,7 +45,7 @@ _AIM_IN_TIME = 0.995
 
 @dataclass(frozen=True, slots=True)
 class DemoVerdict:
-    """What a run showed."""
+    """Counts of one run, by which the demo is judged."""
 
     offered: int
     answered: int

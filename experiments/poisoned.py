@@ -45,7 +45,7 @@ _WINDOW = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is varied in tests."""
+    """Numbers of the experiment, which tests make smaller."""
 
     #: The ensemble's members, by their names in `five_kinds`.
     kinds: tuple[str, ...] = ("naive Bayes", "tree", "logistic", "forest", "SVM")

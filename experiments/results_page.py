@@ -84,7 +84,7 @@ class Record:
 
     @property
     def beside_live(self) -> str:
-        """What a live run gave, and what the simulator made of the same case."""
+        """Figures of a live run beside the simulated ones of the same case."""
         return _table(
             ("case", "", "live", "simulated", "gap, %", "aim, %", "reason"),
             (
@@ -102,7 +102,7 @@ class Record:
 
     @property
     def aims_table(self) -> str:
-        """What was to be reached, what was measured, and what stands in the way."""
+        """Aims, measured figures, and the reasons of any misses."""
         rows = []
         for key, aim in self.aims.items():
             least = "least" in aim

@@ -38,7 +38,7 @@ SCENARIOS = (
 )
 _LOADS = ("overload_n48_r5514", "zoo_zoo600_slo100", "zoo_zoo1500", "azure_x1_quiet")
 
-#: What is changed, by the name of the piece that is off.
+#: Changes, by the name of the piece that is off.
 OFF = {
     "adaptive_lookahead": EdfMhConfig(adaptive_lookahead=False),
     "adaptive_margin": EdfMhConfig(adaptive_margin=False),

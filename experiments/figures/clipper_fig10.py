@@ -43,7 +43,7 @@ _NEW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is varied in tests."""
+    """Numbers of the experiment, which tests make smaller."""
 
     seeds: tuple[int, ...] = tuple(range(10))
     num_groups: int = 5

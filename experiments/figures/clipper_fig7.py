@@ -35,7 +35,7 @@ BUCKETS = ("5 agree", "4 agree", "fewer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is varied in tests."""
+    """Numbers of the experiment, which tests make smaller."""
 
     num_splits: int = 20
     sets: tuple[str, ...] = SETS

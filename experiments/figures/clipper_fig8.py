@@ -53,7 +53,7 @@ ARMS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is varied in tests."""
+    """Numbers of the experiment, which tests make smaller."""
 
     seeds: tuple[int, ...] = tuple(range(20))
     num_queries: int = 20_000

@@ -60,7 +60,7 @@ _LAST_FORM = 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is varied in tests."""
+    """Numbers of the experiment, which tests make smaller."""
 
     sizes: tuple[int, ...] = (2, 4, 8, 12, 16, 20)
     #: The paper's SLO.
@@ -170,7 +170,7 @@ async def load_application(
             right = int(result.outputs["label"].reshape(-1)[0]) == label
             return QueryOutcome(latency_ms, "OK", right, *members)
 
-        # What is asked first finds the models cold.
+        # The first queries find the models cold.
         for index in range(20):
             await ask(asked.images[index : index + 1], -1)
         began_s = time.perf_counter()
@@ -278,7 +278,7 @@ async def _load(
 
         loop = asyncio.get_running_loop()
         dues_ns = virtual_time.poisson_ns(setting.rate_qps, setting.seconds, rng)
-        # What is asked first finds the models cold.
+        # The first queries find the models cold.
         for index in range(20):
             await ask(index)
         began_s, tasks = loop.time(), []

@@ -300,7 +300,7 @@ def time_core(policy: str) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Criterion:
-    """What a figure has to be for `edf_mh` to become the default."""
+    """A bound that a figure has to keep for `edf_mh` to become the default."""
 
     key: str
     least: float | None = None

@@ -22,7 +22,7 @@ _BOUND_WINDOW_NS = 4 * NS_PER_S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioOutcome:
-    """What came of the requests that arrived in the measured time."""
+    """Outcome of the requests that arrived in the measured time."""
 
     arrived: int
     answered: int

@@ -27,7 +27,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What serves, who asks, for how long."""
+    """The server, its clients, and how long they ask."""
 
     #: The first model is Minor's.
     server: Server

@@ -64,7 +64,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StretchFigures:
-    """What a stretch of a run came to, live or simulated."""
+    """Figures of a stretch of a run, live or simulated."""
 
     goodput_rps: float
     p50_ms: float

@@ -49,7 +49,7 @@ _IN_FLIGHT = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What serves, who asks, for how long."""
+    """The server, its clients, and how long they ask."""
 
     server: Server
     #: Requests per second of all copies of each of the server's models.

@@ -1,4 +1,4 @@
-"""What is simulated. Every part is a value; two runs of equal cases are equal."""
+"""The description of a run. Every part is a value; two runs of equal cases are equal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class HostedModel:
     """A model that every worker holds in host memory."""
 
     model_id: ModelId
-    #: What it costs.
+    #: The model's row of a profile: what it costs.
     row: ProfileRow
 
     @property
@@ -142,7 +142,7 @@ class WorkerClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What goes wrong. Nothing by default."""
+    """Faults of a run. None by default."""
 
     #: Share of LOADs and EXECs that take `slow_factor` times as long as they should.
     slow_probability: float = 0.0

@@ -21,7 +21,7 @@ class SkewedClock:
         self._clock = clock
 
     def local_ns(self, time_ns: int) -> int:
-        """What the worker's clock shows at a virtual time."""
+        """Time that the worker's clock shows at a virtual time."""
         return time_ns + self._clock.offset_ns + time_ns * self._clock.drift_ppb // _PPB
 
     def time_ns(self, local_ns: int) -> int:

@@ -25,7 +25,7 @@ SHARED_NAMES = {
     "Policy": (
         "Clockwork's word for a scheduling policy and Clipper's for a selection policy; no file imports both"
     ),
-    "Setting": "each figure's own numbers, always read as `figure.Setting` or inside the figure's file",
+    "Setting": "the numbers of one figure or measurement, varied in tests: the same idea in each of the files",
 }
 
 
@@ -45,14 +45,18 @@ EVERYTHING = [*PRODUCT, *files_of("tests", "proto")]
 
 
 def comments_in(source: str) -> Iterator[tuple[int, str]]:
-    """First line of every block of comments, without `#` and `#:`, and its line number."""
-    above = (-1, 0)
+    """First line of every block of comments, without `#` and `#:`, and its line number.
+
+    A comment behind code is a block of its own.
+    """
+    above = None
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
-            if above != (line - 1, column):
+            alone = not token.line[:column].strip()
+            if not alone or above != (line - 1, column):
                 yield line, token.string.lstrip("#:").strip()
-            above = token.start
+            above = (line, column) if alone else None
 
 
 def docstrings_in(source: str) -> Iterator[tuple[int, str]]:
@@ -122,6 +126,7 @@ def test_every_exception_among_the_class_names_is_still_needed() -> None:
         ("class A:\n    #: Of one row.\n    x: int\n", 2),
         ("x = 1  # Of the link.\n", 1),
         ("x = 1  # An end.\n# Of another block.\n", 2),
+        ("x = 1  # An end.\ny = 2  # Of another.\n", 2),
         ('"""Of one link."""\n', 1),
         ('def f():\n    """Of all\n    rows."""\n', 1),
         ('def f():\n    """See `Device`."""\n', 1),
