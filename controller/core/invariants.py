@@ -13,7 +13,8 @@ from controller.core.events import Command, SendAction
 from controller.core.scheduler import Scheduler
 from controller.core.state import Model, Phase, Request, WorkerState
 
-# Entries of one request among the expiries that count.
+# One request has no more entries than this among the expiries that count. A request that is watched sooner for a
+# while, and then for the same time as before, has two; more have not been seen. A trail would have hundreds.
 _MAX_ENTRIES = 8
 
 
@@ -109,7 +110,6 @@ def _check_expiries(alarms: Alarms, books: Books) -> None:
     assert watched.keys() == books.requests.keys(), (
         "an open request is not watched, or a closed one is"
     )
-    # Two, where it is watched again for a time at which it was to be looked at before.
     assert max(watched.values(), default=0) <= _MAX_ENTRIES, "a request is watched again and again"
 
 
