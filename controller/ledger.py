@@ -226,13 +226,13 @@ class Ledger(Generic[W, K]):
         now_ns = self._clock()
         event = event_of(sent, result, now_ns=now_ns)
         command = sent.command
-        num_requests = len(command.request_ids)
-        tensors_expected = outputs is not None and num_requests and not result.error
-        if tensors_expected and (not outputs or len(outputs) % num_requests):
-            raise ProtocolError(
-                f"action {result.action_id}: {len(outputs or ())} output tensors for "
-                f"{num_requests} requests"
-            )
+        if outputs is not None and not result.error:
+            num_requests = len(command.request_ids)
+            if num_requests and (not outputs or len(outputs) % num_requests):
+                raise ProtocolError(
+                    f"action {result.action_id}: {len(outputs)} output tensors for "
+                    f"{num_requests} requests"
+                )
         model_id = command.action.model_id
         finished = Finished(sent, result, now_ns, worker.loads.get(model_id), outputs or ())
         if result.load is not None:
@@ -277,9 +277,20 @@ class Ledger(Generic[W, K]):
         finally:
             self._telling = False
         self._settled()
+        # The timer fires no later than the scheduler wants. One that is due earlier is left alone and
+        # armed again when it fires: wake-ups move on with every request, and arming each time would cost
+        # more than firing once in vain. Nearly always the timer is armed for this very wake-up, rounded
+        # up. One that is due and has not fired yet is put off to the next tick if it should have fired
+        # before: a weak spot.
         wakeup_ns = self._scheduler.next_wakeup_ns()
         if wakeup_ns is not None:
-            self._have_timer(wakeup_ns, now_ns)
+            due_ns = self._due_ns
+            if (
+                due_ns is None
+                or wakeup_ns <= due_ns - self._tick_ns
+                or wakeup_ns < due_ns <= now_ns
+            ):
+                self._due_ns = self._arm(wakeup_ns)
 
     def _carry_out(self, commands: list[Command], finished: Finished | None) -> None:
         for command in commands:
@@ -342,18 +353,6 @@ class Ledger(Generic[W, K]):
         if wakeup_ns <= self._clock():
             self.tell(TimerFired())
         else:
-            self._due_ns = self._arm(wakeup_ns)
-
-    def _have_timer(self, wakeup_ns: int, now_ns: int) -> None:
-        """Have the timer fire no later than the scheduler wants.
-
-        One that is due earlier is left alone and armed again when it fires: wake-ups move on with
-        every request, and arming each time would cost more than firing once in vain.
-        """
-        due_ns = self._due_ns
-        # Nearly always the timer is armed for this very wake-up, rounded up. One that is due and has
-        # not fired yet is put off to the next tick if it should have fired before: a weak spot.
-        if due_ns is None or wakeup_ns <= due_ns - self._tick_ns or wakeup_ns < due_ns <= now_ns:
             self._due_ns = self._arm(wakeup_ns)
 
 

@@ -4,8 +4,9 @@
 make it beside the others are not asked, and who has not answered shortly before it is left behind.
 `blocking`: the same queries wait for every member.
 
-The real controller (scheduler, runtime, applications) on virtual time, before four modelled workers whose
-EXECs straggle at random, as labelled in the result; what a forest answers is what it says of the digit.
+The real controller (scheduler, runtime, applications) on virtual time, before four of the simulator's
+workers, whose steps straggle at random, as labelled in the result; what a forest answers is what it says of
+the digit.
 `--live` does the same over gRPC with the CPU worker: there late is by the client's clock, and whatever
 else the machine does is part of it.
 """
@@ -33,7 +34,7 @@ from clockwright import AsyncClient, RefusedError
 from clockwright.bulk import Buffer
 from clockwright.operator import Operator
 from clockwright.tensors import TensorSpec
-from clockwright.units import NS_PER_MS, NS_PER_S, WorkerId
+from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES, ModelId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Catalogue
 from controller.core import Scheduler
@@ -47,12 +48,19 @@ from experiments.local_server import LocalServer
 from experiments.results_file import RESULTS, write_results
 from experiments.selection import virtual_time
 from experiments.selection.digit_models import Classifier, export, predict, train
-from experiments.selection.virtual_time import ModelledTimes
+from experiments.simulator import Case, Cluster, HostedModel, Network
+from experiments.simulator.case import Faults
+from modelzoo.profile import Noise, ProfileRow
+from traces.arrivals import Workload
 
 ARMS = ("mitigated", "blocking")
 
 # No member ever missed this SLO, so every query waits for all members: blocking.
 _BLOCKING_SLO_MS = 20_000.0
+
+# What a forest costs on every worker.
+_LOAD_NS = 2 * NS_PER_MS
+_EXEC_NS = {1: NS_PER_MS, 4: 2 * NS_PER_MS, 16: 5 * NS_PER_MS}
 
 _LAST_TRAINING_FORM = 8
 _LAST_FORM = 13
@@ -69,7 +77,9 @@ class Setting:
     seconds: float = 8.0
     seed: int = 0
     num_workers: int = 4
-    costs: ModelledTimes = field(default_factory=ModelledTimes)
+    noise: Noise = field(default_factory=lambda: Noise(exec_sigma=0.02))
+    #: A share of LOADs and EXECs takes so many times as long, which nobody can predict.
+    faults: Faults = field(default_factory=lambda: Faults(slow_probability=0.01, slow_factor=30.0))
 
 
 LIVE = Setting(slo_ms=100.0, rate_qps=40.0, seconds=10.0)
@@ -214,6 +224,27 @@ def small_forests(num_models: int, training: Digits) -> dict[str, Classifier]:
     return forests
 
 
+def _case_of(names: list[str], setting: Setting) -> Case:
+    """What the workers are; who asks is no part of it."""
+    # Forests of different trees are graphs of their own: they share no measurements.
+    rows = [
+        ProfileRow(name=name, weights_bytes=PAGE_BYTES, load_ns=_LOAD_NS, exec_ns=_EXEC_NS)
+        for name in names
+    ]
+    return Case(
+        workload=Workload(models=(), sources=()),
+        cluster=Cluster(
+            models=tuple(HostedModel(ModelId(row.name), row) for row in rows),
+            num_workers=setting.num_workers,
+            noise=setting.noise,
+        ),
+        duration_ns=round(setting.seconds * NS_PER_S),
+        network=Network(delay_ns=0),
+        faults=setting.faults,
+        seed=setting.seed,
+    )
+
+
 async def _load(
     names: list[str], votes: Array, labels: Array, slo_ms: float, setting: Setting
 ) -> list[QueryOutcome]:
@@ -222,7 +253,7 @@ async def _load(
     label = (TensorSpec("label", "INT64", ()),)
     rows = {name: row for name, row in zip(names, votes.tolist(), strict=True)}
 
-    def answer(model: str, question: Buffer) -> list[Buffer]:
+    def answer(model: ModelId, question: Buffer) -> list[Buffer]:
         (index,) = struct.unpack("<q", question)
         return [struct.pack("<q", rows[model][index])]
 
@@ -234,18 +265,12 @@ async def _load(
             (version / "model.onnx").write_bytes(b"modelled")
         runtime = Runtime(Scheduler(), Telemetry(), clock=virtual_time.now_ns)
         catalogue = Catalogue(runtime, Path(directory))
+        case = _case_of(names, setting)
         workers = [
-            virtual_time.ModelledWorker(
-                runtime,
-                catalogue,
-                WorkerId(f"worker-{n}"),
-                setting.costs,
-                answer,
-                Random(n),
-                inputs=image,
-                outputs=label,
+            virtual_time.VirtualWorker(
+                runtime, catalogue, case, index, answer, inputs=image, outputs=label
             )
-            for n in range(setting.num_workers)
+            for index in range(setting.num_workers)
         ]
         for worker in workers:
             worker.join()
@@ -382,7 +407,9 @@ def produce(
             "rate_qps": setting.rate_qps,
             "workers": "CPU worker, live"
             if live
-            else f"{setting.num_workers} modelled: {setting.costs}",
+            else f"{setting.num_workers} simulated: {setting.noise}, slow "
+            f"{setting.faults.slow_probability:g} x {setting.faults.slow_factor:g}, "
+            f"load {_LOAD_NS} ns, exec {_EXEC_NS} ns",
             "outcomes": {f"{point.arm} {point.size}": _outcomes(point) for point in points},
             "paper": "blocking P99 far over 20 ms, with the deadline at it; few missing cost little accuracy",
         },

@@ -1,7 +1,7 @@
 """The controller's shells on virtual time: an event loop whose clock jumps to the next event.
 
 The simulator drives the scheduler alone; selection lives above it, in asyncio. Here the real runtime,
-catalogue and applications run unchanged, between modelled workers and clients, as fast as the
+catalogue and applications run unchanged, between the simulator's workers and clients, as fast as the
 processor can and with the same outcome on any machine. Work takes no time unless a worker says so.
 """
 
@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, TypeVar
 
 from typing_extensions import override
 
-from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
+from clockwright.actions import Action, Infer, Result
 from clockwright.bulk import Buffer
 from clockwright.tensors import TensorSpec
-from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import NS_PER_S, ActionId, GpuKind, ModelId, WorkerId
 from controller.catalogue import Catalogue, Entry
 from controller.core.events import ModelReady, WorkerJoined
 from controller.runtime import Runtime
+from experiments.simulator.case import Case
+from experiments.simulator.loop import NEVER_NS, Loop
+from experiments.simulator.worker import Worker, simulated
 
 T = TypeVar("T")
 
@@ -88,120 +90,128 @@ def now_ns() -> int:
     return round(asyncio.get_running_loop().time() * NS_PER_S)
 
 
-@dataclass(frozen=True, slots=True)
-class ModelledTimes:
-    """Durations of a modelled worker's actions."""
+class VirtualWorker:
+    """One worker of the simulator behind a live runtime: what it says takes time, answers are at once.
 
-    load_ns: int = 2 * NS_PER_MS
-    #: Duration of an EXEC by batch size.
-    exec_ns: Mapping[int, int] = field(
-        default_factory=lambda: {1: NS_PER_MS, 4: 2 * NS_PER_MS, 16: 5 * NS_PER_MS}
-    )
-    #: Standard deviation of an EXEC's duration, as a share of it.
-    noise: float = 0.02
-    #: Injected stragglers: this share of EXECs takes `straggling_factor` times as long; nobody can predict it.
-    straggling: float = 0.01
-    straggling_factor: float = 30.0
-
-
-class ModelledWorker:
-    """One worker behind a link without delay: two lanes, answers from a table."""
+    It lives on a heap of its own, which is played up to the event loop's present whenever that reaches
+    the next thing to do.
+    """
 
     def __init__(
         self,
         runtime: Runtime,
         catalogue: Catalogue,
-        worker_id: WorkerId,
-        costs: ModelledTimes,
-        answer: Callable[[str, Buffer], list[Buffer]],
-        rng: Random,
+        case: Case,
+        index: int,
+        answer: Callable[[ModelId, Buffer], list[Buffer]],
         *,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
     ) -> None:
-        """Take every model, as one of these tensors; answer one input with `answer(model, input)`."""
+        """Hold the cluster's models, as ones of these tensors.
+
+        Args:
+            runtime: where results go.
+            catalogue: offers the models, by the ids that they have in the cluster.
+            case: times, faults, seed. Its workload is not looked at.
+            index: among the cluster's workers.
+            answer: the outputs of one input of a model.
+            inputs: of every model.
+            outputs: likewise.
+        """
         self._runtime = runtime
         self._catalogue = catalogue
-        self._worker_id = worker_id
-        self._costs = costs
+        self._cluster = case.cluster
         self._answer = answer
-        self._rng = rng
         self._inputs = inputs
         self._outputs = outputs
-        self._free_ns = {LoadWeights: 0, Infer: 0}
-
-    def join(self, num_pages: int = 1000) -> None:
-        """Register."""
-        self._runtime.worker_joined(
-            self,
-            WorkerJoined(
-                worker_id=self._worker_id, gpu_kind=GpuKind("modelled"), num_pages=num_pages
-            ),
+        self._models = {model.model_id: model for model in case.cluster.models}
+        #: Of Infers under way: per request, its input.
+        self._payloads: dict[ActionId, tuple[ModelId, Sequence[Buffer]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = Loop()
+        self._worker = Worker(
+            WorkerId(f"worker-{index}"),
+            case,
+            index,
+            0,
+            simulated(case.cluster),
+            self._loop,
+            self._on_result,
+            check=False,
         )
-        self._catalogue.worker_joined(self._worker_id, self)
+
+    def join(self) -> None:
+        """Register."""
+        worker_id = self._worker.worker_id
+        joined = WorkerJoined(
+            worker_id=worker_id, gpu_kind=GpuKind("simulated"), num_pages=self._cluster.num_pages
+        )
+        self._runtime.worker_joined(self, joined)
+        self._catalogue.worker_joined(worker_id, self)
 
     def offer(self, model: Entry) -> None:
         """Take a model."""
+        hosted = self._models[model.model_id]
         event = ModelReady(
-            worker_id=self._worker_id,
-            model_id=model.model_id,
-            # Each model has a graph of its own, as different forests have, so they share no measurements.
-            architecture_id=ArchitectureId(model.name),
-            num_pages=1,
-            load_ns=self._costs.load_ns,
-            exec_ns=self._costs.exec_ns,
+            worker_id=self._worker.worker_id,
+            model_id=hosted.model_id,
+            architecture_id=hosted.architecture_id,
+            num_pages=hosted.num_pages,
+            load_ns=hosted.row.load_ns,
+            exec_ns=hosted.row.exec_ns,
         )
         self._catalogue.model_ready(
-            event, inputs=self._inputs, outputs=self._outputs, weights_bytes=1
+            event,
+            inputs=self._inputs,
+            outputs=self._outputs,
+            weights_bytes=hosted.row.weights_bytes,
         )
 
     def withdraw(self, model: Entry) -> None:
         """Do nothing: an offer is answered at once, so there is none to take back."""
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
-        """Put an action on its lane; an EvictWeights is done at once."""
-        at_ns = now_ns()
-        if not isinstance(action, Infer | LoadWeights):
-            asyncio.get_running_loop().call_soon(
-                self._finish, Result(action_id=action.action_id, received_ns=at_ns), []
-            )
-            return
-        begin_ns = max(at_ns, self._free_ns[type(action)], action.earliest_ns)
-        result = Result(action_id=action.action_id, received_ns=at_ns)
-        outputs: list[Buffer] = []
-        end_ns = begin_ns
-        if begin_ns > action.latest_ns:
-            result.error = ActionError.TOO_LATE
-        else:
-            duration_ns = self._duration_ns(action)
-            end_ns = begin_ns + duration_ns
-            step = StepTime(begin_ns, end_ns, duration_ns)
-            if isinstance(action, Infer):
-                result.input = result.exec = result.output = step
-                for row in payload:
-                    outputs += self._answer(action.model_id, row)
-            else:
-                result.load = step
-        self._free_ns[type(action)] = end_ns
-        loop = asyncio.get_running_loop()
-        loop.call_at(end_ns / NS_PER_S, self._finish, result, outputs)
-
-    def _duration_ns(self, action: Infer | LoadWeights) -> int:
-        if isinstance(action, LoadWeights):
-            return self._costs.load_ns
-        factor = max(self._rng.gauss(1.0, self._costs.noise), 0.5)
-        if self._rng.random() < self._costs.straggling:
-            factor *= self._costs.straggling_factor
-        return round(self._costs.exec_ns[action.batch_size] * factor)
-
-    def _finish(self, result: Result, outputs: list[Buffer]) -> None:
-        self._runtime.action_finished(self._worker_id, result, outputs)
+        """Put an action on the link."""
+        if isinstance(action, Infer):
+            self._payloads[action.action_id] = action.model_id, payload
+        self._loop.run(now_ns())
+        self._worker.send(action)
+        self._arm()
 
     def forget_model(self, model_id: ModelId) -> None:
-        """Do nothing, because nothing is kept."""
+        """Tell the worker to drop a model."""
+        self._loop.run(now_ns())
+        self._worker.forget_model(model_id)
+        self._arm()
 
     def close(self, reason: str) -> None:
-        """Do nothing, because nothing is open."""
+        """Have it vanish."""
+        self._worker.kill()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop.next_ns < NEVER_NS:
+            at_s = self._loop.next_ns / NS_PER_S
+            self._timer = asyncio.get_running_loop().call_at(at_s, self._play)
+
+    def _play(self) -> None:
+        self._loop.run(now_ns())
+        self._arm()
+
+    def _on_result(self, message: tuple[Worker, Result]) -> None:
+        worker, result = message
+        model_id, payload = self._payloads.pop(result.action_id, (ModelId(""), ()))
+        outputs: list[Buffer] = []
+        if not result.error:
+            for row in payload:
+                outputs += self._answer(model_id, row)
+        # What it leads to may be sent here, and so it comes when the heap is not being played.
+        asyncio.get_running_loop().call_soon(
+            self._runtime.action_finished, worker.worker_id, result, outputs
+        )
 
 
 def poisson_ns(rate: float, seconds: float, rng: Random) -> list[int]:

@@ -32,6 +32,11 @@ class Loop:
         """Virtual time, ns since the run began: the clock of a ledger."""
         return self.now_ns
 
+    @property
+    def next_ns(self) -> int:
+        """When something is to be done next; `NEVER_NS` or later: nothing is."""
+        return min(self.arrival_ns, self._heap[0][0]) if self._heap else self.arrival_ns
+
     def at(self, time_ns: int, handler: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401
         """Call `handler(argument)` at a virtual time, not before the present."""
         self._serial += 1

@@ -1,9 +1,9 @@
 """The scheduler against workers that do as they like: every event, every error, in any order.
 
-Where test_core_random has modelled workers that behave, here chance decides when an action ends and
-how, which models and workers come and go, and what is cancelled. Whatever happens: one response per
-request, nothing sent that the worker's state forbids, and no GPU idle beside requests that it could
-answer. A failing case prints its seed; `Chaos(seed, policy).run()` repeats it.
+Where test_random has workers that behave, here chance decides when an action ends and how, which models
+and workers come and go, and what is cancelled. Whatever happens: one response per request, nothing sent
+that the worker's state forbids, no command that finds nobody to carry it out, and no GPU idle beside
+requests that it could answer. A failing case prints its seed; `Chaos(seed, policy).run()` repeats it.
 """
 
 from __future__ import annotations

@@ -6,9 +6,11 @@ A failing case prints its seed; `run(seed, policy, ...)` repeats it.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
+from clockwright.actions import ActionError
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, WorkerId
 from controller.core import Scheduler, SchedulerConfig
@@ -17,6 +19,7 @@ from controller.core.events import (
     ModelRemoved,
     WorkerDraining,
 )
+from controller.telemetry import ActionRow
 from experiments.simulator import HostedModel
 from tests.kit.simulated_cluster import SimulatedCluster, row
 
@@ -24,6 +27,9 @@ MS = NS_PER_MS
 SECONDS = 3
 # Those that promise anything about time.
 POLICIES = ("clockwork", "edf_mh")
+# Of a GPU: hardly for a few models, and for all there may be.
+TIGHT = (7, 40)
+ROOMY = (84, 84)
 
 
 def random_models(generator: random.Random) -> list[HostedModel]:
@@ -48,14 +54,16 @@ def random_models(generator: random.Random) -> list[HostedModel]:
     ]
 
 
-def run(seed: int, policy: str, *, faults: bool, sigma: float) -> SimulatedCluster:
+def run(
+    seed: int, policy: str, *, faults: bool, sigma: float, pages: tuple[int, int] = TIGHT
+) -> SimulatedCluster:
     generator = random.Random(seed)
     scheduler = Scheduler(SchedulerConfig(policy=policy))
     models = random_models(generator)
     cluster = SimulatedCluster(scheduler, models, seed=seed, exec_sigma=sigma)
     num_workers = generator.randint(1, 3)
     workers = [
-        cluster.add_worker(f"gpu{index}", generator.randint(7, 40)) for index in range(num_workers)
+        cluster.add_worker(f"gpu{index}", generator.randint(*pages)) for index in range(num_workers)
     ]
     requests = []
 
@@ -99,20 +107,85 @@ def test_every_request_gets_one_response_and_no_success_is_late(
         assert refusal.departure_ns <= cluster.deadlines[request_id], "refused after its deadline"
 
 
-@pytest.mark.seeds(1)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_exact_predictions_are_hardly_ever_late(policy: str, seed: int) -> None:
-    """With no noise and known delays, what is sent is in time, but for two weak spots.
+@pytest.mark.seeds(6)
+def test_exact_predictions_are_never_late_once_all_is_loaded(seed: int, policy: str) -> None:
+    """With no noise and known delays, what is sent is in time."""
+    cluster = run(seed, policy, faults=False, sigma=0.0, pages=ROOMY)
+    actions = cluster.telemetry.actions
+    loaded_ns = max(action.load.end_ns for action in actions if action.load is not None)
+    infers = [action for action in actions if action.sent_ns > loaded_ns]
+    assert len(infers) > 100
+    for infer in infers:
+        assert infer.exec is not None, infer
+        assert infer.exec.begin_ns <= infer.expected_begin_ns, infer
+    for request in cluster.telemetry.requests:
+        assert request.outcome != Refusal.LATE.value or request.departure_ns <= loaded_ns, request
 
-    A worker fills the time that a batch waits for its load with a later batch that is ready, which the
-    scheduler expects behind. And the scheduler may expect a lane to be free a fraction of a millisecond
-    too early, because actions reach the worker sooner than the delay that it allows for.
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.seeds(6)
+def test_exact_predictions_are_late_only_where_a_lane_waits_for_a_load(
+    seed: int, policy: str
+) -> None:
+    """Two weak spots; every request that is late is a victim of one of them."""
+    cluster = run(seed, policy, faults=False, sigma=0.0)
+    actions = cluster.telemetry.actions
+    missed = [action for action in actions if action.error != ActionError.NONE.name]
+    for action in missed:
+        assert action.error == ActionError.TOO_LATE.name, action
+        assert was_overtaken(action, actions) or follows_a_gap(action, actions), action
+    for request in cluster.telemetry.requests:
+        if request.outcome == Refusal.LATE.value:
+            assert any(
+                action.model_id == request.model_id
+                and request.arrival_ns <= action.sent_ns <= request.departure_ns
+                for action in missed
+            ), request
+
+
+def was_overtaken(late: ActionRow, actions: Sequence[ActionRow]) -> bool:
+    """Whether a later Infer ran first, because the weights of this one were not there yet.
+
+    A worker does not hold its lane free for a batch that waits for its load, and so the batch finds it
+    busy. The scheduler expects the lane to keep the order in which it was fed.
     """
-    runs = [run(seed + number, policy, faults=False, sigma=0.0) for number in range(6)]
-    num_late = sum(cluster.refusal_counts()[Refusal.LATE.value] for cluster in runs)
-    assert num_late <= sum(len(cluster.deadlines) for cluster in runs) / 1000
-    errors = {action.error for cluster in runs for action in cluster.telemetry.actions}
-    assert errors <= {"NONE", "TOO_LATE"}
+    loaded_ns = [end_ns for sent_ns, end_ns in loads_of(late, actions) if sent_ns <= late.sent_ns]
+    assert late.latest_ns is not None
+    return any(
+        action.worker_id == late.worker_id
+        and action.action_id > late.action_id
+        and action.exec is not None
+        and action.exec.begin_ns < loaded_ns[-1]
+        and action.exec.end_ns > late.latest_ns
+        for action in actions
+    )
+
+
+def follows_a_gap(late: ActionRow, actions: Sequence[ActionRow]) -> bool:
+    """Whether an Infer before it waited for its load.
+
+    The scheduler keeps the wait as a stretch of time behind the Infer before, not as the time at which
+    the load ends. When that Infer ends sooner than predicted, it takes the wait to end sooner too.
+    """
+    return any(
+        action.worker_id == late.worker_id
+        and action.action_id < late.action_id
+        and action.exec is not None
+        and action.exec.end_ns > late.expected_begin_ns
+        and action.exec.begin_ns in [end_ns for _, end_ns in loads_of(action, actions)]
+        for action in actions
+    )
+
+
+def loads_of(infer: ActionRow, actions: Sequence[ActionRow]) -> list[tuple[int, int]]:
+    """When the loads of its model on its worker were sent, and when they ended."""
+    return [
+        (action.sent_ns, action.load.end_ns)
+        for action in actions
+        if action.load is not None
+        and (action.worker_id, action.model_id) == (infer.worker_id, infer.model_id)
+    ]
 
 
 @pytest.mark.seeds(1)

@@ -16,8 +16,8 @@ import pytest
 from controller.selection.policies import BUILT_IN, make_policy
 from experiments import bench_selection
 from experiments.figures import clipper_fig7, clipper_fig8, clipper_fig9, clipper_fig10
-from experiments.selection import virtual_time
 from experiments.selection.stream import Delays, follow
+from experiments.simulator.case import Faults
 
 QUICK8 = clipper_fig8.Setting(
     seeds=(0,),
@@ -76,8 +76,8 @@ def test_figure_10_compares_one_model_for_all_with_ones_own(tmp_path: Path) -> N
 
 
 def test_figure_9_leaves_stragglers_behind_on_virtual_time(tmp_path: Path) -> None:
-    costs = virtual_time.ModelledTimes(straggling=0.05)
-    setting = clipper_fig9.Setting(sizes=(4,), seconds=0.6, num_workers=2, costs=costs)
+    faults = Faults(slow_probability=0.05, slow_factor=30.0)
+    setting = clipper_fig9.Setting(sizes=(4,), seconds=0.6, num_workers=2, faults=faults)
     mitigated, blocking = clipper_fig9.produce(setting, tmp_path)
     assert mitigated.late(setting.slo_ms) == 0 < blocking.late(setting.slo_ms)
     assert mitigated.missing > 0 == blocking.missing

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
+from typing_extensions import override
+
+from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from clockwright.units import (
     NS_PER_MS,
     ActionId,
@@ -17,30 +20,24 @@ from clockwright.units import (
 )
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
-    ActionFailed,
-    ActionSucceeded,
     AdmissionClosed,
     AnswerRequest,
     ClockSeen,
-    CloseWorker,
     Command,
     Event,
-    ForgetModel,
     ModelAdded,
     ModelReady,
     ModelRemoved,
     RefuseRequest,
     RequestArrived,
-    RequestCancelled,
     RequestsArrived,
     SendAction,
-    TimerFired,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
 )
 from controller.core.invariants import check_no_gpu_idles
 from controller.core.policy import PolicyKind
+from controller.ledger import Finished, Ledger, Sent
 
 MS = NS_PER_MS
 NUM_STEPS = 1500
@@ -53,12 +50,25 @@ ERRORS = [error for error in ActionError if error is not ActionError.NONE]
 class Device:
     """What a worker has and does, by what it was told and by what it answered."""
 
+    worker_id: WorkerId
     num_free_pages: int
     profiles: dict[ModelId, ModelReady] = field(default_factory=dict)
     resident: set[ModelId] = field(default_factory=set)
     loading: dict[ModelId, ActionId] = field(default_factory=dict)
     actions: dict[ActionId, SendAction] = field(default_factory=dict)
     draining: bool = False
+
+
+class Counting(Scheduler):
+    """A scheduler whose commands are counted."""
+
+    num_commands = 0
+
+    @override
+    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        commands = super().handle(event, now_ns=now_ns)
+        self.num_commands += len(commands)
+        return commands
 
 
 class Chaos:
@@ -70,7 +80,7 @@ class Chaos:
 
     def __init__(self, seed: int, policy: str, kind: PolicyKind | None = None) -> None:
         self.random = random.Random(seed)
-        self.scheduler = Scheduler(
+        self.scheduler = Counting(
             SchedulerConfig(
                 policy=policy,
                 batch_slo_ns=self.random.choice([100 * MS, 10_000 * MS]),
@@ -85,12 +95,24 @@ class Chaos:
         self.now_ns = 0
         self.devices: dict[WorkerId, Device] = {}
         self.models: dict[ModelId, ModelReady] = {}
-        self.deadlines_ns: dict[RequestId, int] = {}
-        #: Answered, refused or cancelled.
-        self.closed: set[RequestId] = set()
         self.num_answers = 0
+        self._num_requests = 0
         self._num_workers = 0
         self._num_models = 0
+        #: Commands that reached those they are for.
+        self._num_carried_out = 0
+        self.ledger: Ledger[Device, None] = Ledger(
+            self.scheduler,
+            clock=lambda: self.now_ns,
+            telemetry=None,
+            send=self.send,
+            answer=self.answer,
+            refuse=self.refuse,
+            forget=self.forget,
+            close=self.close,
+            settled=self.settled,
+            arm=lambda wakeup_ns: wakeup_ns,
+        )
 
     def run(self) -> None:
         for _ in range(2):
@@ -99,18 +121,17 @@ class Chaos:
             self.add_model()
         for _ in range(NUM_STEPS):
             self.step()
-        self.tell(AdmissionClosed())
+        self.ledger.tell(AdmissionClosed())
         while True:
             busy = [worker_id for worker_id, device in self.devices.items() if device.actions]
             if busy:
                 self.finish(self.random.choice(busy), honest=True)
             wakeup_ns = self.scheduler.next_wakeup_ns()
             if wakeup_ns is not None:
-                self.now_ns = max(self.now_ns, wakeup_ns)
-                self.tell(TimerFired())
+                self.advance(max(0, wakeup_ns - self.now_ns))
             elif not busy:
                 break
-        assert self.closed == self.deadlines_ns.keys(), "a request without a response"
+        assert not self.ledger.requests, "a request without a response"
         assert self.scheduler.num_open_requests == 0
 
     def step(self) -> None:
@@ -135,9 +156,9 @@ class Chaos:
 
     def advance(self, time_ns: int) -> None:
         until_ns = self.now_ns + time_ns
-        while (wakeup_ns := self.scheduler.next_wakeup_ns()) is not None and wakeup_ns <= until_ns:
-            self.now_ns = max(self.now_ns, wakeup_ns)
-            self.tell(TimerFired())
+        while (due_ns := self.ledger.due_ns) is not None and due_ns <= until_ns:
+            self.now_ns = max(self.now_ns, due_ns)
+            self.ledger.fire()
             following_ns = self.scheduler.next_wakeup_ns()
             assert following_ns is None or following_ns > self.now_ns, "the timer fires in vain"
         self.now_ns = until_ns
@@ -146,54 +167,55 @@ class Chaos:
 
     def arrive(self) -> None:
         if self.random.random() < 0.8:
-            self.tell(self.request())
+            self.ledger.tell(self.request())
         else:
             count = self.random.randint(2, 9)
-            self.tell(RequestsArrived(requests=tuple(self.request() for _ in range(count))))
+            self.ledger.tell(RequestsArrived(requests=tuple(self.request() for _ in range(count))))
 
     def request(self) -> RequestArrived:
+        self._num_requests += 1
         request = RequestArrived(
-            request_id=RequestId(len(self.deadlines_ns) + 1),
+            request_id=RequestId(self._num_requests),
             model_id=self.random.choice([*self.models, ModelId("unknown")]),
             rows=self.random.choice([1, 1, 1, 2, 3, 5]),
             arrival_ns=max(0, self.now_ns - self.random.choice([0, 0, MS // 10, 3 * MS])),
             slo_ns=self.random.choice([5, 20, 50, 100, 400, 3000]) * MS,
         )
-        self.deadlines_ns[request.request_id] = request.arrival_ns + request.slo_ns
+        self.ledger.open(request, None)
         return request
 
     def cancel(self) -> None:
-        if open_ids := [request for request in self.deadlines_ns if request not in self.closed]:
-            request_id = self.random.choice(open_ids)
-            self.closed.add(request_id)
-            self.tell(RequestCancelled(request_id=request_id))
+        if self.ledger.requests:
+            self.ledger.withdraw(self.random.choice(list(self.ledger.requests)))
 
     def join(self) -> None:
         if len(self.devices) == 4:
             return
         self._num_workers += 1
         worker_id, num_pages = WorkerId(f"w{self._num_workers}"), self.random.randint(4, 16)
-        self.devices[worker_id] = Device(num_pages)
+        device = self.devices[worker_id] = Device(worker_id, num_pages)
         # One kind: load priorities are computed from the first worker's estimates.
-        self.tell(WorkerJoined(worker_id=worker_id, gpu_kind=GpuKind("k"), num_pages=num_pages))
+        self.ledger.join(
+            device, WorkerJoined(worker_id=worker_id, gpu_kind=GpuKind("k"), num_pages=num_pages)
+        )
 
     def lose(self) -> None:
         if self.devices:
             worker_id = self.random.choice(list(self.devices))
             del self.devices[worker_id]
-            self.tell(WorkerLost(worker_id=worker_id))
+            self.ledger.lose(worker_id)
 
     def look_at_clock(self) -> None:
         if self.devices:
             worker_id = self.random.choice(list(self.devices))
             clock_mhz = self.random.choice([1000, 1400, 1400, 1400])
-            self.tell(ClockSeen(worker_id=worker_id, clock_mhz=clock_mhz))
+            self.ledger.tell(ClockSeen(worker_id=worker_id, clock_mhz=clock_mhz))
 
     def drain(self) -> None:
         if self.devices:
             worker_id = self.random.choice(list(self.devices))
             self.devices[worker_id].draining = True
-            self.tell(WorkerDraining(worker_id=worker_id))
+            self.ledger.tell(WorkerDraining(worker_id=worker_id))
 
     def add_model(self) -> None:
         if len(self.models) == 10:
@@ -210,20 +232,20 @@ class Chaos:
             load_ns=(1 + 3 * number) * MS,
             exec_ns={size: (1 + number) * (1 + size) * MS // 4 for size in sizes},
         )
-        self.tell(ModelAdded(model_id=model_id))
+        self.ledger.tell(ModelAdded(model_id=model_id))
 
     def remove_model(self) -> None:
         if self.models:
             model_id = self.random.choice(list(self.models))
             del self.models[model_id]
-            self.tell(ModelRemoved(model_id=model_id))
+            self.ledger.tell(ModelRemoved(model_id=model_id))
 
     def make_ready(self) -> None:
         for worker_id, device in list(self.devices.items()):
             for model_id, model in self.models.items():
                 if model_id not in device.profiles and not device.draining:
                     device.profiles[model_id] = model
-                    self.tell(
+                    self.ledger.tell(
                         ModelReady(
                             worker_id=worker_id,
                             model_id=model_id,
@@ -268,7 +290,7 @@ class Chaos:
         elif action.model_id not in device.resident:
             error = ActionError.NOT_RESIDENT
         if error is not ActionError.NONE:
-            self.tell(ActionFailed(worker_id=worker_id, action_id=action_id, error=error))
+            self.ledger.finish(worker_id, Result(action_id=action_id, received_ns=0, error=error))
             return
         end_ns = self.now_ns - self.random.randint(0, MS // 5)
         profile = device.profiles[action.model_id]
@@ -277,49 +299,63 @@ class Chaos:
             duration_ns = profile.exec_ns[action.batch_size]
         # No more than that: a larger batch is expected to take longer (clockwork.py).
         scale = self.random.choice([0.8, 1, 1, 1.2])
-        self.tell(
-            ActionSucceeded(
-                worker_id=worker_id,
-                action_id=action_id,
-                begin_ns=min(command.expected_begin_ns, end_ns),
-                end_ns=end_ns,
-                duration_ns=int(duration_ns * scale),
-            )
-        )
+        begin_ns = min(command.expected_begin_ns, end_ns)
+        time = StepTime(begin_ns, end_ns, int(duration_ns * scale))
+        result = Result(action_id=action_id, received_ns=0)
+        if isinstance(action, Infer):
+            result.exec = time
+        else:
+            result.load = time
+        self.ledger.finish(worker_id, result)
 
     # --- what comes of it -----------------------------------------------------------------------
 
-    def tell(self, event: Event) -> None:
-        for command in self.scheduler.handle(event, now_ns=self.now_ns):
-            self.take(command)
+    def settled(self) -> None:
+        # The ledger keeps silent about a second response, and about a command to a worker that is gone.
+        assert self._num_carried_out == self.scheduler.num_commands, "a command for nobody"
         check_no_gpu_idles(self.scheduler, self.now_ns)
 
-    def take(self, command: Command) -> None:
-        match command:
-            case SendAction():
-                self.take_action(command, self.devices[command.worker_id])
-            case AnswerRequest() | RefuseRequest():
-                assert command.request_id not in self.closed, "a second response"
-                self.closed.add(command.request_id)
-                if isinstance(command, AnswerRequest):
-                    assert self.now_ns <= self.deadlines_ns[command.request_id]
-                    self.num_answers += 1
-            case ForgetModel():
-                device = self.devices[command.worker_id]
-                assert command.model_id not in device.resident
-                models = [sent.action.model_id for sent in device.actions.values()]
-                assert command.model_id not in models, "forgotten while in use"
-                device.profiles.pop(command.model_id, None)
-            case CloseWorker():
-                device = self.devices.pop(command.worker_id)
-                assert command.reason or not device.actions, "told to leave while at work"
+    def answer(
+        self,
+        request: RequestArrived,
+        _kept: None,
+        _command: AnswerRequest,
+        _finished: Finished,
+        now_ns: int,
+        in_time: bool,
+    ) -> None:
+        self._num_carried_out += 1
+        assert in_time, f"request {request.request_id} answered late at {now_ns} ns"
+        self.num_answers += 1
 
-    def take_action(self, command: SendAction, device: Device) -> None:
+    def refuse(
+        self, _request: RequestArrived, _kept: None, _command: RefuseRequest, _now_ns: int
+    ) -> None:
+        self._num_carried_out += 1
+
+    def forget(self, device: Device, model_id: ModelId) -> None:
+        self._num_carried_out += 1
+        assert model_id not in device.resident
+        models = [command.action.model_id for command in device.actions.values()]
+        assert model_id not in models, "forgotten while in use"
+        device.profiles.pop(model_id, None)
+
+    def close(self, device: Device, reason: str, _lost: Sequence[Sent]) -> None:
+        self._num_carried_out += 1
+        del self.devices[device.worker_id]
+        assert reason or not device.actions, "told to leave while at work"
+
+    def send(self, device: Device, sent: Sent) -> None:
+        self._num_carried_out += 1
+        command = sent.command
         action = command.action
         num_pages = device.profiles[action.model_id].num_pages
         if isinstance(action, EvictWeights):
             device.resident.remove(action.model_id)
             device.num_free_pages += num_pages
+            # While the scheduler's other commands wait to be carried out.
+            result = Result(action_id=action.action_id, received_ns=0)
+            self.ledger.finish(device.worker_id, result)
             return
         assert not device.draining
         assert self.now_ns <= action.earliest_ns <= command.expected_begin_ns <= action.latest_ns
@@ -333,5 +369,5 @@ class Chaos:
             assert action.model_id in device.resident or action.model_id in device.loading
             assert sum(action.rows) <= action.batch_size
             assert len(action.rows) == len(command.request_ids)
-            assert self.closed.isdisjoint(command.request_ids)
+            assert self.ledger.requests.keys() >= set(command.request_ids)
         device.actions[action.action_id] = command
