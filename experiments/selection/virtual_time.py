@@ -126,7 +126,7 @@ class VirtualWorker:
         self._inputs = inputs
         self._outputs = outputs
         self._models = {model.model_id: model for model in case.cluster.models}
-        #: Of Infers under way: per request, its input.
+        #: The input of each request of every Infer under way.
         self._payloads: dict[ActionId, tuple[ModelId, Sequence[Buffer]]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = Loop()

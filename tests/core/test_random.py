@@ -27,7 +27,7 @@ MS = NS_PER_MS
 SECONDS = 3
 # Those that promise anything about time.
 POLICIES = ("clockwork", "edf_mh")
-# Of a GPU: hardly for a few models, and for all there may be.
+# Pages of a GPU: hardly enough for a few models, and enough for all there may be.
 TIGHT = (7, 40)
 ROOMY = (84, 84)
 
