@@ -26,7 +26,7 @@ Left out, and recorded beside what was kept (`experiments/results/ablation.json`
 
 * **Prefetch** of models with periodic demand, with every arrival of the next second known: on the Azure replay
   it makes most of the few cold requests warm, which had been answered in time without it.
-* **The slowest GPU that is in time** among unlike ones: see `Dispatch.offer`.
+* **The slowest GPU that is in time** among unlike ones: see `Dispatch.place`.
 * **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
 """
 
