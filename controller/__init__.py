@@ -42,9 +42,7 @@ worker's link on the right; its result comes in by the same link, becomes an eve
 command that follows from it resolves the request's future. The answer is checked against its deadline once
 more on its way out, because the way out takes time too.
 
-Who guards the deadline: `core` admits and plans by prediction, the worker drops an action whose window is
-over, the ledger counts what came back, and `front.server` what left. The first two save the GPU's time; the
-last two keep the promise to the client.
+Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 
 Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
 thread lock. Three things leave it: reading, hashing and writing model files (`asyncio.to_thread`),

@@ -51,6 +51,7 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
         address = f"{_reachable(config.host)}:{port}"
         workers.start(address)
         loop = asyncio.get_running_loop()
+        console.print(f"listening on {config.host}:{port}")
         announcement.append(loop.create_task(_announce(console, address, workers)))
 
     try:
@@ -70,7 +71,6 @@ async def _announce(console: Console, address: str, workers: LocalWorkers) -> bo
     Returns:
         False when that will not come, because no local worker is left of those there should be.
     """
-    console.print(f"listening on {address}")
     num_workers = workers.num_alive
     channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
     async with channel:

@@ -54,13 +54,16 @@ import point down only::
     +------------------------------------------------------------------+
        timeline   estimator   delivery   shares   events   config
 
-To find a rule: why a model gets another copy, `copies`; what the policy hears of a change, the table
-in `books`; what is evicted, `policies/eviction`; the margin, `admission.margin_of`; the window of an
-action, `dispatch`; when a worker is given up, `Scheduler._check_timeout`.
+To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
+`Dispatch.fill_exec` and `fill_load`; why a model gets another copy, `copies`; what the policy hears of a
+change, the table in `books`; what is evicted, `policies.eviction`; the margin, `admission.margin_of`; the
+window of an action, `dispatch`; why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`. A worker is given up
+when a result is overdue (`Scheduler._check_timeout`), when it contradicts the books
+(`Scheduler._action_failed`), and by its link when it is silent (`controller.worker_link`).
 
 Who guards the deadline
 -----------------------
-A response after its deadline is never a success. Six places see to it, each for what the one before
+A response after its deadline is never a success. Seven places see to it, each for what the one before
 cannot know:
 
 1. `admission.judge` refuses a request that no worker could finish by `due_ns`, when it arrives and
@@ -73,10 +76,11 @@ cannot know:
    and `Scheduler._put_back` has its requests wait again, or refuses them (`LATE`).
 4. `Scheduler._expire` refuses a request that was sent (`LATE`) when its deadline passes without a result.
 5. `Scheduler._answer` refuses it (`LATE`) when the result comes after the deadline, but before the timer.
-6. The front looks at the clock once more when it has encoded the response, because what lies between the
-   core and the client's socket takes time too. It alone can be late without the core's knowing.
+6. The ledger looks at the clock once more when it carries an answer out: the event may have waited its turn.
+7. So does the front when it has encoded the response, because the way to the client's socket takes time too.
+   The last two can be late without the core's knowing.
 
-A policy that does not predict skips 1 to 4: its requests wait until they have run, and 5 judges them.
+A policy that does not predict skips 1 to 4: its requests wait until they have run, and 5 to 7 judge them.
 """
 
 from controller.core.config import EdfMhConfig, SchedulerConfig

@@ -1,15 +1,17 @@
 """When a model gets another copy of its weights: every reason there is, and what each may take for it.
 
-| reason         | asked when                      | taken from                                           | may evict |
-|----------------|---------------------------------|------------------------------------------------------|-----------|
-| `DEMAND`       | requests wait                   | a load lane with room, in the policy's own order     | yes       |
-| `IDLE_PAGES`   | requests wait                   | a worker with nothing in flight, and its free pages  | no        |
-| `REFUSED_FULL` | a request was refused at arrival | an idle load lane, and the free pages of its worker | no        |
-| `REFUSED_COLD` | a request was refused at arrival | an idle load lane that nothing else wants           | yes       |
-| `WANTED`       | somebody said so                | as for `REFUSED_COLD`                                | yes       |
+| reason         | asked when                      | taken from                                          | may evict  |
+|----------------|---------------------------------|-----------------------------------------------------|------------|
+| `DEMAND`       | requests wait                   | a load lane with room, in the policy's own order    | yes        |
+| `IDLE_PAGES`   | requests wait                   | a worker with nothing in flight, and its free pages | no         |
+| `REFUSED_FULL` | one was refused as `OVERLOADED` | an idle load lane, and the free pages of its worker | no         |
+| `REFUSED_COLD` | one was refused as `COLD`       | an idle load lane that nothing else wants           | yes        |
+| `WANTED`       | somebody said so                | as for `REFUSED_COLD`                               | yes        |
 
 `DEMAND` is the policy's measure: for `clockwork` Appendix B's load priority, for `edf_mh` no copy at all, or
-requests refused of late though there was one. Only for `DEMAND` a model queues: it stays wanted until its
+requests refused of late though there was one; for
+`clipper` and `infaas` no copy, or late answers. `REFUSED_FULL` is for policies that ask for it (`Traits.eager_copies`),
+`REFUSED_COLD` and `WANTED` for models without any copy. Only for `DEMAND` a model queues: it stays wanted until its
 load is sent, or the policy finds the demand gone. The other reasons hold at that moment or not at all.
 
 Two of them are about requests that do not wait, and so are no demand: without `REFUSED_COLD`, a model whose

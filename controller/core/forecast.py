@@ -1,8 +1,12 @@
 """Which of several models could answer a request in time, before anything is asked.
 
-Each model is judged by the same lower bound as in `admission`. But the members of an ensemble share lanes:
-each one that fits takes its time from those behind it. So K requests with one deadline are priced as K
-requests, and the members that do not fit are known before anything is sent.
+Each model is judged by a lower bound like the one in `admission`. But the members of an ensemble share
+lanes: each one that fits takes its time from those behind it. So K requests with one deadline are priced as
+K requests, and the members that do not fit are known before anything is sent.
+
+The two bounds are written apart and are not quite the same. Here the queue ahead is priced at the fastest
+kind's rate, on all copies, also where the model would be loaded anew, and `INFEASIBLE` compares with the time
+that is left, not with the whole SLO. A forecast decides which members are asked; `admission` has the last word.
 
 It writes in one place, which a forecast should not: `_doubt`, as `admission` does.
 """

@@ -4,7 +4,8 @@ Here an event becomes changes of the books and looks at lanes, requests are admi
 results taken. What is true is in `Books`, when to look again in `Alarms`, what a lane gets next in
 `Dispatch`; which batch and which weights, the policy says.
 
-Deviations from Clockwork's source, all shared by every policy:
+Deviations from Clockwork's source, shared by the policies that predict (those that react evict a model with
+waiting requests, and refuse nothing by prediction):
 
 * A model's queue is in deadline order, not arrival order, so mixed SLOs in one model work.
 * `latest_ns` of an Infer is capped by its earliest deadline minus its predicted time.
