@@ -35,8 +35,9 @@ def kind_of(name: str) -> PolicyKind:
     point = points[name]
     try:
         kind = point.load()
-    except Exception as error:  # whatever a stranger's module does on import
-        raise ConfigError(f"policy {name} ({point.value}): {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does on import
+        why = str(error) or type(error).__name__
+        raise ConfigError(f"policy {name} ({point.value}): {why}") from error
     if not isinstance(kind, PolicyKind):
         raise ConfigError(f"policy {name} ({point.value}): found {kind!r}, expected a PolicyKind")
     return kind

@@ -106,6 +106,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         information = site / "one_at_a_time-1.0.dist-info"
         information.mkdir(parents=True)
         (site / "one_at_a_time.py").write_text(MODULE)
+        (site / "one_that_leaves.py").write_text("raise SystemExit\n")
         (information / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: one-at-a-time\nVersion: 1.0\n"
         )
@@ -149,6 +150,7 @@ def test_a_built_in_name_means_the_built_in_policy(install: Install) -> None:
     ("entry_point", "problem"),
     [
         ("mine = no.such.module:X", r"policy mine \(no\.such\.module:X\): No module named 'no'"),
+        ("mine = one_that_leaves:KIND", r"policy mine \(one_that_leaves:KIND\): SystemExit"),
         ("mine = one_at_a_time:NOTHING", r"policy mine \(one_at_a_time:NOTHING\): .*no attribute"),
         (
             "mine = one_at_a_time:OneAtATime",
