@@ -5,7 +5,9 @@ A package announces one so::
     [project.entry-points."clockwright.schedulers"]
     mine = "my_package:MINE"        # MINE = PolicyKind(MyPolicy, Traits(predicts=True))
 
-and `--policy mine` serves with it. Here, and not in `controller.core`, because entry points are files.
+and `--policy mine` serves with it. `MyPolicy` has all the methods of `controller.core.policy.Policy` and is
+not derived from it: where the core is compiled (`make native`), interpreted code cannot derive from a
+protocol. The look-up is here, and not in `controller.core`, because entry points are files.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from collections import deque
 
 from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.strategies import Strategies
-from controller.core.policy import Batch, Policy, PolicyKind, Traits
+from controller.core.policy import Batch, PolicyKind, Traits
 
 
 def oldest(copy, begin_ns):
@@ -31,7 +31,7 @@ def oldest(copy, begin_ns):
     return Batch(copy, 0, 1, 0, required_ns, begin_ns)
 
 
-class OneAtATime(Policy):
+class OneAtATime:
     def __init__(self, config):
         self.lookahead_ns = config.lookahead_ns
         self.max_outstanding = config.max_outstanding
@@ -47,8 +47,17 @@ class OneAtATime(Policy):
         if model.queue:
             self.strategies.update(model)
 
+    def demand_changed(self, model):
+        pass
+
     def copy_gone(self, copy):
         copy.strategy_key = None
+
+    def infer_ended(self, sent, event, now_ns):
+        pass
+
+    def refused(self, request, refusal, *, now_ns):
+        pass
 
     def unpark(self, worker):
         self.strategies.unpark(worker)
