@@ -5,7 +5,9 @@ A package announces one so::
     [project.entry-points."clockwright.schedulers"]
     mine = "my_package:MINE"        # MINE = PolicyKind(MyPolicy, Traits(predicts=True))
 
-and `--policy mine` serves with it. Entry points are files, so they are read here, not in `controller.core`.
+and `--policy mine` serves with it. `MyPolicy` has all the methods of `controller.core.policy.Policy` and is
+not derived from it: where the core is compiled (`make native`), interpreted code cannot derive from a
+protocol. The look-up is here, and not in `controller.core`, because entry points are files.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def kind_of(name: str) -> PolicyKind:
     point = points[name]
     try:
         kind = point.load()
-    except Exception as error:  # whatever a stranger's module does on import
-        raise ConfigError(f"policy {name} ({point.value}): {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does on import
+        why = str(error) or type(error).__name__
+        raise ConfigError(f"policy {name} ({point.value}): {why}") from error
     if not isinstance(kind, PolicyKind):
         raise ConfigError(f"policy {name} ({point.value}): found {kind!r}, expected a PolicyKind")
     return kind

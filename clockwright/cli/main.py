@@ -27,7 +27,9 @@ _FIRST = (
 class _Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
         super().__init__(**settings)
-        found = {point.name: point for point in entry_points(group="clockwright.commands")}
+        # The last of a name holds, so ours come last: nobody's package replaces `up` unnoticed.
+        points = sorted(entry_points(group="clockwright.commands"), key=_is_ours)
+        found = {point.name: point for point in points}
         others = sorted(found.keys() - set(_FIRST))
         #: Entry points until somebody asks for the command.
         self.commands: Any = {name: found[name] for name in (*_FIRST, *others) if name in found}
@@ -69,12 +71,18 @@ def main() -> None:
         sys.exit(130)
 
 
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and point.dist.name == "clockwright"
+
+
 def _load(point: EntryPoint) -> Any:  # noqa: ANN401
     try:
         return _command(point.name, point.load())
-    # Its floor may be missing, and a stranger's module does whatever it likes.
-    except Exception as error:
-        reason = f"command {point.name} ({point.value}) cannot be loaded: {error}"
+    # Its floor may be missing, and a stranger's module does whatever it likes: one that exits must not
+    # take the help of all other commands with it.
+    except (Exception, SystemExit) as error:
+        why = str(error) or type(error).__name__
+        reason = f"command {point.name} ({point.value}) cannot be loaded: {why}"
 
     def broken() -> None:
         raise ConfigError(reason)

@@ -80,11 +80,15 @@ def others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "lost = no_such_floor.cli:lost\n"
         "nameless = others_of_a_test:nobody\n"
         "number = others_of_a_test:SEVEN\n"
+        "leaver = others_that_leave:leave\n"
+        "up = others_of_a_test:greet\n"
     )
     (tmp_path / "others_of_a_test.py").write_text(
         "SEVEN = 7\ndef greet(name: str) -> None:\n    print('hello', name)\n"
     )
-    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "others_that_leave.py").write_text("raise SystemExit\n")
+    # Behind ours, or in the same folder behind it: what is found later is not to replace `up`.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
 
 
 @pytest.mark.usefixtures("others")
@@ -99,6 +103,7 @@ def test_another_packages_command_is_one_of_ours(run: Run) -> None:
         ("lost", "no_such_floor.cli:lost", "No module named 'no_such_floor'"),
         ("nameless", "others_of_a_test:nobody", "no attribute 'nobody'"),
         ("number", "others_of_a_test:SEVEN", "7"),
+        ("leaver", "others_that_leave:leave", "SystemExit"),
     ],
 )
 @pytest.mark.parametrize("arguments", [(), ("--help",), ("--some", "flag", "word")])
@@ -116,9 +121,16 @@ def test_a_broken_command_is_one_line_that_names_it(
 def test_a_broken_command_breaks_no_other(run: Run) -> None:
     code, out, _ = run("--help")
     assert code == 0
-    for name in (*COMMANDS, "greet", "lost", "nameless", "number"):
+    for name in (*COMMANDS, "greet", "lost", "nameless", "number", "leaver"):
         assert name in out
-    assert out.count("cannot be loaded") == 3
+    assert out.count("cannot be loaded") == 4
+
+
+@pytest.mark.usefixtures("others")
+def test_our_commands_are_ours_whoever_else_has_one_of_the_name(run: Run) -> None:
+    code, out, _ = run("up", "--help")
+    assert code == 0
+    assert "Serve models on this machine" in out
 
 
 def test_a_stale_installation_is_told_to_install_again(

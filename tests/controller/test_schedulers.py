@@ -21,7 +21,7 @@ from collections import deque
 
 from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.strategies import Strategies
-from controller.core.policy import Batch, Policy, PolicyKind, Traits
+from controller.core.policy import Batch, PolicyKind, Traits
 
 
 def oldest(copy, begin_ns):
@@ -31,7 +31,7 @@ def oldest(copy, begin_ns):
     return Batch(copy, 0, 1, 0, required_ns, begin_ns)
 
 
-class OneAtATime(Policy):
+class OneAtATime:
     def __init__(self, config):
         self.lookahead_ns = config.lookahead_ns
         self.max_outstanding = config.max_outstanding
@@ -47,8 +47,17 @@ class OneAtATime(Policy):
         if model.queue:
             self.strategies.update(model)
 
+    def demand_changed(self, model):
+        pass
+
     def copy_gone(self, copy):
         copy.strategy_key = None
+
+    def infer_ended(self, sent, event, now_ns):
+        pass
+
+    def refused(self, request, refusal, *, now_ns):
+        pass
 
     def unpark(self, worker):
         self.strategies.unpark(worker)
@@ -106,6 +115,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
         information = site / "one_at_a_time-1.0.dist-info"
         information.mkdir(parents=True)
         (site / "one_at_a_time.py").write_text(MODULE)
+        (site / "one_that_leaves.py").write_text("raise SystemExit\n")
         (information / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: one-at-a-time\nVersion: 1.0\n"
         )
@@ -149,6 +159,7 @@ def test_a_built_in_name_means_the_built_in_policy(install: Install) -> None:
     ("entry_point", "problem"),
     [
         ("mine = no.such.module:X", r"policy mine \(no\.such\.module:X\): No module named 'no'"),
+        ("mine = one_that_leaves:KIND", r"policy mine \(one_that_leaves:KIND\): SystemExit"),
         ("mine = one_at_a_time:NOTHING", r"policy mine \(one_at_a_time:NOTHING\): .*no attribute"),
         (
             "mine = one_at_a_time:OneAtATime",

@@ -1,7 +1,8 @@
 """Models that wait to be loaded, the smallest key first.
 
 The order is a lower bound, corrected when it comes to the top, as in `strategies`. An entry is stale unless its
-key equals the model's `load_key`.
+key equals the model's `load_key`. It stays a heap for the reason measured in `strategies`, and because nobody
+removes from its middle: a model leaves when it comes to the top.
 """
 
 from __future__ import annotations
