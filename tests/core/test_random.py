@@ -165,6 +165,20 @@ class ExecLane:
             (action for action in actions if action.load is not None), key=lambda row: row.action_id
         )
         self._waiting = [infer for infer in self.infers if self._waited(infer)]
+        # An Infer sent behind one that was held up may find the lane empty when it comes: the one before
+        # ended sooner than predicted, and what comes behind is predicted as if the lane had gone on.
+        self._waiting += [
+            infer
+            for infer in self.infers
+            if infer.exec is not None
+            and infer.exec.begin_ns == infer.received_ns
+            and any(
+                other.action_id < infer.action_id
+                and other.result_ns >= infer.sent_ns
+                and self.was_held_up(other)
+                for other in self.infers
+            )
+        ]
 
     def undisturbed(self) -> list[ActionRow]:
         """Those sent while the lane held none that was sent before its weights were there."""
@@ -172,7 +186,8 @@ class ExecLane:
         return [
             infer
             for infer in self.infers
-            if not any(
+            if not self.was_held_up(infer)
+            and not any(
                 other.action_id <= infer.action_id and other.result_ns >= infer.sent_ns
                 for other in planned
             )
