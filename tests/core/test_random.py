@@ -109,83 +109,132 @@ def test_every_request_gets_one_response_and_no_success_is_late(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.seeds(6)
-def test_exact_predictions_are_never_late_once_all_is_loaded(seed: int, policy: str) -> None:
-    """With no noise and known delays, what is sent is in time."""
+def test_exact_predictions_come_true_where_no_lane_waits_for_a_load(seed: int, policy: str) -> None:
+    """With no noise and known delays, an Infer begins when it was predicted to."""
     cluster = run(seed, policy, faults=False, sigma=0.0, pages=ROOMY)
-    actions = cluster.telemetry.actions
-    loaded_ns = max(action.load.end_ns for action in actions if action.load is not None)
-    infers = [action for action in actions if action.sent_ns > loaded_ns]
+    infers = [infer for lane in lanes_of(cluster) for infer in lane.undisturbed()]
     assert len(infers) > 100
+    # An action is there sooner than planned, and the lane takes a batch to run until its result is back.
+    # With a link as fast in one direction as in the other, the plan for the way covers both.
+    early_ns = cluster.scheduler.config.dispatch_delay_ns
     for infer in infers:
         assert infer.exec is not None, infer
-        assert infer.exec.begin_ns <= infer.expected_begin_ns, infer
-    for request in cluster.telemetry.requests:
-        assert request.outcome != Refusal.LATE.value or request.departure_ns <= loaded_ns, request
+        assert 0 <= infer.expected_begin_ns - infer.exec.begin_ns <= early_ns, infer
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("pages", [TIGHT, ROOMY], ids=["tight", "roomy"])
 @pytest.mark.seeds(6)
 def test_exact_predictions_are_late_only_where_a_lane_waits_for_a_load(
-    seed: int, policy: str
+    seed: int, pages: tuple[int, int], policy: str
 ) -> None:
-    """Two weak spots; every request that is late is a victim of one of them."""
-    cluster = run(seed, policy, faults=False, sigma=0.0)
-    actions = cluster.telemetry.actions
-    missed = [action for action in actions if action.error != ActionError.NONE.name]
-    for action in missed:
-        assert action.error == ActionError.TOO_LATE.name, action
-        assert was_overtaken(action, actions) or follows_a_gap(action, actions), action
+    """A weak spot of the scheduler; every Infer and every request that is late is a victim of it.
+
+    The scheduler expects a lane to keep the order in which it was fed, and keeps the wait for a load as a
+    stretch of time behind the Infer before, not as the time at which the load ends.
+    """
+    cluster = run(seed, policy, faults=False, sigma=0.0, pages=pages)
+    missed = []
+    for lane in lanes_of(cluster):
+        for infer in lane.infers:
+            if infer.exec is None:
+                assert infer.error == ActionError.TOO_LATE.name, infer
+                missed.append(infer)
+            if infer.exec is None or infer.exec.begin_ns > infer.expected_begin_ns:
+                assert lane.was_held_up(infer), infer
     for request in cluster.telemetry.requests:
         if request.outcome == Refusal.LATE.value:
+            deadline_ns = request.arrival_ns + request.slo_ns
             assert any(
-                action.model_id == request.model_id
-                and request.arrival_ns <= action.sent_ns <= request.departure_ns
-                for action in missed
+                infer.model_id == request.model_id
+                and request.arrival_ns <= infer.sent_ns
+                and request.departure_ns == min(infer.result_ns, deadline_ns)
+                for infer in missed
             ), request
 
 
-def was_overtaken(late: ActionRow, actions: Sequence[ActionRow]) -> bool:
-    """Whether a later Infer ran first, because the weights of this one were not there yet.
+class ExecLane:
+    """What a worker's exec lane was given, and which of it had to wait for weights."""
 
-    A worker does not hold its lane free for a batch that waits for its load, and so the batch finds it
-    busy. The scheduler expects the lane to keep the order in which it was fed.
-    """
-    loaded_ns = [end_ns for sent_ns, end_ns in loads_of(late, actions) if sent_ns <= late.sent_ns]
-    assert late.latest_ns is not None
-    return any(
-        action.worker_id == late.worker_id
-        and action.action_id > late.action_id
-        and action.exec is not None
-        and action.exec.begin_ns < loaded_ns[-1]
-        and action.exec.end_ns > late.latest_ns
-        for action in actions
-    )
+    def __init__(self, actions: Sequence[ActionRow]) -> None:
+        """Take all actions of one worker."""
+        self.infers = sorted(
+            (action for action in actions if action.type == "Infer"), key=lambda row: row.action_id
+        )
+        self._loads = sorted(
+            (action for action in actions if action.load is not None), key=lambda row: row.action_id
+        )
+        self._waiting = [infer for infer in self.infers if self._waited(infer)]
+        # An Infer sent behind one that was held up may find the lane empty when it comes: the one before
+        # ended sooner than predicted, and what comes behind is predicted as if the lane had gone on.
+        self._waiting += [
+            infer
+            for infer in self.infers
+            if infer.exec is not None
+            and infer.exec.begin_ns == infer.received_ns
+            and any(
+                other.action_id < infer.action_id
+                and other.result_ns >= infer.sent_ns
+                and self.was_held_up(other)
+                for other in self.infers
+            )
+        ]
+
+    def undisturbed(self) -> list[ActionRow]:
+        """Those sent while the lane held none that was sent before its weights were there."""
+        planned = [infer for infer in self.infers if infer.sent_ns <= self._loaded_ns(infer)]
+        return [
+            infer
+            for infer in self.infers
+            if not self.was_held_up(infer)
+            and not any(
+                other.action_id <= infer.action_id and other.result_ns >= infer.sent_ns
+                for other in planned
+            )
+        ]
+
+    def was_held_up(self, late: ActionRow) -> bool:
+        """Whether it waited for its load, or was sent while the lane still held an Infer that does."""
+        return late in self._waiting or any(
+            infer.action_id < late.action_id and infer.result_ns >= late.sent_ns
+            for infer in self._waiting
+        )
+
+    def _waited(self, infer: ActionRow) -> bool:
+        """Whether the lane was free for an Infer before its weights were there.
+
+        Either the Infer began the moment its load ended, or it was overtaken: a worker does not hold its
+        lane free for a batch that waits, and a later one ran in its place.
+        """
+        loaded_ns = self._loaded_ns(infer)
+        if infer.exec is not None and infer.exec.begin_ns == loaded_ns:
+            return True
+        return infer.sent_ns < loaded_ns and any(
+            other.action_id > infer.action_id
+            and other.exec is not None
+            and other.exec.begin_ns < loaded_ns
+            and (infer.exec is None or other.exec.begin_ns < infer.exec.begin_ns)
+            for other in self.infers
+        )
+
+    def _loaded_ns(self, infer: ActionRow) -> int:
+        """When the load ended behind which an Infer was sent."""
+        ends_ns = [
+            action.load.end_ns
+            for action in self._loads
+            if action.load is not None
+            and action.model_id == infer.model_id
+            and action.action_id < infer.action_id
+        ]
+        return ends_ns[-1]
 
 
-def follows_a_gap(late: ActionRow, actions: Sequence[ActionRow]) -> bool:
-    """Whether an Infer before it waited for its load.
-
-    The scheduler keeps the wait as a stretch of time behind the Infer before, not as the time at which
-    the load ends. When that Infer ends sooner than predicted, it takes the wait to end sooner too.
-    """
-    return any(
-        action.worker_id == late.worker_id
-        and action.action_id < late.action_id
-        and action.exec is not None
-        and action.exec.end_ns > late.expected_begin_ns
-        and action.exec.begin_ns in [end_ns for _, end_ns in loads_of(action, actions)]
-        for action in actions
-    )
-
-
-def loads_of(infer: ActionRow, actions: Sequence[ActionRow]) -> list[tuple[int, int]]:
-    """When the loads of its model on its worker were sent, and when they ended."""
-    return [
-        (action.sent_ns, action.load.end_ns)
-        for action in actions
-        if action.load is not None
-        and (action.worker_id, action.model_id) == (infer.worker_id, infer.model_id)
-    ]
+def lanes_of(cluster: SimulatedCluster) -> list[ExecLane]:
+    """The exec lanes of all workers that were sent anything."""
+    actions: dict[WorkerId, list[ActionRow]] = {}
+    for action in cluster.telemetry.actions:
+        actions.setdefault(action.worker_id, []).append(action)
+    return [ExecLane(rows) for rows in actions.values()]
 
 
 @pytest.mark.seeds(1)
