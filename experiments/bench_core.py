@@ -361,7 +361,8 @@ def main() -> None:
     figures = compare(
         options.beside, names=options.cases, rounds=options.rounds, native=options.native
     )
-    command = "python -m experiments.bench_core --beside TREE" + " --native" * options.native
+    command = f"python -m experiments.bench_core --beside TREE --rounds {options.rounds}"
+    command += f"{' --native' * options.native} --cases {' '.join(options.cases)}"
     written = write_results(
         "core",
         figures,
