@@ -6,6 +6,7 @@ today's. A chosen model that did not answer teaches nothing.
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 
@@ -50,8 +51,9 @@ class _OneModel(PerModelPolicy[LogWeights]):
             return state
         return self._learn(state, model, loss, observation.choice.propensities[0])
 
+    @abc.abstractmethod
     def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
-        raise NotImplementedError
+        """Charge a loss to the model that was chosen with a propensity."""
 
     @override
     def weights(self, state: LogWeights) -> dict[str, float]:
