@@ -68,6 +68,8 @@ class ActionError(enum.IntEnum):
     BAD_INPUT = 6
     #: The engine failed.
     DEVICE = 7
+    #: The controller took the action back before it had begun.
+    WITHDRAWN = 8
 
 
 @dataclass(slots=True)

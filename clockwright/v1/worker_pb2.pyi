@@ -17,6 +17,7 @@ class ActionError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ACTION_ERROR_NOT_RESIDENT: _ClassVar[ActionError]
     ACTION_ERROR_BAD_INPUT: _ClassVar[ActionError]
     ACTION_ERROR_DEVICE: _ClassVar[ActionError]
+    ACTION_ERROR_WITHDRAWN: _ClassVar[ActionError]
 ACTION_ERROR_UNSPECIFIED: ActionError
 ACTION_ERROR_TOO_LATE: ActionError
 ACTION_ERROR_UNKNOWN_MODEL: ActionError
@@ -25,6 +26,7 @@ ACTION_ERROR_ALREADY_RESIDENT: ActionError
 ACTION_ERROR_NOT_RESIDENT: ActionError
 ACTION_ERROR_BAD_INPUT: ActionError
 ACTION_ERROR_DEVICE: ActionError
+ACTION_ERROR_WITHDRAWN: ActionError
 
 class FromWorker(_message.Message):
     __slots__ = ("register", "model_needed", "model_progress", "model_ready", "model_refused", "chunk_received", "result", "heartbeat", "drain", "next", "payload")

@@ -217,6 +217,18 @@ class RefuseRequest:
 
 
 @dataclass(slots=True, kw_only=True)
+class WithdrawAction:
+    """Take an action back from a worker that has not begun it.
+
+    The action stays in the books until its result comes: `ActionError.WITHDRAWN` when it had not begun,
+    else what became of it.
+    """
+
+    worker_id: WorkerId
+    action_id: ActionId
+
+
+@dataclass(slots=True, kw_only=True)
 class ForgetModel:
     """Tell a worker that it will get no more actions for a model."""
 
@@ -235,4 +247,6 @@ class CloseWorker:
     reason: str = ""
 
 
-Command = SendAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker
+Command = (
+    SendAction | WithdrawAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker
+)
