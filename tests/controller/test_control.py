@@ -312,7 +312,7 @@ def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Pa
             assert await process == 0
             await worker.ended.wait()
             assert worker.end.startswith("drain:")
-        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("request_id,")
+        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("run,")
 
     run(test)
 
