@@ -14,7 +14,7 @@ from rich.text import Text
 
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
 from controller.telemetry import Telemetry, TelemetryFiles
-from experiments.simulator import Progress, Run, run
+from experiments.simulator import Progress, Run, bottleneck, run
 from experiments.simulator.case import Case
 
 # Enough buckets to tell the end of the arrivals from the time after; few enough for a run of any length.
@@ -91,6 +91,8 @@ def figures(done: Run) -> dict[str, object]:
     duration_ns = done.case.duration_ns
     seconds = duration_ns / NS_PER_S
     inside = summary.total(0, duration_ns)
+    utilisations = done.utilisations()
+    busiest, busy = bottleneck(utilisations)
     return {
         "policy": done.case.scheduler.policy,
         "seed": done.case.seed,
@@ -106,12 +108,19 @@ def figures(done: Run) -> dict[str, object]:
         "latency_p99_ms": total.latency_ns(99) / NS_PER_MS,
         "latency_p999_ms": total.latency_ns(99.9) / NS_PER_MS,
         "latency_max_ms": total.latency_ns(100) / NS_PER_MS,
+        "refusal_p50_ms": total.refusal_ns(50) / NS_PER_MS,
+        "refusal_p99_ms": total.refusal_ns(99) / NS_PER_MS,
         "batches": {str(size): count for size, count in sorted(total.batches.items())},
         "mean_batch_size": total.mean_batch_size,
         "loads": total.loads,
         "action_errors": dict(sorted(total.action_errors.items())),
-        "gpu_utilisation": summary.utilisation(inside.exec_ns, 0, duration_ns),
-        "pcie_utilisation": summary.utilisation(inside.load_ns, 0, duration_ns),
+        "front_utilisation": utilisations["front"],
+        "controller_utilisation": utilisations["controller"],
+        "link_utilisation": utilisations["link"],
+        "gpu_utilisation": utilisations["EXEC"],
+        "pcie_utilisation": utilisations["PCIe"],
+        "bottleneck": busiest,
+        "bottleneck_utilisation": busy,
         "wall_s": done.wall_s,
         "requests_per_wall_s": done.requests_per_wall_s,
     }
