@@ -137,6 +137,7 @@ class Setting(Study):
             num_minutes=self.num_minutes,
             slo_ns=slo_ms * NS_PER_MS,
             noise=self.noise,
+            costs=size.costs,
             seed=self.seed,
         )
 
@@ -191,8 +192,7 @@ def case_of(setting: Setting, policy: str, size: Size, slo_ms: int) -> Case:
     case = azure_replay.case_of(replay, trace, POLICIES[policy])
     hour_ns = (-trace.first_minute % 60) * azure_replay.NS_PER_MINUTE
     workload = case.workload.sliced(hour_ns - size.warmup_ns, hour_ns + size.measured_ns)
-    end_ns = size.warmup_ns + size.measured_ns
-    return replace(case, workload=workload, duration_ns=end_ns, costs=size.costs)
+    return replace(case, workload=workload, duration_ns=size.warmup_ns + size.measured_ns)
 
 
 def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) -> ScaleResult:
