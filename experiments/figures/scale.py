@@ -360,7 +360,7 @@ def _key(result: ScaleResult) -> str:
 
 def draw(results: Sequence[ScaleResult], target: Path) -> None:
     """Latency of answered requests, the tail stretched, a panel for each line of the table."""
-    # Of rates that the core cannot decide there is nothing to see.
+    # A rate that the core cannot decide leaves nothing to be seen.
     shown = [result for result in results if result.label != "_charged"]
     cases = {result.case_key: result for result in shown}
     nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]
