@@ -17,7 +17,7 @@ from typing import Protocol
 from clockwright.actions import Action, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_S, ModelId, RequestId, WorkerId
+from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
@@ -81,6 +81,9 @@ class Link(Protocol):
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Send an action; `payload` is per request, per input tensor."""
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
 
@@ -124,6 +127,7 @@ class Runtime:
             clock=clock,
             telemetry=telemetry,
             send=self._send,
+            withdraw_action=_withdraw_action,
             answer=self._answer,
             refuse=self._refuse,
             forget=_forget,
@@ -343,6 +347,10 @@ class Runtime:
     def _fire(self) -> None:
         self._timer = None
         self._ledger.fire()
+
+
+def _withdraw_action(link: Link, action_id: ActionId) -> None:
+    link.withdraw_action(action_id)
 
 
 def _forget(link: Link, model_id: ModelId) -> None:

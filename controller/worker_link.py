@@ -149,6 +149,11 @@ class WorkerLink:
         header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+        withdrawal = pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id))
+        self._post(withdrawal.SerializeToString())
+
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
         folder = model.folder

@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError
 from clockwright import __version__, wire
 from clockwright.bulk import SMALL_MESSAGE_BYTES, join_bulk, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
-from clockwright.units import PAGE_BYTES, ModelId
+from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
@@ -397,6 +397,8 @@ class _Session(Generic[M]):
         match message.WhichOneof("kind"):
             case "infer" | "load_weights" | "evict_weights":
                 self._lanes.submit(wire.decode_action(message), payload)
+            case "withdraw_action":
+                self._lanes.withdraw(ActionId(message.withdraw_action.action_id))
             case "heartbeat":
                 self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
             case "model_offer":

@@ -11,7 +11,7 @@ import pytest
 
 from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
-from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
@@ -153,6 +153,9 @@ class OffersMade:
 class NoLink:
     def send(self, *_: object) -> None:
         raise AssertionError("nothing is sent in these tests")
+
+    def withdraw_action(self, action_id: ActionId) -> None:
+        pass
 
     def forget_model(self, model_id: ModelId) -> None:
         pass

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from onnx import TensorProto, helper
 
 from clockwright import wire
 from clockwright.actions import ActionError
+from clockwright.bulk import join_bulk
 from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.units import NS_PER_S
 from clockwright.v1 import worker_pb2 as pb
@@ -101,6 +103,31 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
         await drain(stream)
 
     play(tmp_path, script, device="cpu", worker_id="w1")
+
+
+def test_actions_that_are_taken_back_free_their_lane(tmp_path: Path) -> None:
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        actions = [infer(action_id, "relu") for action_id in range(2, 103)]
+        messages = [wire.encode_action(action).SerializeToString() for action in actions]
+        messages = [join_bulk(message, wire.PAYLOAD_FIELD, [bytes(16)]) for message in messages]
+        # The first may run. One that is answered, or was never here, changes nothing.
+        messages += [
+            pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id)).SerializeToString()
+            for action_id in (1, *range(3, 103), 999)
+        ]
+        await stream.send(pb.ToWorker(next=messages, heartbeat=pb.Heartbeat(sent_ns=1)))
+        results = [(await stream.expect("result")) for _ in actions]
+        by_error = Counter(ActionError(result.error) for result in results)
+        assert by_error == {ActionError.WITHDRAWN: 100, ActionError.NONE: 1}
+        assert not any(result.HasField("exec") for result in results if result.error)
+        result, _ = await stream.act(infer(200, "relu"), bytes(16))
+        assert result.error == ActionError.NONE
+        await drain(stream)
+
+    play(tmp_path, script, device="modelled:1000ms")
 
 
 def test_large_tensors_travel_whole(tmp_path: Path) -> None:
