@@ -474,7 +474,8 @@ class WorkerLinks:
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._links: dict[WorkerId, WorkerLink] = {}
-        self._closing = False
+        #: Why no worker is welcome any more; empty while they are.
+        self._closing = ""
         self._all_left = asyncio.Event()
         self._all_left.set()
 
@@ -493,12 +494,18 @@ class WorkerLinks:
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
 
     async def close(self, reason: str) -> None:
-        """Tell all workers to leave, and wait until they have or `LEAVE_LIMIT_S` is over."""
-        self._closing = True
+        """End all streams, and wait until they have ended or `LEAVE_LIMIT_S` is over.
+
+        No worker is sent home: like those of a controller that crashed, they dial until one answers.
+        """
+        self._closing = reason
         for link in self.links:
-            link.close("")
-        await self._all_left.wait()
-        log.info("all workers left: %s", reason)
+            link.cut(reason)
+        try:
+            async with asyncio.timeout(LEAVE_LIMIT_S):
+                await self._all_left.wait()
+        except TimeoutError:
+            log.warning("%d workers' streams have not ended", len(self._links))
 
     async def _attach(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         register = await self._welcome(context)
@@ -542,6 +549,7 @@ class WorkerLinks:
             if message is EOF:
                 return None
             envelope, _ = parse(message)
+            await self._send_away_when_closing(context)
             fault = self._find_fault(envelope)
         except TimeoutError:
             fault = f"no registration within {limit_s:g} s"
@@ -559,10 +567,17 @@ class WorkerLinks:
             silence_limit_ms=self._heartbeats.silence_limit_ms,
         )
         await context.write(pb.ToWorker(welcome=welcome).SerializeToString())
-        # Look again, because the write let others run: two workers of one name may have come together.
+        # Look again, because the write let others run: the controller may close now, and two workers of
+        # one name may have come together.
+        await self._send_away_when_closing(context)
         if fault := self._clash(envelope.register):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
         return envelope.register
+
+    async def _send_away_when_closing(self, context: Context) -> None:
+        """End the stream when the controller closes; a rejection would end the worker, so it gets none."""
+        if self._closing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._closing)
 
     def _find_fault(self, envelope: pb.FromWorker) -> str:
         """Say what is wrong with a first message; empty when nothing is."""
@@ -582,8 +597,6 @@ class WorkerLinks:
         for name in ("num_pages", "page_bytes"):
             if getattr(register, name) == 0:
                 return f"{name} is 0, expected at least 1"
-        if self._closing:
-            return "the controller is shutting down"
         return self._clash(register)
 
     def _clash(self, register: pb.Register) -> str:
