@@ -64,6 +64,8 @@ class Entry:
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
     #: Reason of each worker that refused the model.
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    #: Those of them that did not look at the model, because workers of another kind are to serve it.
+    not_for: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
 
@@ -348,6 +350,7 @@ class Catalogue:
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
             model.refused_by.pop(worker_id, None)
+            model.not_for.discard(worker_id)
         self._announce_change()
 
     def model_progress(self, model_id: ModelId, stage: str) -> None:
@@ -391,13 +394,21 @@ class Catalogue:
         self._announce_change()
         return True
 
-    def model_refused(self, worker_id: WorkerId, model_id: ModelId, reason: str) -> None:
-        """Note that a worker cannot serve a model, and why."""
+    def model_refused(
+        self, worker_id: WorkerId, model_id: ModelId, reason: str, *, for_others: bool = False
+    ) -> None:
+        """Note that a worker cannot serve a model, and why.
+
+        `for_others`: workers of another kind are to serve it, so it is no news while there is one.
+        """
         model = self._by_id.get(model_id)
         if model is None:
             return
         model.refused_by[worker_id] = reason
-        log.warning("model %s is refused by worker %s: %s", model_id, worker_id, reason)
+        if for_others:
+            model.not_for.add(worker_id)
+        level = logging.INFO if for_others else logging.WARNING
+        log.log(level, "model %s is refused by worker %s: %s", model_id, worker_id, reason)
         self._announce_change()
 
     def _announce_change(self) -> None:
@@ -422,8 +433,12 @@ def name_of(model_id: str) -> str:
 
 
 def _refusals(model: Entry) -> str:
-    """Join the reasons of all workers that refused a model, each reason once."""
-    reasons = dict.fromkeys(model.refused_by.values())
+    """Join the reasons of the workers that refused a model, each reason once.
+
+    Where some have looked at it, what the others say would only drown the truth.
+    """
+    looked = {key: why for key, why in model.refused_by.items() if key not in model.not_for}
+    reasons = dict.fromkeys((looked or model.refused_by).values())
     return "; ".join(reasons)
 
 

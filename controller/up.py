@@ -84,7 +84,10 @@ async def _show_preparation(console: Console, address: str, workers: LocalWorker
                 if status.draining:
                     return
                 if status.num_models <= _MODELS_LISTED:
-                    preparation.show((await stub.ListModels(pb.ListModelsRequest())).models)
+                    models = (await stub.ListModels(pb.ListModelsRequest())).models
+                    # A worker that is still to come may serve what the others refuse.
+                    all_here = status.num_workers >= workers.num_alive
+                    preparation.show(m for m in models if all_here or m.state != "UNAVAILABLE")
                 preparation.count(status.num_models_ready, status.num_models)
                 if status.ready and status.num_workers >= workers.num_alive:
                     break

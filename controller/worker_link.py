@@ -335,7 +335,11 @@ class WorkerLink:
                 self._take_ready(envelope.model_ready)
             case "model_refused":
                 refused = envelope.model_refused
-                self._refused(ModelId(refused.model_id), refused.reason or "no reason given")
+                self._refused(
+                    ModelId(refused.model_id),
+                    refused.reason or "no reason given",
+                    for_others=refused.for_others,
+                )
             case "drain":
                 log.info("worker %s wants to leave: %s", self.worker_id, envelope.drain.reason)
                 self.drain()
@@ -455,13 +459,14 @@ class WorkerLink:
         if not known:
             self.forget_model(model_id)
 
-    def _refused(self, model_id: ModelId, reason: str) -> None:
+    def _refused(self, model_id: ModelId, reason: str, *, for_others: bool = False) -> None:
         self._unanswered.discard(model_id)
         if self.catalogue.find_id(model_id) is None:
             return  # The model was removed a moment ago.
-        self.refused[model_id] = reason
+        if not for_others:
+            self.refused[model_id] = reason
         if not self.draining:
-            self.catalogue.model_refused(self.worker_id, model_id, reason)
+            self.catalogue.model_refused(self.worker_id, model_id, reason, for_others=for_others)
 
 
 class WorkerLinks:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import BinaryIO, Generic
 
-from clockwright.errors import ModelError, ProtocolError
+from clockwright.errors import ModelError, OtherWorkersError, ProtocolError
 from clockwright.units import ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.compiling.compiler import CompilerKilledError
@@ -125,6 +125,7 @@ class Offers(Generic[M]):
                 await self._fetch(offer.model_id, files)
 
         reason: str | None = None
+        for_others = False
         model: M | None = None
         try:
             model = await self._device.prepare(offer, fetch, progress)
@@ -137,7 +138,7 @@ class Offers(Generic[M]):
                 return
             reason = f"{error}, {num_kills + 1} times in a row"
         except ModelError as error:
-            reason = str(error)
+            reason, for_others = str(error), isinstance(error, OtherWorkersError)
         except (
             Exception
         ) as error:  # a full disk, for example: about this model, not about the worker
@@ -147,8 +148,11 @@ class Offers(Generic[M]):
             return  # Withdrawn meanwhile.
         del self._open[offer.model_id]
         if model is None:
-            logger.warning("model %s: refused: %s", offer.model_id, reason)
-            refused = pb.ModelRefused(model_id=offer.model_id, reason=reason or "")
+            level = logging.INFO if for_others else logging.WARNING
+            logger.log(level, "model %s: refused: %s", offer.model_id, reason)
+            refused = pb.ModelRefused(
+                model_id=offer.model_id, reason=reason or "", for_others=for_others
+            )
             self._send(pb.FromWorker(model_refused=refused))
             return
         self._ready(model)

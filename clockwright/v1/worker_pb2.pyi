@@ -255,12 +255,14 @@ class ModelReady(_message.Message):
     def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
 
 class ModelRefused(_message.Message):
-    __slots__ = ("model_id", "reason")
+    __slots__ = ("model_id", "reason", "for_others")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FOR_OTHERS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     reason: str
-    def __init__(self, model_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    for_others: bool
+    def __init__(self, model_id: _Optional[str] = ..., reason: _Optional[str] = ..., for_others: _Optional[bool] = ...) -> None: ...
 
 class ModelDrop(_message.Message):
     __slots__ = ("model_id",)
