@@ -284,7 +284,7 @@ class Chaos:
                 error = self.random.choice(ERRORS)
         if action_id in device.withdrawn:
             device.withdrawn.remove(action_id)
-            if self.random.random() < 0.7:  # else it had begun
+            if not honest and self.random.random() < 0.7:  # else it had begun
                 error = ActionError.WITHDRAWN
         if isinstance(action, LoadWeights):
             del device.loading[action.model_id]
@@ -345,6 +345,7 @@ class Chaos:
     def withdraw_action(self, device: Device, action_id: ActionId) -> None:
         self._num_carried_out += 1
         assert action_id in device.actions, "withdrawn, and not under way"
+        assert action_id not in device.withdrawn, "withdrawn twice"
         device.withdrawn.add(action_id)
 
     def forget(self, device: Device, model_id: ModelId) -> None:
