@@ -220,15 +220,11 @@ def _bind(server: grpc.aio.Server, config: ControllerConfig) -> int:
 async def _write_telemetry(files: TelemetryFiles) -> None:
     while True:
         await asyncio.sleep(_FLUSH_INTERVAL_S)
-        try:
-            rows_left = True
-            while rows_left:
-                rows_left = files.write_slice()
-                await asyncio.sleep(0)  # Let requests go first.
-            await asyncio.to_thread(files.flush)
-        except OSError as error:
-            log.error("telemetry is no longer written: %s", error)
-            return
+        rows_left = True
+        while rows_left:
+            rows_left = files.write_slice()
+            await asyncio.sleep(0)  # Let requests go first.
+        await asyncio.to_thread(files.flush)
 
 
 @asynccontextmanager

@@ -317,6 +317,7 @@ class Catalogue:
             model_id = generation_id(name, generation)
             model = Entry(model_id, name, folder)
             self._by_id[model_id] = model
+            self._runtime.telemetry.add_model(model_id)
             self._runtime.tell(ModelAdded(model_id=model_id))
             models.append(model)
             for worker in self._workers.values():
@@ -328,6 +329,7 @@ class Catalogue:
             return  # A malformed model was never announced, and its id may be its successor's.
         del self._by_id[model.model_id]
         self._runtime.tell(ModelRemoved(model_id=model.model_id))
+        self._runtime.telemetry.remove_model(model.model_id)
         for worker in self._workers.values():
             worker.withdraw(model)
 

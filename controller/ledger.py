@@ -348,7 +348,10 @@ class Ledger(Generic[W, K]):
         request, kept = entry
         now_ns = self._clock()
         if self._telemetry is not None:
-            self._telemetry.add_request(request_row(request, now_ns, command.refusal.value))
+            row = request_row(request, now_ns, command.refusal.value)
+            row.load_ns, row.exec_ns = command.load_ns, command.exec_ns
+            row.queue_ns, row.margin_ns = command.queue_ns, command.margin_ns
+            self._telemetry.add_request(row)
         self._refuse(request, kept, command, now_ns)
 
     # --- the timer ----------------------------------------------------------------------------
@@ -408,13 +411,14 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
 
 
 def request_row(request: RequestArrived, departure_ns: int, outcome: str) -> RequestRow:
-    """Make the row of a closed request, without the columns that only an answered one has."""
+    """Make the row of a closed request, without the columns that only an answered or a refused one has."""
     return RequestRow(
         request_id=request.request_id,
         model_id=request.model_id,
         rows=request.rows,
         arrival_ns=request.arrival_ns,
         slo_ns=request.slo_ns,
+        tenant=request.tenant,
         departure_ns=departure_ns,
         outcome=outcome,
     )

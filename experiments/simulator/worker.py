@@ -163,6 +163,11 @@ class Worker:
         if arrives_ns is not None:
             self._loop.at(arrives_ns, self._remove, model_id)
 
+    @property
+    def link_busy_ns(self) -> int:
+        """How long tensors have taken the wires of its link, both ways together."""
+        return self._down.busy_ns + self._up.busy_ns
+
     def kill(self) -> None:
         """Vanish: do and say nothing more."""
         self.alive = False

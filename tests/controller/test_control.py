@@ -313,7 +313,7 @@ def test_sigterm_finishes_what_is_admitted_and_leaves_the_workers_waiting(tmp_pa
             await worker.ended.wait()
             # It is not sent home: it will try again.
             assert worker.end == "the controller is shutting down"
-        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("request_id,")
+        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("run,")
 
     run(test)
 
