@@ -138,7 +138,10 @@ def erase_context(name: str, context: str, server: Server = SERVER) -> None:
 def give_feedback(
     query_id: str,
     label: Annotated[int | None, typer.Option(help="The true one.")] = None,
-    reward: Annotated[float | None, typer.Option(help="How good the answer was, 0 to 1.")] = None,
+    reward: Annotated[
+        float | None,
+        typer.Option(help="How good the answer was, 0 to 1. Policy exp4-full needs labels."),
+    ] = None,
     server: Server = SERVER,
     json: Json = False,
 ) -> None:

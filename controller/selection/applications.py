@@ -53,7 +53,7 @@ class FeedbackResult:
     losses: Mapping[str, float] = field(default_factory=dict)
     #: Weights in the context's state afterwards; empty when nothing has changed.
     weights: Mapping[str, float] = field(default_factory=dict)
-    #: Why learning from it has failed; empty otherwise.
+    #: Why learning from it has failed, or why there was nothing to learn; may be empty.
     message: str = ""
 
 
@@ -335,6 +335,10 @@ class Applications:
             counts[FeedbackStatus.FAILED.value] += 1
             message = f"policy {running.application.policy}: {error!r}"
             return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=message)
+        if everybody is running.state and learned is state:
+            counts[FeedbackStatus.UNINFORMATIVE.value] += 1
+            message = f"policy {running.application.policy} learns nothing from it"
+            return FeedbackResult(item.query_id, FeedbackStatus.UNINFORMATIVE, message=message)
         if of_context:
             self._states.set(running, record.context, learned)
         running.state = everybody

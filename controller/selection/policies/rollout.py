@@ -419,8 +419,7 @@ class Canary(Policy[CanaryState]):
 
     @override
     def load(self, data: Mapping[str, Any]) -> CanaryState:
-        counts = load_fields(LossCounts, data.get("counts", {}))
-        state = load_fields(CanaryState, {**data, "counts": counts})
+        state = load_fields(CanaryState(0, LossCounts.fresh((self.stable, self.canary))), data)
         if not -1 <= state.step < len(self.steps):
             raise ValueError(
                 f"state: found step {state.step}, expected -1 to {len(self.steps) - 1}"
