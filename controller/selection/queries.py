@@ -44,6 +44,9 @@ _LOAD_SHARE = 0.2
 # that cannot hold all models would do nothing but load.
 _WANT_INTERVAL_NS = NS_PER_S
 
+# Random bytes in a query id.
+QUERY_ID_BYTES = 16
+
 # Least SLO of a shadow: no query waits for it.
 _SHADOW_SLO_NS = NS_PER_S
 # Queries whose shadows may be under way at a time; those of others are not asked.
@@ -100,9 +103,6 @@ class Queries:
             capacity_bytes=config.cache_bytes, ttl_ns=round(config.cache_ttl_s * NS_PER_S)
         )
         self._rng = Random(config.seed)
-        # Begins every query id, so that feedback to an earlier run of the server finds nothing here.
-        self._id_prefix = secrets.token_hex(4)
-        self._num_queries = 0
         self._wanted_ns: dict[ModelId, int] = {}
         self._shadowing: set[asyncio.Task[None]] = set()
 
@@ -279,8 +279,8 @@ class Queries:
 
     def _enter(self, asking: _Open) -> str:
         """Enter the query into the journal; returns its id."""
-        self._num_queries += 1
-        query_id = f"{self._id_prefix}-{self._num_queries:x}"
+        # Whoever has an id can give the feedback, so nobody may guess another one's from his own.
+        query_id = secrets.token_hex(QUERY_ID_BYTES)
         running, combined = asking.running, asking.combined
         record = AnsweredQuery(
             application=running.application.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -299,7 +300,7 @@ def test_weights_follow_feedback_through_a_failure_and_back(tmp_path: Path) -> N
 def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
-            await app.put("right", "wrong")
+            await app.put("right", "wrong", policy="exp4")
             answers = [await app.ask(1) for _ in range(3)]
             ids = [str(answered.parameters["query_id"]) for answered in answers]
             items = [
@@ -316,10 +317,40 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
                 "UNKNOWN",
             ]
             assert results[0].losses == {"right": 0.0, "wrong": 1.0}
-            assert results[0].weights == await app.weights()
+            assert results[1].weights == await app.weights()
             # A reward says something only of the models that said the served label: here, of one.
-            assert results[1].losses == {"right": 0.0}
+            assert list(results[1].losses.values()) == [0.0]
             assert results[2].losses == results[2].weights == {}
+
+    run(main)
+
+
+def test_a_query_id_says_nothing_of_another_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", cache=True)
+            ids = [str((await app.ask(1)).parameters["query_id"]) for _ in range(200)]
+            assert {len(found) for found in ids} == {32}
+            # In 200 random ids, each of the 16 digits is missing somewhere with a chance of 0.001 %.
+            for digits in zip(*ids, strict=True):
+                assert len(set(digits)) > 8
+            following = [int(after, 16) - int(before, 16) for before, after in pairwise(ids)]
+            assert len(set(following)) == len(following)
+
+    run(main)
+
+
+def test_a_reward_that_full_information_cannot_use_is_called_uninformative(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong")
+            await app.teach(await app.ask(1), label=1)
+            before = await app.weights()
+            for reward in (1.0, 0.0):
+                result = await app.teach(await app.ask(1, context="ann"), reward=reward)
+                assert result.status is FeedbackStatus.UNINFORMATIVE
+                assert "exp4-full learns nothing from it" in result.message
+            assert await app.weights() == await app.weights("ann") == before
 
     run(main)
 
