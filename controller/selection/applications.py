@@ -91,7 +91,16 @@ class Applications:
                 await self._restore(settings)
         except StoreError as error:
             raise ConfigError(str(error)) from error
-        self._states.start()
+        self._states.start(self._refill)
+
+    async def _refill(self) -> None:
+        """Write all applications and global states again: the store has lost them."""
+        async with self._states.changing:
+            for running in self.all:
+                await self._store.save_application(
+                    running.application.name, _record(running), forget=False
+                )
+                self._states.set(running, GLOBAL, running.state)
 
     async def _restore(self, settings: Mapping[str, Any]) -> None:
         try:
@@ -138,11 +147,7 @@ class Applications:
             keeps = old is not None and old.application.policy == application.policy
             self._catalogue.reserve(name)  # No model may take the name while the store writes.
             try:
-                await self._store.save_application(
-                    name,
-                    {"application": application.dump(), "revision": running.revision},
-                    forget=not keeps,
-                )
+                await self._store.save_application(name, _record(running), forget=not keeps)
             except BaseException:
                 if old is None:
                     self._catalogue.release(name)
@@ -345,6 +350,11 @@ class Applications:
         self._states.set(running, GLOBAL, everybody)
         counts[joined.status.value] += 1
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
+
+
+def _record(running: LiveApplication) -> dict[str, Any]:
+    """Make the store's record of an application."""
+    return {"application": running.application.dump(), "revision": running.revision}
 
 
 def _check_feedback(index: int, item: FeedbackItem) -> None:
