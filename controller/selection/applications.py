@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
+from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
@@ -203,12 +205,16 @@ class Applications:
 
     def _make(self, application: Application, revision: int) -> LiveApplication:
         policy = make_policy(application.policy, application.options, others=self._plugins)
-        if application.combination is Rule.ONE and not policy.chooses_one:
+        try:
+            running = LiveApplication(application, policy, revision)
+        except PolicyError as error:
+            raise ConfigError(str(error)) from None
+        if application.combination is Rule.ONE and not running.policy.chooses_one:
             raise ConfigError(
                 f"application {application.name}: combination one: found policy {application.policy}, expected"
                 " one that chooses one model"
             )
-        return LiveApplication(application, policy, revision)
+        return running
 
     def _check_models(self, running: LiveApplication) -> None:
         application = running.application
@@ -261,7 +267,13 @@ class Applications:
             StoreError: the state is not in memory, and the store cannot be read.
         """
         state = await self._states.read(running, context)
-        return running.policy.weights(state), running.policy.remark(state)
+        weights: dict[str, float] = {}
+        remarks = []
+        # The complaint names it if the policy fails here.
+        with suppress(PolicyError):
+            weights = running.policy.weights(state)
+            remarks.append(running.policy.remark(state))
+        return weights, "; ".join(filter(None, [*remarks, running.policy.complaint]))
 
     def num_contexts(self, name: str) -> int:
         """Number of an application's contexts in memory."""
@@ -332,14 +344,10 @@ class Applications:
             everybody = policy.observe(running.state, joined.observation)
             learned = policy.observe(state, joined.observation) if of_context else everybody
             weights = policy.weights(learned)
-        except (
-            Exception
-        ) as error:  # A stranger's policy may raise anything. Its next version may do better.
-            record.closed = False
-            log.warning("application %s: feedback: %r", running.application.name, error)
+        except PolicyError as error:
+            record.closed = False  # The policy's next version may do better.
             counts[FeedbackStatus.FAILED.value] += 1
-            message = f"policy {running.application.policy}: {error!r}"
-            return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=message)
+            return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=str(error))
         if everybody is running.state and learned is state:
             counts[FeedbackStatus.UNINFORMATIVE.value] += 1
             message = f"policy {running.application.policy} learns nothing from it"

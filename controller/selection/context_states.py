@@ -16,6 +16,7 @@ from typing import Any
 
 from clockwright.errors import StoreError
 from controller.selection.core.contexts import GLOBAL, Address, Contexts
+from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 from controller.selection.stores import Store
 
@@ -254,8 +255,10 @@ def _restored(running: LiveApplication, record: Mapping[str, Any] | None) -> _He
     try:
         state = policy.load(record["state"])
         return _Held(running, policy.resize(state, running.application.models))
-    except Exception as error:  # The record may be another program's, and the policy a stranger's.
+    except (KeyError, ValueError) as error:  # The record may be another program's.
         log.warning("application %s: a state is dropped: %r", running.application.name, error)
+        return None
+    except PolicyError:
         return None
 
 
@@ -264,6 +267,6 @@ def migrated(running: LiveApplication, state: Any) -> Any:  # noqa: ANN401
     policy = running.policy
     try:
         return policy.resize(policy.load(policy.dump(state)), running.application.models)
-    except Exception as error:  # The policy may be a stranger's.
-        log.warning("application %s: a state is dropped: %r", running.application.name, error)
-        return policy.init(running.application.models)
+    except (PolicyError, ValueError) as error:
+        log.warning("application %s: a state is dropped: %s", running.application.name, error)
+        return running.fresh

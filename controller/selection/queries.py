@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
@@ -27,6 +29,7 @@ from controller.selection.core.journal import AnsweredQuery, Journal
 from controller.selection.core.query import Candidate, Choice, Combined, Prediction, Query, Service
 from controller.selection.core.shape import Shape
 from controller.selection.ensemble import Cache, Ensemble
+from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
@@ -79,8 +82,16 @@ class _Open:
     #: Answers that came in time and could be read, by member.
     predictions: dict[str, Prediction] = field(default_factory=dict)
     combined: Combined | None = None
+    #: The combined answer as tensor bytes, unless it is one model's outputs as they are.
+    encoded: Sequence[Buffer] = ()
     #: Why the default is served, or the query refused; empty: there is an answer.
     reason: str = ""
+    #: What the policy has raised; empty: nothing.
+    fault: str = ""
+
+    def failed(self, error: PolicyError) -> None:
+        """Note that the policy has failed."""
+        self.reason, self.fault = Refusal.FAILED.value, str(error)
 
 
 class Queries:
@@ -142,19 +153,18 @@ class Queries:
         ids = {model.name: model.model_id for model in models if model is not None}
         asking = _Open(running, context, inputs, arrival_ns, slo_ns, shape, ids)
         query = Query(self._candidates(asking, models), context, self._rng)
-        asking.choice = policy.select(state, query)
+        try:
+            asking.choice = policy.select(state, query)
+        except PolicyError as error:
+            asking.failed(error)
         asked = self._ask(asking, tenant)
         reserve_ns = margin_of(slo_ns, _REPLY_RESERVE_NS, _REPLY_RESERVE_SHARE)
         await asked.wait(arrival_ns + slo_ns - reserve_ns)
         self._read(asking, asked)
         self._watch(asking, asked)
         if asking.predictions:
-            asking.combined = policy.combine(
-                state, query, asking.choice, asking.predictions, application.combination
-            )
-            if asking.combined.confidence < application.confidence_threshold:
-                asking.reason = LOW_CONFIDENCE
-        else:
+            self._combine(asking, state, query)
+        elif not asking.reason:
             asking.reason = _worst(query, asking.choice, asked)
         return self._reply(asking, asked)
 
@@ -235,13 +245,38 @@ class Queries:
                 asked.missing[member] = Refusal.FAILED
             running.counts.missing[member] += 1
 
+    def _combine(self, asking: _Open, state: Any, query: Query) -> None:  # noqa: ANN401
+        application, policy = asking.running.application, asking.running.policy
+        try:
+            combined = policy.combine(
+                state, query, asking.choice, asking.predictions, application.combination
+            )
+            if application.combination is not Rule.ONE:
+                try:
+                    asking.encoded = asking.shape.encode(combined)
+                except (
+                    struct.error,
+                    OverflowError,
+                ) as error:  # The label does not fit the datatype.
+                    raise policy.failed("combine", repr(error)) from None
+        except PolicyError as error:
+            asking.failed(error)
+            return
+        asking.combined = combined
+        # The comparison is false for NaN.
+        if not combined.confidence >= application.confidence_threshold:
+            asking.reason = LOW_CONFIDENCE
+
     def _watch(self, asking: _Open, asked: Ensemble) -> None:
         """Let the policy see how the members fared."""
         running = asking.running
         if not running.policy.watches_service:
             return
         service = Service(asking.choice, frozenset(asking.predictions), frozenset(asked.missing))
-        served = running.policy.served(running.state, service)
+        try:
+            served = running.policy.served(running.state, service)
+        except PolicyError:
+            return
         if served is not running.state and not running.retired:
             # Written to the store, so that a rollback stays final over a restart.
             self._states.set(running, GLOBAL, served)
@@ -259,12 +294,13 @@ class Queries:
         self._shadow(asking, query_id)
         outputs: Sequence[Buffer]
         if application.combination is Rule.ONE:
+            # There is an answer: with this rule there is no default.
             outputs = asked.answers[next(m for m in choice.members if m in asking.predictions)]
         elif reason or combined is None:
             assert application.default_label is not None
             outputs = asking.shape.encode(Combined(application.default_label, 0.0))
         else:
-            outputs = asking.shape.encode(combined)
+            outputs = asking.encoded
         parameters: dict[str, bool | int | str] = {
             "query_id": query_id,
             "confidence": f"{combined.confidence if combined else 0.0:.4f}",
@@ -340,5 +376,6 @@ def _refused(asking: _Open) -> RefusedError:
             f" {application.confidence_threshold:g}, and it has no default"
         )
         return RefusedError(Refusal.LOW_CONFIDENCE, text)
-    text = f"application {application.name}: no model answered in time, and it has no default"
+    what = asking.fault or "no model answered in time"
+    text = f"application {application.name}: {what}, and it has no default"
     return RefusedError(Refusal(asking.reason), text, figures={"slo_ns": asking.slo_ns})

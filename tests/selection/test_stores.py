@@ -441,7 +441,8 @@ def test_a_state_that_cannot_be_written_stops_no_other(
             assert record is not None
             assert record["state"]["rounds"] == 3
             assert await app.applications._store.load(("clumsy", "ann")) is None
-        assert caplog.text.count("cannot be written: ArithmeticError('no idea')") == 1
+        assert caplog.text.count("cannot be written: PolicyError") == 1
+        assert "policy clumsy: dump: ArithmeticError('no idea')" in caplog.text
 
     run(main)
 
@@ -458,7 +459,7 @@ def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) ->
             items = [FeedbackItem(query_id, label=1) for query_id in ids]
             first = await app.applications.feedback(items)
             assert [r.status.value for r in first] == ["APPLIED", "FAILED", "APPLIED"]
-            assert first[1].message == "policy clumsy: ArithmeticError('3 again')"
+            assert first[1].message == "policy clumsy: observe: ArithmeticError('3 again')"
             # Nothing was learned from the item that failed, so it may be given again. The others count once.
             second = await app.applications.feedback(items)
             assert [r.status.value for r in second] == ["DUPLICATE", "FAILED", "DUPLICATE"]

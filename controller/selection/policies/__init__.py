@@ -57,16 +57,14 @@ def make_policy(
     known = {**(others or {}), **BUILT_IN}
     if name not in known:
         raise ConfigError(f"policy: found {name!r}, expected one of {', '.join(sorted(known))}")
-    parameters = inspect.signature(known[name]).parameters
-    for option in options:
-        if option not in parameters:
-            expected = ", ".join(parameters) or "none"
-            raise ConfigError(
-                f"policy {name}: found option {option!r}, expected some of {expected}"
-            )
     try:
+        parameters = inspect.signature(known[name]).parameters
+        for option in options:
+            if option not in parameters:
+                expected = ", ".join(parameters) or "none"
+                raise ConfigError(f"found option {option!r}, expected some of {expected}")
         return known[name](**options)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, ConfigError) as error:
         raise ConfigError(f"policy {name}: {error}") from None
-    except ConfigError as error:
-        raise ConfigError(f"policy {name}: {error}") from None
+    except BaseException as error:
+        raise ConfigError(f"policy {name}: {type(error).__name__}") from None
