@@ -617,6 +617,21 @@ def test_a_shadow_is_compared_but_never_answers(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_canary_that_is_too_slow_for_the_slo_is_remarked_upon(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            options = {"stable": "right", "canary": "long-1", "steps": [1.0]}
+            await app.put("right", "long-1", policy="canary", options=options)
+            for _ in range(3):
+                assert (await app.ask(1, slo_ns=NS_PER_S)).parameters["models"] == "right"
+            running = app.applications.find("app")
+            assert running is not None
+            _, remark = await app.applications.weights(running, "")
+            assert "long-1 could not be in time for 3 of the 3 queries" in remark
+
+    run(main)
+
+
 def test_a_canary_whose_engine_fails_is_rolled_back_without_any_feedback(tmp_path: Path) -> None:
     store = tmp_path / "store.sqlite"
 

@@ -532,7 +532,7 @@ def test_the_stored_form_of_a_state_is_the_one_that_stores_out_there_have(name: 
     stored = {
         "ab": counts,
         "canary": '{"step": 0, "counts": {"models": ["a", "b"], "numbers": [1, 1], "losses": [1.0, 0.0],'
-        ' "squares": [1.0, 0.0]}, "sent": 0, "missed": 0, "reason": ""}',
+        ' "squares": [1.0, 0.0]}, "sent": 0, "missed": 0, "reason": "", "passed_over": 0}',
         "epsilon-greedy": tallies,
         "exp3": f'{{{models}, "logs": [-0.2, 0.0, 0.0], "rounds": 1}}',
         "exp3-ix": weights,
@@ -623,6 +623,26 @@ def test_a_new_model_weighs_what_an_average_one_does(name: str) -> None:
 def test_a_bad_option_is_named(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_policy(name, options)
+
+
+def test_a_canary_that_is_never_predicted_to_be_in_time_is_said_to_be() -> None:
+    canary = policy("canary", steps=[0.5, 1.0])
+    state = canary.init(MODELS)
+    rng = Random(3)
+    for _ in range(40):
+        choice = canary.select(state, query(rng, late=["b"]))
+        assert choice.members == ("a",)
+        state = canary.served(state, Service(choice, frozenset("a")))
+    number = state.passed_over
+    assert 5 < number < 35
+    assert state.step == 0
+    assert f"b could not be in time for {number} of the {number} queries" in canary.remark(state)
+    # The queries of the stable model say nothing of the canary.
+    choice = canary.select(state, query(late=["a", "b"], context="user 1"))
+    assert canary.load(json.loads(json.dumps(canary.dump(state)))) == state
+    # States that were written before this was counted are read on.
+    older = {name: value for name, value in canary.dump(state).items() if name != "passed_over"}
+    assert canary.load(older).passed_over == 0
 
 
 def test_another_canary_begins_anew() -> None:

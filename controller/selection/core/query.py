@@ -59,6 +59,8 @@ class Choice:
     propensities: tuple[float, ...] = ()
     #: Models that are asked for comparison. No query waits for a shadow or is answered from one.
     shadows: tuple[str, ...] = ()
+    #: Model whose turn it was, and which could not be in time; empty: none.
+    passed_over: str = ""
 
 
 @dataclass(frozen=True, slots=True)

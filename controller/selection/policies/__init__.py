@@ -6,6 +6,10 @@
     tallies         one model per query, counts rewards and losses: Thompson, epsilon-greedy
     rollout         operators' policies: static, A/B, canary, shadow
 
+Learners choose among the models that the scheduler predicts to be in time. A model that is cold, or too slow
+for the SLO, is therefore not explored while others serve. A cold one is loaded in the background when a
+query has left it out, and is explored once it is there; one that is too slow keeps the weight it has.
+
 All are pure: a policy draws only from the generator that the query brings. None imports another; policies
 from other packages (`controller.selection.plugins`) stand beside them, on `core.policy` alone.
 """
