@@ -11,6 +11,7 @@ import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -28,7 +29,7 @@ from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import AnsweredQuery, Journal
 from controller.selection.core.query import Candidate, Choice, Combined, Prediction, Query, Service
 from controller.selection.core.shape import Shape
-from controller.selection.ensemble import Cache, Ensemble
+from controller.selection.ensemble import Cache, Ensemble, Outputs
 from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 
@@ -291,6 +292,7 @@ class Queries:
         if reason:
             counts.defaults[reason] += 1
         query_id = self._enter(asking)
+        asked.late = partial(self._vote_late, asking.running, query_id)
         self._shadow(asking, query_id)
         outputs: Sequence[Buffer]
         if application.combination is Rule.ONE:
@@ -348,14 +350,20 @@ class Queries:
                 asked.ask(name, asking.ids[name])
             await asked.wait(at_ns + long_ns)
             for name, outputs in asked.answers.items():
-                reading = running.reading(name)
-                prediction = reading.read(outputs) if reading is not None else None
-                if prediction is not None:
-                    self._journal.add_vote(query_id, name, prediction.label)
+                self._vote_late(running, query_id, name, outputs)
 
         task = asyncio.create_task(ask())
         self._shadowing.add(task)
         task.add_done_callback(self._shadowing.discard)
+
+    def _vote_late(
+        self, running: LiveApplication, query_id: str, model: str, outputs: Outputs
+    ) -> None:
+        """Enter what a model said after the query was answered; feedback to come counts it."""
+        reading = running.reading(model)
+        prediction = reading.read(outputs) if reading is not None else None
+        if prediction is not None:
+            self._journal.add_vote(query_id, model, prediction.label)
 
 
 def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:

@@ -163,13 +163,54 @@ def test_a_straggler_is_left_behind_when_time_is_up(tmp_path: Path) -> None:
             assert label(answered) == 2
             assert answered.parameters["missing"] == "wrong"
             assert answered.parameters["confidence"] == "0.6667"
-            # The late member's request was withdrawn: its answer comes too late for every query.
-            await until(lambda: app.front_end.runtime.num_waiting == 0)
-            app.worker.release()
-            # A member that was late does not count as wrong.
+            # A member that is late does not count as wrong.
             result = await app.teach(answered, label=2)
             assert set(result.losses) == {"right", "right-too"}
             assert (await app.weights())["wrong"] == pytest.approx(1 / 3)
+            app.worker.release()
+
+    run(main)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_a_late_member_says_reaches_the_cache_and_the_feedback(
+    tmp_path: Path, joined: bool
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong", "right-too", cache=True)
+            app.worker.slow = {"wrong"}
+            asking = [app.ask(2, slo_ns=NS_PER_S) for _ in range(1 + joined)]
+            answers = await asyncio.gather(*asking)
+            assert [a.parameters["missing"] for a in answers] == ["wrong"] * len(answers)
+            # Its SLO has passed as well.
+            await asyncio.sleep(1)
+            app.worker.release()
+            await until(lambda: app.front_end.runtime.num_waiting == 0)
+            for answered in answers:
+                result = await app.teach(answered, label=2)
+                assert result.losses == {"right": 0.0, "wrong": 1.0, "right-too": 0.0}
+            weights = await app.weights()
+            assert weights["wrong"] < 1 / 3 < weights["right"]
+            # The next who asks the same gets it from the cache.
+            num_rows = sum(len(infer.rows) for infer in app.worker.infers)
+            again = await app.ask(2)
+            assert again.parameters["models"].count("wrong") == 1  # type: ignore[union-attr]
+            assert sum(len(infer.rows) for infer in app.worker.infers) == num_rows
+
+    run(main)
+
+
+def test_a_late_answer_after_the_feedback_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong")
+            app.worker.slow = {"wrong"}
+            answered = await app.ask(2, slo_ns=NS_PER_S)
+            await app.teach(answered, label=2)
+            app.worker.release()
+            await until(lambda: app.front_end.runtime.num_waiting == 0)
+            assert (await app.teach(answered, label=2)).status is FeedbackStatus.DUPLICATE
 
     run(main)
 

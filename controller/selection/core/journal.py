@@ -22,7 +22,7 @@ class AnsweredQuery:
     application: str
     context: str
     choice: Choice
-    #: Label of each model that has answered. Shadows are added as their answers come.
+    #: Label of each model that has answered. Shadows and late members are added as their answers come.
     votes: dict[str, int]
     #: Label that was combined from the votes; None: no model answered.
     combined: int | None
@@ -108,7 +108,7 @@ class Journal:
         self._ids[record.application][record.context].add(query_id)
 
     def add_vote(self, query_id: str, model: str, label: int) -> None:
-        """Add a shadow's vote to a query. It is too late once feedback has been given."""
+        """Add a shadow's or a late member's vote to a query. It is too late once feedback has been given."""
         record = self._records.get(query_id)
         if record is not None and not record.closed:
             record.votes.setdefault(model, label)

@@ -93,8 +93,8 @@ class Observation:
     """Feedback, joined with what was known when the query was answered."""
 
     choice: Choice
-    #: Label of each model that answered, shadows included. A model that is missing here did not answer in
-    #: time, or at all. That is no error of its judgement and is never counted as one.
+    #: Label of each model that answered, shadows and late members included. A model that is missing here had
+    #: not answered when the feedback came. That is no error of its judgement and is never counted as one.
     votes: Mapping[str, int]
     #: Loss of each model, 0 to 1, as far as it follows from the feedback. A label gives the loss of every
     #: model that answered; a reward, only of those that said the label that was served.
