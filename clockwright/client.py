@@ -73,7 +73,10 @@ class InferResult:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A verdict on an application's answer: either the true label, or how good the answer was."""
+    """A verdict on an application's answer: either the true label, or how good the answer was.
+
+    Of an answer with several rows, each row has an id: `f"{result.query_id}/{row}"`.
+    """
 
     query_id: str
     label: int | None = None

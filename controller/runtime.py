@@ -216,12 +216,18 @@ class Runtime:
         return future
 
     def forecast(
-        self, model_ids: Sequence[ModelId], *, arrival_ns: int, slo_ns: int, together: bool
+        self,
+        model_ids: Sequence[ModelId],
+        *,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        together: bool,
     ) -> list[Forecast]:
-        """Predict what a request of one row to each of some models would come to; see `Scheduler`."""
+        """Predict what a request to each of some models would come to; see `Scheduler`."""
         return self._scheduler.forecast(
             model_ids,
-            rows=1,
+            rows=rows,
             arrival_ns=arrival_ns,
             slo_ns=slo_ns,
             now_ns=self.clock(),

@@ -68,7 +68,9 @@ def add_application(
     threshold: Annotated[
         float, typer.Option(help="Answers with less confidence are withheld.")
     ] = 0.0,
-    combination: Annotated[str, typer.Option(help="vote, average or one.")] = "vote",
+    combination: Annotated[
+        str, typer.Option(help="vote, average, mean (of numbers) or one.")
+    ] = "vote",
     label_output: Annotated[str, typer.Option(help="Of the models.")] = "label",
     probability_output: Annotated[
         str, typer.Option(help="Of the models, for average.")

@@ -36,7 +36,7 @@ from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
-from controller.selection.queries import Answered, Queries
+from controller.selection.queries import Answered, Queries, row_id
 from controller.selection.stores import Store
 
 log = logging.getLogger(__name__)
@@ -252,6 +252,10 @@ class Applications:
         """Inputs and outputs of an application; None while no worker has described any of its models."""
         return running.look_at([self._catalogue.find(m) for m in running.application.models])
 
+    def max_rows(self, running: LiveApplication) -> int:
+        """Most rows that a query may have."""
+        return running.max_rows([self._catalogue.find(m) for m in running.application.models])
+
     def state(self, running: LiveApplication) -> ModelState:
         """State of an application: READY when one of its models is."""
         if self.shape(running) is None:
@@ -288,18 +292,27 @@ class Applications:
         running: LiveApplication,
         inputs: Sequence[Buffer],
         *,
+        rows: int = 1,
         arrival_ns: int,
         slo_ns: int,
         context: str,
         tenant: str = "",
     ) -> Answered:
-        """Answer a query of one row inside its SLO. The query fits the application's shape.
+        """Answer a query inside its SLO. The query fits the application's shape.
+
+        Each row is combined on its own. With several, feedback is given by row: to `ID/0`, `ID/1` and so on.
 
         Raises:
             RefusedError: there is neither an answer in time nor a default.
         """
         return await self._queries.answer(
-            running, inputs, arrival_ns=arrival_ns, slo_ns=slo_ns, context=context, tenant=tenant
+            running,
+            inputs,
+            rows=rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            context=context,
+            tenant=tenant,
         )
 
     # --- feedback -----------------------------------------------------------------------------
@@ -323,7 +336,9 @@ class Applications:
         record = self._journal.find(item.query_id, now_ns=self._clock())
         running = self._running.get(record.application) if record else None
         if record is None or running is None:
-            return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN)
+            rows = self._journal.find(row_id(item.query_id, 0, 2), now_ns=self._clock())
+            message = "it has several rows, expected the id of one: ID/0, ID/1, ..." if rows else ""
+            return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN, message=message)
         policy, counts = running.policy, running.counts.feedbacks
         of_context = bool(record.context) and policy.per_context
         try:

@@ -73,6 +73,7 @@ class Ensemble:
         cache: Cache | None,
         inputs: Sequence[Buffer],
         *,
+        rows: int,
         arrival_ns: int,
         slo_ns: int,
         tenant: str = "",
@@ -83,6 +84,7 @@ class Ensemble:
             runtime: takes the requests.
             cache: is looked into before a model is asked; None: it never is.
             inputs: tensor bytes per input; kept until all have answered or been left behind.
+            rows: of every request.
             arrival_ns: when the question arrived, on the controller's clock.
             slo_ns: the SLO of every request.
             tenant: the tenant of every request.
@@ -97,6 +99,7 @@ class Ensemble:
         self._cache = cache if cache is not None and cache.on else None
         self._inputs = inputs
         self._key_inputs = tuple(map(bytes, inputs)) if self._cache is not None else ()
+        self._rows = rows
         self._arrival_ns = arrival_ns
         self._slo_ns = slo_ns
         self._tenant = tenant
@@ -177,6 +180,7 @@ class Ensemble:
         future = self._runtime.submit(
             model_id,
             self._inputs,
+            rows=self._rows,
             arrival_ns=self._arrival_ns,
             slo_ns=self._slo_ns,
             tenant=self._tenant,

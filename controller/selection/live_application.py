@@ -74,6 +74,12 @@ class LiveApplication:
         """Find how a model's outputs are read; None: it does not fit, or is not known."""
         return self._readings.get(model)
 
+    def max_rows(self, models: Sequence[Entry | None]) -> int:
+        """Most rows of a query, given the models as they are now: each that fits can take as many."""
+        self.look_at(models)
+        fit = [m.largest_batch for m in models if m is not None and m.name in self._readings]
+        return min(filter(None, fit), default=1)
+
     def _learn_shapes(self, models: Sequence[Entry | None]) -> None:
         application = self.application
         self._shape, self._readings, self.misfits = None, {}, {}

@@ -56,8 +56,8 @@ def test_probabilities_are_averaged_by_weight() -> None:
 
 
 def test_a_single_model_is_as_sure_as_it_says() -> None:
-    assert single(Prediction(3)).confidence == 1.0
-    assert single(Prediction(3, (0.2, 0.8))).confidence == 0.8
+    assert single(Rule.VOTE, Prediction(3)).confidence == 1.0
+    assert single(Rule.VOTE, Prediction(3, (0.2, 0.8))).confidence == 0.8
 
 
 # --- the prediction cache -------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class AnsweredQuery:
     is_default: bool
     #: Time of the answer.
     at_ns: int
+    #: The models say labels. With numbers, feedback tells no member from another.
+    labelled: bool = True
     #: The query has had its feedback.
     closed: bool = False
 
@@ -164,6 +166,8 @@ class Journal:
 
 def _losses(record: AnsweredQuery, feedback: FeedbackItem) -> tuple[dict[str, float], float | None]:
     """Work out each model's loss, and that of the combined label, as far as the feedback says."""
+    if not record.labelled and (feedback.label is not None or len(record.votes) > 1):
+        return {}, None
     if feedback.label is not None:
         losses = {model: float(vote != feedback.label) for model, vote in record.votes.items()}
         served = None if record.combined is None else float(record.combined != feedback.label)

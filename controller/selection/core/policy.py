@@ -76,7 +76,7 @@ class Policy(abc.ABC, Generic[S]):
 
         The default suits policies that choose one model.
         """
-        return single(predictions[next(m for m in choice.members if m in predictions)])
+        return single(rule, predictions[next(m for m in choice.members if m in predictions)])
 
     @abc.abstractmethod
     def observe(self, state: S, observation: Observation) -> S:

@@ -68,7 +68,8 @@ class Prediction:
     """One model's answer to one query."""
 
     label: int
-    #: Probability of each class, where the application averages; else empty.
+    #: Probability of each class, where the application averages; all numbers of all outputs, where it takes
+    #: their mean; else empty.
     probabilities: tuple[float, ...] = ()
 
 
