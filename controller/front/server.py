@@ -176,6 +176,7 @@ class InferenceService:
             answered = await self._applications.answer(
                 answerer,
                 asked.inputs,
+                rows=asked.rows,
                 arrival_ns=arrival_ns,
                 slo_ns=asked.slo_ns,
                 context=asked.context,
@@ -226,7 +227,7 @@ class InferenceService:
                 version=running.version,
                 inputs=shape.inputs,
                 outputs=shape.outputs,
-                max_rows=1,  # Feedback is about one answer.
+                max_rows=self._applications.max_rows(running),
                 slo_ns=running.application.slo_ns,
                 has_contexts=True,
             )
