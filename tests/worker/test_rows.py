@@ -69,7 +69,7 @@ def original(model: onnx.ModelProto) -> tuple[list[TensorSpec], Callable[..., li
 
 
 def output_specs(model: onnx.ModelProto, run: Callable[..., list[Bytes]]) -> list[TensorSpec]:
-    numbers = {
+    numbers: dict[int, str] = {
         TensorProto.FLOAT: "FP32",
         TensorProto.FLOAT16: "FP16",
         TensorProto.DOUBLE: "FP64",

@@ -243,7 +243,8 @@ def _unequal(
     with np.errstate(invalid="ignore"):
         near = np.less_equal(np.abs(a - b), tolerance * scale)
     same = np.logical_or(np.equal(a, b), np.logical_and(np.isnan(a), np.isnan(b)))
-    return np.logical_not(np.logical_or(near, same))
+    unequal: np.ndarray[Any, np.dtype[np.bool_]] = ~(near | same)
+    return unequal
 
 
 def _differ(one: _Numbers, other: _Numbers, *, tolerance: float) -> bool:
