@@ -60,6 +60,9 @@ class Entry:
     architecture_id: ArchitectureId | None = None
     num_pages: int = 0
     weights_bytes: int = 0
+    #: Why the latest worker runs its rows one by one although larger batches were asked for; empty if it does
+    #: not.
+    one_by_one: str = ""
     #: Batch sizes, ascending, of each worker that has the model ready.
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
     #: Reason of each worker that refused the model.
@@ -367,6 +370,7 @@ class Catalogue:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         weights_bytes: int,
+        one_by_one: str = "",
     ) -> bool:
         """Note that a worker has a model ready, and tell the scheduler.
 
@@ -388,6 +392,7 @@ class Catalogue:
         model.architecture_id = event.architecture_id
         model.num_pages = event.num_pages
         model.weights_bytes = weights_bytes
+        model.one_by_one = one_by_one
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
         model.progress = ""

@@ -455,6 +455,7 @@ class WorkerLink:
             inputs=_specs(ready.inputs),
             outputs=outputs,
             weights_bytes=ready.weights_bytes,
+            one_by_one=ready.one_by_one,
         )
         if not known:
             self.forget_model(model_id)

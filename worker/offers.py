@@ -157,6 +157,8 @@ class Offers(Generic[M]):
             return
         self._ready(model)
         logger.info("model %s: ready, %d pages", offer.model_id, model.num_pages)
+        if model.one_by_one:
+            logger.warning("model %s: rows run one by one: %s", offer.model_id, model.one_by_one)
         self._send(pb.FromWorker(model_ready=_encode_ready(model)))
 
     async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
@@ -284,4 +286,5 @@ def _encode_ready(model: ServedModel) -> pb.ModelReady:
         ],
         from_cache=model.from_cache,
         clock_mhz=model.clock_mhz,
+        one_by_one=model.one_by_one,
     )

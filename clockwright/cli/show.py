@@ -117,6 +117,11 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
         )
     if ready:
         console.print(table)
+    for model in ready:
+        if model.one_by_one:
+            console.print(
+                f"{model.model_id}: rows run one by one: {model.one_by_one}", soft_wrap=True
+            )
     for model in models:
         if model.state != "READY":
             state = f"{model.state}: {model.reason}" if model.reason else model.state

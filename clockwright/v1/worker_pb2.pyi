@@ -231,7 +231,7 @@ class BatchProfile(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelReady(_message.Message):
-    __slots__ = ("model_id", "architecture_id", "num_pages", "weights_bytes", "inputs", "outputs", "load_ns", "batches", "from_cache", "clock_mhz")
+    __slots__ = ("model_id", "architecture_id", "num_pages", "weights_bytes", "inputs", "outputs", "load_ns", "batches", "from_cache", "clock_mhz", "one_by_one")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +242,7 @@ class ModelReady(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     FROM_CACHE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     architecture_id: str
     num_pages: int
@@ -252,7 +253,8 @@ class ModelReady(_message.Message):
     batches: _containers.RepeatedCompositeFieldContainer[BatchProfile]
     from_cache: bool
     clock_mhz: int
-    def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
+    one_by_one: str
+    def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ..., clock_mhz: _Optional[int] = ..., one_by_one: _Optional[str] = ...) -> None: ...
 
 class ModelRefused(_message.Message):
     __slots__ = ("model_id", "reason", "for_others")

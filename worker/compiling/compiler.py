@@ -145,6 +145,7 @@ def _describe(source: ModelSource, kind: str) -> dict[str, Any]:
         "kind": kind,
         "source": str(source.folder),
         "fixed_dimensions": dict(source.fixed_dimensions),
+        "batch_sizes": list(source.batch_sizes),
     }
 
 

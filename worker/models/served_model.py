@@ -52,6 +52,8 @@ class ServedModel(LoadedModel):
     #: The GPU's clock when `exec_ns` was measured; 0 where it is not known.
     clock_mhz: int = 0
     from_cache: bool = False
+    #: Why rows are run one by one although larger batches were offered; empty if they are not.
+    one_by_one: str = ""
     #: The layout of an IO slot, by batch size.
     layouts: dict[int, IoLayout] = field(init=False)
 
