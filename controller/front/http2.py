@@ -93,7 +93,7 @@ class Http2Error(ProtocolError):
 
 
 @dataclass(slots=True, frozen=True)
-class Request:
+class CallHeaders:
     """The headers of a call. Equal blocks share one object."""
 
     #: `/package.Service/Method`.
@@ -111,7 +111,7 @@ class RequestBegun:
     """A call was opened."""
 
     stream_id: int
-    request: Request
+    request: CallHeaders
     #: What `receive` was told of the bytes with which the headers began.
     arrival_ns: int
 
@@ -179,7 +179,7 @@ class _Stream:
         "window",
     )
 
-    def __init__(self, stream_id: int, request: Request, window: int) -> None:
+    def __init__(self, stream_id: int, request: CallHeaders, window: int) -> None:
         self.stream_id = stream_id
         self.request = request
         #: Bytes that the peer lets us send.
@@ -243,7 +243,7 @@ class Http2Connection:
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES_MAX)
         self._table = _Table()
         self._decoder.header_table = self._table
-        self._blocks: dict[bytes, Request | int] = {}
+        self._blocks: dict[bytes, CallHeaders | int] = {}
         self._streams: dict[int, _Stream] = {}
         self._last_stream_id = 0
         # A block of headers that goes on in CONTINUATION frames: stream, flags, bytes so far, frames, arrival.
@@ -631,7 +631,7 @@ class Http2Connection:
         if flags & _END_STREAM:
             self._half_close(stream, events)
 
-    def _decode(self, block: bytes) -> Request | int:
+    def _decode(self, block: bytes) -> CallHeaders | int:
         """Decode headers that were not seen before; an int is the HTTP status of what is not gRPC."""
         self._table.changed = bool(block) and block[0] & 0xE0 == 0x20
         try:
@@ -765,15 +765,6 @@ class Http2Connection:
 
     # --- what there is ------------------------------------------------------------------------
 
-    @property
-    def num_streams(self) -> int:
-        """Calls that are open."""
-        return len(self._streams)
-
-    def is_open(self, stream_id: int) -> bool:
-        """Whether anything can be sent on a stream."""
-        return stream_id in self._streams
-
     def gathering(self) -> Sequence[int]:
         """Streams whose present message is not complete; linear in streams."""
         return [stream.stream_id for stream in self._streams.values() if stream.gathered]
@@ -829,13 +820,6 @@ class Http2Connection:
         stream.trailers = trailers
         if not stream.outgoing:
             self._end(stream)
-
-    def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """End a call without a word."""
-        stream = self._streams.get(stream_id)
-        if stream is not None:
-            self._out.append(_frame(_RST, 0, stream_id, _U32.pack(code)))
-            self._forget(stream)
 
     def ping(self) -> None:
         """Have the peer show that it is there."""
@@ -906,7 +890,7 @@ class Http2Connection:
 # --- headers in, statuses out ---------------------------------------------------------------------
 
 
-def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> Request | int:
+def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> CallHeaders | int:
     """Read the headers of a call; an int is the HTTP status for what is no call of gRPC."""
     method = path = content_type = b""
     timeout_ns: int | None = None
@@ -937,7 +921,9 @@ def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> Request | int:
         return 405
     if not content_type.startswith(b"application/grpc"):
         return 415
-    return Request(unquote(path.decode(errors="replace")), timeout_ns, encoding, tuple(metadata))
+    return CallHeaders(
+        unquote(path.decode(errors="replace")), timeout_ns, encoding, tuple(metadata)
+    )
 
 
 def status_block(

@@ -30,13 +30,13 @@ from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S
 from controller.front.door import Door, crowded
 from controller.front.http2 import (
+    CallHeaders,
     ErrorCode,
     Event,
     HalfClosed,
     Http2Connection,
     Http2Error,
     MessageReceived,
-    Request,
     RequestBegun,
     StreamReset,
     status_block,
@@ -115,7 +115,7 @@ class Call:
     )
 
     def __init__(
-        self, peer: _Peer, stream_id: int, request: Request, method: Method, arrival_ns: int
+        self, peer: _Peer, stream_id: int, request: CallHeaders, method: Method, arrival_ns: int
     ) -> None:
         #: The latest moment that is surely before the first byte came of the call, or in a stream of the
         #: message that was read last, on the server's clock.
@@ -492,7 +492,7 @@ class _Peer:
         else:
             call.end_with(_STATUS_CODES[event.status], event.text)
 
-    def _begin(self, stream_id: int, request: Request, arrival_ns: int) -> None:
+    def _begin(self, stream_id: int, request: CallHeaders, arrival_ns: int) -> None:
         server = self.server
         method = server.method(request)
         if method is None:
@@ -724,7 +724,7 @@ class Http2Server:
         path = f"/{service}/{name}"
         self._methods[path] = Method(path, answer, None, bounded=True)
 
-    def method(self, request: Request) -> Method | None:
+    def method(self, request: CallHeaders) -> Method | None:
         """Find out what to do with a call; None: there is no such method."""
         method = self._methods.get(request.path)
         if method is not None:
