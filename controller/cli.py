@@ -95,6 +95,9 @@ class ControllerFlags:
     slo_ms: Annotated[
         float, typer.Option(help="SLO of requests that name none, of models without one.")
     ] = 100
+    max_message_mib: Annotated[
+        int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
+    ] = 64
 
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
@@ -113,6 +116,7 @@ class ControllerFlags:
             telemetry_dir=self.telemetry,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
+            max_message_bytes=self.max_message_mib << 20,
         )
 
 

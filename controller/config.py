@@ -32,8 +32,9 @@ class ControllerConfig:
     #: its workers; too long: requests wait for a machine that is gone. A process that ends is noticed at
     #: once without it, and a worker that hangs at its first action that takes `action_timeout_ns` too long.
     silence_limit_ms: int = 10_000
-    #: Largest message that is accepted. A message occupies its size in memory before it is looked at.
-    max_message_bytes: int = 512 * 1024 * 1024
+    #: Largest message that is accepted. A message occupies its size in memory before it is looked at, so
+    #: this times the calls at once is what strangers can fill; a batch's outputs have to fit in too.
+    max_message_bytes: int = 64 * 1024 * 1024
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
