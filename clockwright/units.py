@@ -17,6 +17,10 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+# Longest duration of a step that a worker may report, and that anything is expected to take. An action
+# that takes longer has been given up long before.
+DURATION_NS_MAX = 3600 * NS_PER_S
+
 # Clockwork's page size (cache.cpp); a page is the unit of allocation in the weights cache.
 PAGE_BYTES = 16 * 1024 * 1024
 

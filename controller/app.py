@@ -87,6 +87,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             runtime,
             catalogue,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
+            message_bytes_max=config.max_message_bytes,
         )
         if config.models_dir is not None:
             try:

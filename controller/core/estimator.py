@@ -13,10 +13,11 @@ estimates (`settle_exec`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind
+from clockwright.units import DURATION_NS_MAX, NS_PER_MS, ArchitectureId, GpuKind
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
@@ -118,7 +119,8 @@ class Estimates:
 
         Args:
             load_ns: duration of LoadWeights.
-            exec_ns: duration of EXEC by compiled batch size; not empty.
+            exec_ns: duration of EXEC by compiled batch size; not empty. Lists as long as the largest size
+                are made of it, so it is one that was offered and not what a worker likes.
         """
         #: Compiled batch sizes, ascending.
         self.sizes = tuple(sorted(exec_ns))
@@ -129,11 +131,8 @@ class Estimates:
         self.load_ns = load_ns
         largest = self.sizes[-1]
         #: fit[n]: index of the largest size <= n, -1 if none; cover[n]: of the smallest size >= n.
-        self.fit = [-1] * (largest + 1)
-        self.cover = [0] * (largest + 1)
-        for n in range(largest + 1):
-            self.fit[n] = sum(size <= n for size in self.sizes) - 1
-            self.cover[n] = min(sum(size < n for size in self.sizes), len(self.sizes) - 1)
+        self.fit = [bisect_right(self.sizes, n) - 1 for n in range(largest + 1)]
+        self.cover = [bisect_left(self.sizes, n) for n in range(largest + 1)]
         self._per_row = [
             duration / size for duration, size in zip(self.exec_ns, self.sizes, strict=True)
         ]
@@ -154,7 +153,7 @@ class Estimates:
         """
         slower = max(clock_mhz / other_mhz, 1.0) if other_mhz else 1.0
         exec_ns = {
-            size: int(duration_ns * slower)
+            size: min(int(duration_ns * slower), DURATION_NS_MAX)
             for size, duration_ns in zip(self.sizes, self.exec_ns, strict=True)
         }
         return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)

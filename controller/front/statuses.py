@@ -23,6 +23,7 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
+from clockwright.foreign import printable
 from controller.front.refusals import refusal_text
 from controller.runtime import NoAnswerError
 
@@ -46,7 +47,7 @@ CODES = {
 }
 
 # Longest text of a status. It travels in HTTP headers, of which clients take 8 KiB in all.
-_TEXT_LENGTH_MAX = 1000
+_TEXT_CHARS_MAX = 1000
 
 
 def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
@@ -56,20 +57,20 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
     """
     match error:
         case NoAnswerError():
-            return CODES[error.refusal], _clip(f"{error.refusal.value}: {refusal_text(error)}")
+            return CODES[error.refusal], _say(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
-            return CODES[error.refusal], _clip(str(error))
+            return CODES[error.refusal], _say(str(error))
         case UnknownModelError():
-            return grpc.StatusCode.NOT_FOUND, _clip(str(error))
+            return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
-            return grpc.StatusCode.INVALID_ARGUMENT, _clip(str(error))
+            return grpc.StatusCode.INVALID_ARGUMENT, _say(str(error))
         case DecodeError():
-            return grpc.StatusCode.INVALID_ARGUMENT, _clip(f"not the request of {method}: {error}")
+            return grpc.StatusCode.INVALID_ARGUMENT, _say(f"not the request of {method}: {error}")
         case ModelError():
-            return grpc.StatusCode.FAILED_PRECONDITION, _clip(str(error))
+            return grpc.StatusCode.FAILED_PRECONDITION, _say(str(error))
         case StoreError():
             # UNAVAILABLE would tell clients that there is no server.
-            return grpc.StatusCode.ABORTED, _clip(str(error))
+            return grpc.StatusCode.ABORTED, _say(str(error))
     log.error("%s: unexpected %s: %s", method, type(error).__name__, error)
     log.debug("%s", method, exc_info=error)
     return grpc.StatusCode.INTERNAL, f"internal error in {method}: {type(error).__name__}"
@@ -112,5 +113,5 @@ def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[
     return (("grpc-status-details-bin", status.SerializeToString()),)
 
 
-def _clip(text: str) -> str:
-    return text if len(text) <= _TEXT_LENGTH_MAX else text[: _TEXT_LENGTH_MAX - 3] + "..."
+def _say(text: str) -> str:
+    return printable(text, _TEXT_CHARS_MAX)
