@@ -21,6 +21,13 @@ NS_PER_S = 1_000_000_000
 # that takes longer has been given up long before.
 DURATION_NS_MAX = 3600 * NS_PER_S
 
+# A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
+SLO_NS_MAX = 24 * 3600 * NS_PER_S
+
+# Names that people give are shorter: ids of requests and queries, tenants, contexts, outputs. The
+# scheduler keeps some tenants, and applications keep contexts.
+NAME_CHARS_MAX = 256
+
 # Clockwork's page size (cache.cpp); a page is the unit of allocation in the weights cache.
 PAGE_BYTES = 16 * 1024 * 1024
 

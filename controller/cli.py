@@ -98,6 +98,9 @@ class ControllerFlags:
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
+    upload_limit_mib: Annotated[
+        int, typer.Option(help="Disk for models that `models add` brings, together.")
+    ] = 16384
 
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
@@ -117,6 +120,7 @@ class ControllerFlags:
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
             max_message_bytes=self.max_message_mib << 20,
+            upload_limit_bytes=self.upload_limit_mib << 20,
         )
 
 

@@ -35,6 +35,8 @@ class ControllerConfig:
     #: Largest message that is accepted. A message occupies its size in memory before it is looked at, so
     #: this times the calls at once is what strangers can fill; a batch's outputs have to fit in too.
     max_message_bytes: int = 64 * 1024 * 1024
+    #: What models that were added by upload may occupy on this machine's disk, together.
+    upload_limit_bytes: int = 16 << 30
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
@@ -53,6 +55,7 @@ class ControllerConfig:
             "default_slo_ns",
             "heartbeat_interval_ms",
             "max_message_bytes",
+            "upload_limit_bytes",
             "telemetry_capacity",
         ):
             if getattr(self, name) <= 0:

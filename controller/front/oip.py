@@ -22,19 +22,12 @@ from google.protobuf.message import DecodeError
 from clockwright.bulk import ENTRIES_MAX, SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
 from clockwright.errors import BadRequestError, ProtocolError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from clockwright.units import NAME_CHARS_MAX, NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX
 from clockwright.v1 import inference_pb2 as pb
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
 STREAM_RESPONSE_FIELD = 2
-
-# A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
-SLO_NS_MAX = 24 * 3600 * NS_PER_S
-
-# Names that people give are shorter: ids of requests, tenants and contexts. The scheduler keeps some
-# tenants, and applications keep contexts.
-NAME_CHARS_MAX = 256
 
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
 # (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
@@ -165,7 +158,7 @@ def read_request(
     """
     message = request.message
     if len(message.id) > NAME_CHARS_MAX:
-        raise _too_long("id", message.id)
+        raise too_long("id", message.id)
     rows, inputs = _read_inputs(request, servable)
     outputs = _requested_outputs(message, servable.outputs)
     slo_ns, slo_source = request_slo_ns(
@@ -476,9 +469,10 @@ def _check_number(what: str, number: int) -> None:
         raise BadRequestError(f"{what}: found {number}, expected {ENTRIES_MAX} at most")
 
 
-def _too_long(what: str, text: str) -> BadRequestError:
+def too_long(what: str, text: str) -> BadRequestError:
+    """Say that a name is longer than `NAME_CHARS_MAX`."""
     return BadRequestError(
-        f"{what}: found {len(text)} characters, expected at most {NAME_CHARS_MAX}"
+        f"{what}: found {len(text)} characters, expected {NAME_CHARS_MAX} at most"
     )
 
 
@@ -492,7 +486,7 @@ def _string(message: pb.ModelInferRequest, name: str) -> str:
             f"parameter {name}: found {kind or 'no value'}, expected string_param"
         )
     if len(parameter.string_param) > NAME_CHARS_MAX:
-        raise _too_long(f"parameter {name}", parameter.string_param)
+        raise too_long(f"parameter {name}", parameter.string_param)
     return parameter.string_param
 
 

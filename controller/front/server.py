@@ -8,8 +8,8 @@ Every method turns its errors into a status, so no message of a client can raise
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -21,6 +21,7 @@ from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.explanation import explain
+from controller.front.methods import unary
 from controller.front.oip import (
     ParsedRequest,
     Servable,
@@ -51,8 +52,6 @@ APPLICATION_PLATFORM = "clockwright_application"
 # A client that sends and never reads makes us hold this many answers at most; then its stream waits.
 STREAM_REQUESTS_MAX = 1024
 
-RequestT = TypeVar("RequestT", bound=Message)
-
 
 class InferenceService:
     """Answers clients: checks requests, asks the runtime, and says what became of them."""
@@ -80,23 +79,21 @@ class InferenceService:
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """Make the handlers that a grpc.aio server mounts."""
-        unary = {
-            "ServerLive": self._unary("ServerLive", pb.ServerLiveRequest, self._server_live),
-            "ServerReady": self._unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
-            "ModelReady": self._unary("ModelReady", pb.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": self._unary(
+        methods = {
+            "ServerLive": unary("ServerLive", pb.ServerLiveRequest, self._server_live),
+            "ServerReady": unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": unary("ModelReady", pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": unary(
                 "ServerMetadata", pb.ServerMetadataRequest, self._server_metadata
             ),
-            "ModelMetadata": self._unary(
-                "ModelMetadata", pb.ModelMetadataRequest, self._model_metadata
-            ),
-            "RepositoryIndex": self._unary(
+            "ModelMetadata": unary("ModelMetadata", pb.ModelMetadataRequest, self._model_metadata),
+            "RepositoryIndex": unary(
                 "RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index
             ),
-            "RepositoryModelLoad": self._unary(
+            "RepositoryModelLoad": unary(
                 "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self._load
             ),
-            "RepositoryModelUnload": self._unary(
+            "RepositoryModelUnload": unary(
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
             ),
             "ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
@@ -104,7 +101,7 @@ class InferenceService:
         }
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
         return (
-            grpc.method_handlers_generic_handler(SERVICE, unary),
+            grpc.method_handlers_generic_handler(SERVICE, methods),
             grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
         )
 
@@ -281,22 +278,6 @@ class InferenceService:
         )
 
     # --- health and metadata ------------------------------------------------------------------
-
-    def _unary(
-        self,
-        name: str,
-        request_type: type[RequestT],
-        behaviour: Callable[[RequestT], Awaitable[Message]],
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Make a handler that parses messages itself; gRPC's own hook logs a traceback for a bad one."""
-
-        async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            try:
-                return (await behaviour(request_type.FromString(data))).SerializeToString()
-            except Exception as error:
-                return fail(context, error, method=name)
-
-        return grpc.unary_unary_rpc_method_handler(handle)
 
     async def _server_live(self, _: pb.ServerLiveRequest) -> Message:
         return pb.ServerLiveResponse(live=True)

@@ -482,10 +482,10 @@ def test_a_tenant_is_a_string_of_no_great_length() -> None:
     with pytest.raises(BadRequestError, match=r"tenant: found int64_param, expected string_param"):
         decode(message(parameters={"tenant": Parameter(int64_param=7)}))
     with pytest.raises(
-        BadRequestError, match=r"tenant: found 257 characters, expected at most 256"
+        BadRequestError, match=r"tenant: found 257 characters, expected 256 at most"
     ):
         decode(message(parameters={"tenant": Parameter(string_param="a" * 257)}))
-    with pytest.raises(BadRequestError, match=r"^id: found 257 characters, expected at most 256"):
+    with pytest.raises(BadRequestError, match=r"^id: found 257 characters, expected 256 at most"):
         decode(message(id="a" * 257))
 
 
