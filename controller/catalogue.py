@@ -33,8 +33,8 @@ RETIRE_LIMIT_S = 10
 
 # Instances of a folder that anybody may upload. Each is offered to each worker and waits for its word.
 UPLOADED_COPIES_MAX = 1000
-# Models that are announced before requests get their turn.
-_TRIAL_SLICE = 64
+# Models that are offered before requests get their turn.
+_OFFERS_SLICE = 64
 
 # Names without a model whose last generation is remembered one by one.
 _NAMES_GONE_MAX = 10_000
@@ -357,7 +357,7 @@ class Catalogue:
         models: list[Entry] = []
         try:
             for index, name in enumerate(names):
-                if index % _TRIAL_SLICE == _TRIAL_SLICE - 1:
+                if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
                     await asyncio.sleep(0)
                 model = Entry(self._new_id(name), name, folder, upload=upload)
                 models.append(model)
@@ -401,8 +401,21 @@ class Catalogue:
         """Offer a worker all models, and let its opinion count from now on."""
         self._workers[worker_id] = worker
         self._announce_change()
-        for model in self._by_id.values():
-            worker.offer(model)
+        self._offer_from(0, list(self._by_id.values()), worker_id, worker)
+
+    def _offer_from(
+        self, start: int, models: Sequence[Entry], worker_id: WorkerId, worker: OfferTo
+    ) -> None:
+        """Offer a slice of the models that were there when a worker joined, and later the next."""
+        if self._workers.get(worker_id) is not worker:
+            return
+        end = start + _OFFERS_SLICE
+        for model in models[start:end]:
+            if self._by_id.get(model.model_id) is model:
+                worker.offer(model)
+        if end < len(models):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._offer_from, end, models, worker_id, worker)
 
     def worker_left(self, worker_id: WorkerId) -> None:
         """Offer a worker nothing more, and forget its opinions: it is gone, or it drains.

@@ -28,6 +28,10 @@ PERCENTILE = 0.99
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
 
+# Rows that are kept, whatever architectures and GPU kinds workers name: hundreds of networks on some
+# kinds of GPU at the clocks that they have. Those who use a row that is dropped go on using it.
+MAX_ROWS = 1 << 14
+
 # Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
 MAX_CLOCKS = 64
 
@@ -204,13 +208,16 @@ class Estimates:
         self.ns_per_row = min(self._per_row)
 
 
+_Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
+
+
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
     __slots__ = ("_rows",)
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[GpuKind, int, ArchitectureId, tuple[int, ...]], Estimates] = {}
+        self._rows: dict[_Key, Estimates] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -239,7 +246,7 @@ class EstimateTable:
         estimates = self._rows.get(key)
         if estimates is None:
             seed = Estimates(load_ns=load_ns, exec_ns=exec_ns)
-            estimates = self._rows[key] = seed.at_clock(profile_mhz, clock_mhz)
+            estimates = self._add(key, seed.at_clock(profile_mhz, clock_mhz))
         return estimates
 
     def at_clock(
@@ -255,7 +262,13 @@ class EstimateTable:
         key = (gpu_kind, clock_mhz, architecture_id, known.sizes)
         estimates = self._rows.get(key)
         if estimates is None:
-            estimates = self._rows[key] = known.at_clock(known_mhz, clock_mhz)
+            estimates = self._add(key, known.at_clock(known_mhz, clock_mhz))
+        return estimates
+
+    def _add(self, key: _Key, estimates: Estimates) -> Estimates:
+        if len(self._rows) >= MAX_ROWS:
+            del self._rows[next(iter(self._rows))]
+        self._rows[key] = estimates
         return estimates
 
     def forget_clocks(self, gpu_kind: GpuKind, present_mhz: Iterable[int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -408,6 +409,36 @@ def test_many_copies_are_offered_in_slices_and_uploads_have_a_thousand_at_most(
             ModelError, match="copies is 1001, expected a whole number from 1 to 1000"
         ):
             await bench.catalogue.add(more, discard=lambda: None)
+
+    run(test)
+
+
+def test_a_worker_that_joins_is_offered_many_models_in_slices_and_none_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, "many", config="copies = 300")
+        bench = CatalogueBench(tmp_path)
+        await bench.catalogue.scan()
+        queue = bench.offers.offered
+        bench.join("w")
+        assert queue.qsize() == 64
+        bench.catalogue.remove("many-299")
+        sizes = [queue.qsize()]
+        while queue.qsize() < 299:
+            await asyncio.sleep(0)
+            sizes.append(queue.qsize())
+        assert max(b - a for a, b in itertools.pairwise(sizes)) <= 64
+        await asyncio.sleep(0)
+        names = [queue.get_nowait().name for _ in range(queue.qsize())]
+        assert names == [f"many-{number}" for number in range(299)]
+
+        # One that leaves meanwhile is offered no more.
+        bench.join("v")
+        bench.leave("v")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert queue.qsize() == 64
 
     run(test)
 

@@ -19,6 +19,7 @@ from clockwright import wire
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2, control_pb2_grpc
 from clockwright.v1 import worker_pb2 as pb
 from controller import worker_link
@@ -619,6 +620,56 @@ def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -
             (drop,) = await worker.wait_for("model_drop")
             assert drop.model_id == "m"
             assert len(await worker.wait_for("evict_weights")) == 1
+
+    run(test)
+
+
+def test_a_model_removed_while_its_weights_load_and_added_again_stays_with_the_worker(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            LoopbackWorker(controller.port, hold=True) as worker,
+        ):
+            first = await until_ready(controller)
+            future = submit(controller, first)
+            await worker.wait_for("load_weights")
+            controller.catalogue.remove("m")
+            (second,) = await controller.catalogue.reload("m")
+            await worker.release()
+            # Its Infer may have been sent behind the load, or not at all.
+            await asyncio.gather(future, return_exceptions=True)
+            (drop,) = await worker.wait_for("model_drop")
+            assert drop.model_id == first.model_id != second.model_id
+            answer = await submit(controller, second)
+            assert [bytes(output) for output in answer.outputs] == [ROW]
+            assert len(worker.received["model_drop"]) == 1
+
+    run(test)
+
+
+def test_a_strangers_description_is_gone_with_the_stranger(tmp_path: Path) -> None:
+    async def test() -> None:
+        odd = [pb.TensorSpec(name="Z", datatype="INT8", row_shape=[1])]
+
+        class Stranger(LoopbackWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                await super().ready(model_id, inputs=odd, outputs=odd)
+
+        async with running(config(make_models(tmp_path, "m"))) as controller:
+            async with Stranger(controller.port, "stranger") as stranger:
+                model = await until_ready(controller)
+                honest = LoopbackWorker(controller.port, "honest")
+                await honest.__aenter__()
+                await until(lambda: "honest" in model.refused_by)
+                assert "Z INT8 [1]" in model.refused_by[WorkerId("honest")]
+                stranger.call.cancel()
+                await until(lambda: "honest" in model.ready_on)
+            answer = await submit(controller, model)
+            assert [bytes(output) for output in answer.outputs] == [ROW]
+            assert model.refused_by == {}
+            await honest.__aexit__(None, None, None)
 
     run(test)
 
