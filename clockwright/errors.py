@@ -6,6 +6,9 @@ ClockwrightError
 +- ModelError        a model cannot be served; the message says why
    +- OtherWorkersError  (worker) workers of another kind are to serve the model
    +- UnknownModelError  there is no model, or no version, of that name
+   +- NameTakenError     there is a model or an application of that name already
++- UnknownWorkerError  there is no worker of that name
++- NoRoomError       uploaded models have no room on the controller; says how much there is
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
 +- StoreError        what applications learn cannot be read or written now; the message says why
@@ -45,6 +48,18 @@ class OtherWorkersError(ModelError):
 
 class UnknownModelError(ModelError):
     """There is no model of that name, or it is served in another version."""
+
+
+class NameTakenError(ModelError):
+    """There is a model or an application of that name already."""
+
+
+class UnknownWorkerError(ClockwrightError):
+    """There is no worker of that name."""
+
+
+class NoRoomError(ClockwrightError):
+    """Uploaded models have no room on the controller."""
 
 
 class BadRequestError(ClockwrightError):

@@ -453,7 +453,7 @@ def _decode_all(data: bytes) -> Iterator[tuple[pb.ToWorker, Sequence[memoryview 
 def _decode(data: bytes) -> tuple[pb.ToWorker, Sequence[memoryview | bytes]]:
     payload: Sequence[memoryview | bytes] | None = None
     if len(data) > SMALL_MESSAGE_BYTES:
-        data, payload = split_bulk(data, wire.PAYLOAD_FIELD)
+        data, payload = split_bulk(data, wire.PAYLOAD_FIELD, entries_max=None)
     try:
         message = pb.ToWorker.FromString(data)
     except DecodeError as error:
