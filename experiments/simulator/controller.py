@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from clockwright.actions import Infer, LoadWeights, Result
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS, GpuKind, ModelId, RequestId
+from clockwright.units import NS_PER_MS, ActionId, GpuKind, ModelId, RequestId
 from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
@@ -85,6 +85,7 @@ class VirtualController:
             clock=loop.now,
             telemetry=telemetry,
             send=self._send,
+            withdraw_action=self._withdraw_action,
             answer=self._answer,
             refuse=self._refuse,
             forget=self._forget,
@@ -160,6 +161,9 @@ class VirtualController:
         cost_ns = self._costs.action_ns
         self._summary.at(self._loop.now_ns).controller_ns += cost_ns
         self._loop.at(self._core.charge(cost_ns), worker.send, sent.command.action)
+
+    def _withdraw_action(self, worker: Worker, action_id: ActionId) -> None:
+        worker.withdraw_action(action_id)
 
     def _forget(self, worker: Worker, model_id: ModelId) -> None:
         worker.forget_model(model_id)
