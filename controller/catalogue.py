@@ -78,6 +78,11 @@ class Entry:
         return self.folder.settings.slo_ns if self.folder else None
 
     @property
+    def is_cached(self) -> bool:
+        """Whether the prediction cache may answer requests for the model."""
+        return self.folder is not None and self.folder.settings.cache
+
+    @property
     def largest_batch(self) -> int:
         """Most rows that a request may have; 0 while no worker has the model."""
         return max((sizes[-1] for sizes in self.ready_on.values()), default=0)

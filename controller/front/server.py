@@ -185,6 +185,16 @@ class InferenceService:
             # An application explains every answer: feedback needs the query id.
             outputs, parameters = answered.outputs, answered.parameters
             expected_latency_ns = asked.slo_ns
+        elif self._applications is not None and answerer.is_cached and not asked.explain:
+            outputs = await self._applications.predict(
+                answerer.model_id,
+                asked.inputs,
+                rows=asked.rows,
+                arrival_ns=arrival_ns,
+                slo_ns=asked.slo_ns,
+                tenant=asked.tenant,
+            )
+            expected_latency_ns = asked.slo_ns
         else:
             answer = await self._runtime.submit(
                 answerer.model_id,

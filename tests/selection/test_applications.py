@@ -598,6 +598,46 @@ def test_a_repeated_question_is_not_computed_again(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_model_that_is_asked_directly_uses_the_cache_only_if_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "right").mkdir()
+    (tmp_path / "right" / "config.toml").write_text("cache = true\n")
+
+    async def main() -> None:
+        async with desk_with_client(tmp_path) as (app, client):
+
+            async def ask(model: str, *numbers: float, **parameters: Any) -> list[int]:  # noqa: ANN401
+                rows = np.array([[number, 0, 0] for number in numbers], np.float32)
+                image = triton.InferInput("x", list(rows.shape), "FP32")
+                image.set_data_from_numpy(rows)
+                result = await client.infer(
+                    model, [image], parameters={"slo_ms": 30_000, **parameters}
+                )
+                return [int(label) for label in result.as_numpy("label")]
+
+            def num_asked(model: str) -> int:
+                return sum(infer.model_id == model for infer in app.worker.infers)
+
+            for _ in range(3):
+                assert await ask("right", 2) == [2]
+                assert await ask("right", 2, 3) == [2, 3]
+                assert await ask("wrong", 2) == [3]
+            assert (num_asked("right"), num_asked("wrong")) == (2, 3)
+            # Who wants to know where the time went gets an answer that took some.
+            assert await ask("right", 2, explain=True) == [2]
+            assert num_asked("right") == 3
+            # An application finds what was asked for directly, and another version is asked anew.
+            await app.put("right", cache=True)
+            assert label(await app.ask(2)) == 2
+            assert num_asked("right") == 3
+            await app.front_end.catalogue.reload("right")
+            assert await ask("right", 2) == [2]
+            assert num_asked("right@2") == 1
+
+    run_on_real_time(main)
+
+
 def test_questions_at_the_same_time_share_one_computation(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
