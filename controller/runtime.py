@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clockwright.actions import Action, Result
+from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_S, ModelId, RequestId, WorkerId
+from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
@@ -84,6 +84,9 @@ class Link(Protocol):
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Send an action; `payload` is per request, per input tensor."""
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
 
@@ -129,6 +132,7 @@ class Runtime:
             clock=clock,
             telemetry=telemetry,
             send=self._send,
+            withdraw_action=_withdraw_action,
             answer=self._answer,
             refuse=self._refuse,
             forget=_forget,
@@ -301,7 +305,7 @@ class Runtime:
         request_ids = sent.command.request_ids
         for index, request_id in enumerate(request_ids):
             late = self._late.pop(request_id, None)
-            if late is not None and outputs:
+            if late is not None and result.error is ActionError.NONE:
                 num_outputs = len(outputs) // len(request_ids)
                 late(outputs[index * num_outputs : (index + 1) * num_outputs])
 
@@ -373,6 +377,10 @@ class Runtime:
     def _fire(self) -> None:
         self._timer = None
         self._ledger.fire()
+
+
+def _withdraw_action(link: Link, action_id: ActionId) -> None:
+    link.withdraw_action(action_id)
 
 
 def _forget(link: Link, model_id: ModelId) -> None:

@@ -324,8 +324,8 @@ class Applications:
         arrival_ns: int,
         slo_ns: int,
         tenant: str,
-    ) -> Sequence[Buffer]:
-        """Ask one model, through the prediction cache, and give its outputs.
+    ) -> Answered:
+        """Ask one model, through the prediction cache.
 
         Raises:
             RefusedError: there is no answer in time.

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clockwright.units import ModelId
+from clockwright.tensors import TensorSpec
 from controller.catalogue import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
@@ -53,7 +53,8 @@ class LiveApplication:
         self.counts = QueryCounts()
         #: Models that do not fit the application, and why. They are never asked.
         self.misfits: dict[str, str] = {}
-        self._models: tuple[ModelId | None, ...] = ()
+        #: Inputs and outputs of each model, as the shape was made of.
+        self._described: tuple[tuple[Sequence[TensorSpec], Sequence[TensorSpec]] | None, ...] = ()
         self._shape: Shape | None = None
         self._readings: dict[str, Reading] = {}
 
@@ -64,9 +65,11 @@ class LiveApplication:
 
     def look_at(self, models: Sequence[Entry | None]) -> Shape | None:
         """Find the shape, given the models as they are now; None while no worker has described any."""
-        known = tuple([m.model_id if m is not None and m.outputs else None for m in models])
-        if known != self._models or self._shape is None:
-            self._models = known
+        described = tuple(
+            [(m.inputs, m.outputs) if m is not None and m.outputs else None for m in models]
+        )
+        if described != self._described or self._shape is None:
+            self._described = described
             self._learn_shapes(models)
         return self._shape
 

@@ -59,11 +59,11 @@ _SHADOWS_MAX = 256
 
 @dataclass(slots=True)
 class Answered:
-    """The answer to a query."""
+    """The answer to a query, or that of a model which the cache may have known."""
 
-    #: Tensor bytes per output of the application.
+    #: Tensor bytes per output.
     outputs: Sequence[Buffer]
-    #: Parameters of the response: `query_id`, `confidence` and so on.
+    #: Parameters of the response: `query_id`, `confidence` and so on; none of a model's.
     parameters: dict[str, bool | int | str]
 
 
@@ -144,7 +144,7 @@ class Queries:
         arrival_ns: int,
         slo_ns: int,
         tenant: str,
-    ) -> Sequence[Buffer]:
+    ) -> Answered:
         """Ask one model, unless the cache has its answer.
 
         Raises:
@@ -156,7 +156,7 @@ class Queries:
         # have to ask again, and would then hear of it later than anybody else.
         found = cache.request(key, deadline_ns=0, now_ns=clock())
         if isinstance(found, tuple):
-            return found
+            return Answered(found, {})
 
         def keep(views: Sequence[Buffer]) -> None:
             outputs = tuple(map(bytes, views))
@@ -171,7 +171,7 @@ class Queries:
             tenant=tenant,
             late=keep if cache.on else None,
         )
-        return answer.outputs
+        return Answered(answer.outputs, {})
 
     async def answer(
         self,
