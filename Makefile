@@ -50,6 +50,11 @@ bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_serve
 	$(BIN)/python -m experiments.bench_selection
 
+# Models of all kinds, each asked while six other clients send outliers to it.
+.PHONY: bench-mixing
+bench-mixing: $(STAMP)
+	$(BIN)/python -m experiments.mixing
+
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
 	@$(BIN)/python -m experiments.results_page

@@ -4,6 +4,7 @@ ClockwrightError
 +- ConfigError       the person who started the process must fix it
 +- DeviceGoneError   a worker's device is lost for good; the process leaves, another may serve
 +- ModelError        a model cannot be served; the message says why
+   +- OtherWorkersError  (worker) workers of another kind are to serve the model
    +- UnknownModelError  there is no model, or no version, of that name
    +- NameTakenError     there is a model or an application of that name already
 +- UnknownWorkerError  there is no worker of that name
@@ -39,6 +40,10 @@ class TraceFormatError(ClockwrightError):
 
 class ModelError(ClockwrightError):
     """A model is not fit to be served."""
+
+
+class OtherWorkersError(ModelError):
+    """A model is for workers of another kind; here nobody has looked whether it is fit."""
 
 
 class UnknownModelError(ModelError):

@@ -77,10 +77,15 @@ class Entry:
     architecture_id: ArchitectureId | None = None
     num_pages: int = 0
     weights_bytes: int = 0
+    #: Why the latest worker runs its rows one by one although larger batches were asked for; empty if it does
+    #: not.
+    one_by_one: str = ""
     #: Batch sizes, ascending, of each worker that has the model ready.
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
     #: Reason of each worker that refused the model.
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    #: Those of them that did not look at the model, because workers of another kind are to serve it.
+    not_for: set[WorkerId] = field(default_factory=set)
     #: Those of them who describe its tensors otherwise than an earlier one that has it ready.
     disagreeing: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
@@ -97,6 +102,11 @@ class Entry:
     def slo_ns(self) -> int | None:
         """Default latency objective; None: the controller's."""
         return self.folder.settings.slo_ns if self.folder else None
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the prediction cache may answer requests for the model."""
+        return self.folder is not None and self.folder.settings.cache
 
     @property
     def largest_batch(self) -> int:
@@ -362,6 +372,7 @@ class Catalogue:
                 model = Entry(self._new_id(name), name, folder, upload=upload)
                 models.append(model)
                 self._by_id[model.model_id] = model
+                self._runtime.telemetry.add_model(model.model_id)
                 self._runtime.tell(ModelAdded(model_id=model.model_id))
                 for worker in self._workers.values():
                     worker.offer(model)
@@ -388,6 +399,7 @@ class Catalogue:
             return  # A malformed model was never announced, and its id may be its successor's.
         del self._by_id[model.model_id]
         self._runtime.tell(ModelRemoved(model_id=model.model_id))
+        self._runtime.telemetry.remove_model(model.model_id)
         for worker in self._workers.values():
             worker.withdraw(model)
         if model.upload is not None:
@@ -427,6 +439,7 @@ class Catalogue:
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
             model.refused_by.pop(worker_id, None)
+            model.not_for.discard(worker_id)
             model.disagreeing.discard(worker_id)
             if not model.ready_on and model.disagreeing:
                 self._ask_again(model)
@@ -452,6 +465,7 @@ class Catalogue:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         weights_bytes: int,
+        one_by_one: str = "",
     ) -> bool:
         """Note that a worker has a model ready, and tell the scheduler.
 
@@ -476,6 +490,7 @@ class Catalogue:
         model.architecture_id = event.architecture_id
         model.num_pages = event.num_pages
         model.weights_bytes = weights_bytes
+        model.one_by_one = one_by_one
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
         model.progress = ""
@@ -484,13 +499,21 @@ class Catalogue:
         self._announce_change()
         return True
 
-    def model_refused(self, worker_id: WorkerId, model_id: ModelId, reason: str) -> None:
-        """Note that a worker cannot serve a model, and why."""
+    def model_refused(
+        self, worker_id: WorkerId, model_id: ModelId, reason: str, *, for_others: bool = False
+    ) -> None:
+        """Note that a worker cannot serve a model, and why.
+
+        `for_others`: workers of another kind are to serve it, so it is no news while there is one.
+        """
         model = self._by_id.get(model_id)
         if model is None:
             return
         model.refused_by[worker_id] = reason
-        log.warning("model %s is refused by worker %s: %s", model_id, worker_id, reason)
+        if for_others:
+            model.not_for.add(worker_id)
+        level = logging.INFO if for_others else logging.WARNING
+        log.log(level, "model %s is refused by worker %s: %s", model_id, worker_id, reason)
         self._announce_change()
 
     def _announce_change(self) -> None:
@@ -515,8 +538,12 @@ def name_of(model_id: str) -> str:
 
 
 def _refusals(model: Entry) -> str:
-    """Join the reasons of all workers that refused a model, each reason once."""
-    reasons = dict.fromkeys(model.refused_by.values())
+    """Join the reasons of the workers that refused a model, each reason once.
+
+    Where some have looked at it, what the others say would only drown the truth.
+    """
+    looked = {key: why for key, why in model.refused_by.items() if key not in model.not_for}
+    reasons = dict.fromkeys((looked or model.refused_by).values())
     return "; ".join(reasons)
 
 

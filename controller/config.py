@@ -11,6 +11,9 @@ from controller.core import SchedulerConfig
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
 
+#: Servers of gRPC, for the same handlers.
+FRONTS = ("http2", "grpc")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
@@ -35,6 +38,18 @@ class ControllerConfig:
     #: Largest message that is accepted. A message occupies its size in memory before it is looked at, so
     #: this times the calls at once is what strangers can fill; a batch's outputs have to fit in too.
     max_message_bytes: int = 64 * 1024 * 1024
+    #: Who speaks HTTP/2: `http2` is our own server, which knows when a request came; `grpc` is grpcio's,
+    #: which does not tell how long a request waited in its own queue, so that only the event loop's lag
+    #: counts there. Below, what bounds `http2` alone is marked so.
+    front: str = "http2"
+    #: Requests that are open at once, over all connections. Too few: bursts that could be served are refused;
+    #: too many: memory, and time to find out that most are late. 10,000 is a second's worth of what one
+    #: controller process carries.
+    max_open_requests: int = 10_000
+    #: Bytes of all requests that are open; with `http2` those that are coming in too.
+    max_open_bytes: int = 1024 * 1024 * 1024
+    #: Connections (`http2`) beyond which requests are refused. Each takes a file handle.
+    max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.
     upload_limit_bytes: int = 16 << 30
     #: Settings of applications: what they learn, the prediction cache, feedback.
@@ -55,11 +70,16 @@ class ControllerConfig:
             "default_slo_ns",
             "heartbeat_interval_ms",
             "max_message_bytes",
+            "max_open_requests",
+            "max_open_bytes",
+            "max_connections",
             "upload_limit_bytes",
             "telemetry_capacity",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.front not in FRONTS:
+            raise ConfigError(f"front is {self.front!r}, expected {' or '.join(FRONTS)}")
         if self.drain_limit_s < 0:
             raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:

@@ -172,6 +172,11 @@ class WorkerLink:
         header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+        withdrawal = pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id))
+        self._post(withdrawal.SerializeToString())
+
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
         folder = model.folder
@@ -359,7 +364,7 @@ class WorkerLink:
                 # Another was withdrawn a moment ago, or is answered already.
                 if refused.model_id in self._unanswered:
                     reason = printable(refused.reason, _WORDS_CHARS_MAX) or "no reason given"
-                    self._refused(ModelId(refused.model_id), reason)
+                    self._refused(ModelId(refused.model_id), reason, for_others=refused.for_others)
             case "drain":
                 reason = printable(envelope.drain.reason)
                 log.info("worker %s wants to leave: %s", self.worker_id, reason)
@@ -500,17 +505,19 @@ class WorkerLink:
             inputs=_specs(ready.inputs),
             outputs=outputs,
             weights_bytes=ready.weights_bytes,
+            one_by_one=ready.one_by_one,
         )
         if not known:
             self.forget_model(model_id)
 
-    def _refused(self, model_id: ModelId, reason: str) -> None:
+    def _refused(self, model_id: ModelId, reason: str, *, for_others: bool = False) -> None:
         self._unanswered.discard(model_id)
         if self.catalogue.find_id(model_id) is None:
             return  # The model was removed a moment ago.
-        self.refused[model_id] = reason
+        if not for_others:
+            self.refused[model_id] = reason
         if not self.draining:
-            self.catalogue.model_refused(self.worker_id, model_id, reason)
+            self.catalogue.model_refused(self.worker_id, model_id, reason, for_others=for_others)
 
 
 class WorkerLinks:
@@ -529,7 +536,8 @@ class WorkerLinks:
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
         self._links: dict[WorkerId, WorkerLink] = {}
-        self._closing = False
+        #: Why no worker is welcome any more; empty while they are.
+        self._closing = ""
         self._all_left = asyncio.Event()
         self._all_left.set()
 
@@ -548,12 +556,18 @@ class WorkerLinks:
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
 
     async def close(self, reason: str) -> None:
-        """Tell all workers to leave, and wait until they have or `LEAVE_LIMIT_S` is over."""
-        self._closing = True
+        """End all streams, and wait until they have ended or `LEAVE_LIMIT_S` is over.
+
+        No worker is sent home: like those of a controller that crashed, they dial until one answers.
+        """
+        self._closing = reason
         for link in self.links:
-            link.close("")
-        await self._all_left.wait()
-        log.info("all workers left: %s", reason)
+            link.cut(reason)
+        try:
+            async with asyncio.timeout(LEAVE_LIMIT_S):
+                await self._all_left.wait()
+        except TimeoutError:
+            log.warning("%d workers' streams have not ended", len(self._links))
 
     async def _attach(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         register = await self._welcome(context)
@@ -604,6 +618,7 @@ class WorkerLinks:
             if message is EOF:
                 return None
             envelope, _ = parse(message, num_outputs_max=0)
+            await self._send_away_when_closing(context)
             fault = self._find_fault(envelope)
         except TimeoutError:
             fault = f"no registration within {limit_s:g} s"
@@ -621,10 +636,17 @@ class WorkerLinks:
             silence_limit_ms=self._heartbeats.silence_limit_ms,
         )
         await context.write(pb.ToWorker(welcome=welcome).SerializeToString())
-        # Look again, because the write let others run: two workers of one name may have come together.
+        # Look again, because the write let others run: the controller may close now, and two workers of
+        # one name may have come together.
+        await self._send_away_when_closing(context)
         if fault := self._clash(envelope.register):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
         return envelope.register
+
+    async def _send_away_when_closing(self, context: Context) -> None:
+        """End the stream when the controller closes; a rejection would end the worker, so it gets none."""
+        if self._closing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._closing)
 
     def _find_fault(self, envelope: pb.FromWorker) -> str:
         """Say what is wrong with a first message; empty when nothing is."""
@@ -654,8 +676,6 @@ class WorkerLinks:
         ):
             if num_bytes > _ARENA_BYTES_MAX:
                 return f"{name} is {num_bytes}, expected {_ARENA_BYTES_MAX} at most"
-        if self._closing:
-            return "the controller is shutting down"
         return self._clash(register)
 
     def _clash(self, register: pb.Register) -> str:

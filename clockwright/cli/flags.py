@@ -26,7 +26,8 @@ Server = Annotated[str, typer.Option(help="HOST:PORT of the controller.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
 Telemetry = Annotated[
-    Path | None, typer.Option(help="Folder for requests.csv and actions.csv; made if need be.")
+    Path | None,
+    typer.Option(help="Folder for requests.csv and actions.csv, which are appended to."),
 ]
 
 

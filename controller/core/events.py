@@ -251,6 +251,4 @@ class CloseWorker:
     reason: str = ""
 
 
-Command = (
-    SendAction | WithdrawAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker
-)
+Command = SendAction | WithdrawAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker

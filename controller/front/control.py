@@ -336,6 +336,7 @@ class ControlService:
             architecture_id=model.architecture_id or "",
             slo_ns=model.slo_ns or self._default_slo_ns,
             weights_bytes=model.weights_bytes,
+            one_by_one=model.one_by_one,
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,

@@ -12,6 +12,7 @@ from controller.catalogue import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
+from controller.selection.guarded import GuardedPolicy
 
 
 @dataclass(slots=True)
@@ -33,14 +34,22 @@ class LiveApplication:
     """One revision of one application."""
 
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
+        """Begin with a state in which nothing is known.
+
+        Raises:
+            ConfigError: an option of the policy does not fit the application.
+            PolicyError: the policy fails already.
+        """
         self.application = application
-        self.policy = policy
+        self.policy = GuardedPolicy(application.policy, policy)
         #: Number of this revision, from 1; clients see it as the version.
         self.revision = revision
         #: The application was removed, or replaced by another revision. What it learns now is lost.
         self.retired = False
+        #: The state in which nothing is known.
+        self.fresh: Any = self.policy.init(application.models)
         #: The global state, which serves contexts without a state of their own.
-        self.state: Any = policy.init(application.models)
+        self.state: Any = self.fresh
         self.counts = QueryCounts()
         #: Models that do not fit the application, and why. They are never asked.
         self.misfits: dict[str, str] = {}
@@ -67,6 +76,12 @@ class LiveApplication:
     def reading(self, model: str) -> Reading | None:
         """Find how a model's outputs are read; None: it does not fit, or is not known."""
         return self._readings.get(model)
+
+    def max_rows(self, models: Sequence[Entry | None]) -> int:
+        """Most rows of a query, given the models as they are now: each that fits can take as many."""
+        self.look_at(models)
+        fit = [m.largest_batch for m in models if m is not None and m.name in self._readings]
+        return min(filter(None, fit), default=1)
 
     def _learn_shapes(self, models: Sequence[Entry | None]) -> None:
         application = self.application

@@ -12,7 +12,7 @@ import pytest
 
 from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
-from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller import catalogue
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.core import Scheduler
@@ -79,6 +79,7 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ("cache = 1", "cache is 1, expected true or false"),
         ("slo = 3", "unknown key 'slo'; known are slo_ms, batch_sizes"),
         ("slo_ms = 0", "slo_ms is 0, expected a positive number"),
         ("slo_ms = nan", "slo_ms is nan"),
@@ -155,6 +156,9 @@ class OffersMade:
 class NoLink:
     def send(self, *_: object) -> None:
         raise AssertionError("nothing is sent in these tests")
+
+    def withdraw_action(self, action_id: ActionId) -> None:
+        pass
 
     def forget_model(self, model_id: ModelId) -> None:
         pass

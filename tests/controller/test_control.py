@@ -420,7 +420,7 @@ def test_settings_of_an_application_are_bounded(
 # --- the process ------------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Path) -> None:
+def test_sigterm_finishes_what_is_admitted_and_leaves_the_workers_waiting(tmp_path: Path) -> None:
     async def test() -> None:
         make_model(tmp_path / "models", "m")
         config = ControllerConfig(
@@ -440,8 +440,9 @@ def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Pa
             os.kill(os.getpid(), signal.SIGTERM)
             assert await process == 0
             await worker.ended.wait()
-            assert worker.end.startswith("drain:")
-        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("request_id,")
+            # It is not sent home: it will try again.
+            assert worker.end == "the controller is shutting down"
+        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("run,")
 
     run(test)
 
@@ -464,7 +465,8 @@ def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) ->
             await worker.release()
             assert [bytes(output) for output in (await future).outputs] == [ROW]
             await draining
-            assert worker.end.startswith("drain:")
+            await worker.ended.wait()
+            assert worker.end == "the controller is shutting down"
 
     run(test)
 

@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -619,6 +619,27 @@ def test_a_worker_that_wants_to_leave_finishes_and_is_told_to(tmp_path: Path) ->
             await worker.ended.wait()
             assert worker.end.startswith("drain:")
             await until(lambda: controller.links.links == [])
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", range(8, 20, 2))
+def test_closing_ends_the_streams_of_those_that_come_meanwhile(turns: int, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(config(make_models(tmp_path, "m"))) as controller:
+            workers = [LoopbackWorker(controller.port, f"w{number}") for number in range(8)]
+            async with AsyncExitStack() as stack:
+                for worker in workers:
+                    await stack.enter_async_context(worker)
+                # After some number of turns, a worker has its welcome and is not listed yet.
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await controller.links.close("it is over")
+                for worker in workers:
+                    await worker.ended.wait()
+                for worker in workers:
+                    assert not {"rejected", "drain"} & worker.received.keys()
+                assert controller.links.links == []
 
     run(test)
 
