@@ -449,7 +449,7 @@ class Catalogue:
         """Forget a description that nobody stands for any more, and ask those whom it shut out."""
         model.inputs = model.outputs = ()
         for worker_id in sorted(model.disagreeing):
-            del model.refused_by[worker_id]
+            model.refused_by.pop(worker_id, None)
             self._workers[worker_id].offer(model)
         model.disagreeing.clear()
 
