@@ -598,7 +598,9 @@ class WorkerLinks:
             return  # Its successor has taken its place.
         # A worker that drained was expected to leave; the operator should hear of any other. Which end of
         # a drained worker's stream closes first is chance, so the reason is no news.
-        if link.draining and not link.dropped:
+        if self._closing:
+            log.info("worker %s is left waiting: %s", link.worker_id, reason)
+        elif link.draining and not link.dropped:
             log.info("worker %s left: it was drained", link.worker_id)
         else:
             log.warning("worker %s left: %s", link.worker_id, reason)
