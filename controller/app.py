@@ -19,10 +19,14 @@ from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.front.control import ControlService
+from controller.front.door import Door
+from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
+from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
+from controller.spool import Spool
 from controller.telemetry import Telemetry, TelemetryFiles
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
@@ -80,13 +84,15 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
             telemetry.write_to(files)
             await stack.enter_async_context(_background(_write_telemetry(files)))
-        spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir)
         links = WorkerLinks(
             runtime,
             catalogue,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
+            message_bytes_max=config.max_message_bytes,
         )
         if config.models_dir is not None:
             try:
@@ -96,14 +102,30 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         applications = Applications(runtime, catalogue, config.selection)
         stack.push_async_callback(applications.close)
         await applications.restore()
-        server = grpc.aio.server(options=_server_options(config))
+        door = Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes)
+        server: grpc.aio.Server | Http2Server
+        lag_ns: Callable[[], int] | None = None
+        if config.front == "http2":
+            server = Http2Server(
+                clock=runtime.clock,
+                door=door,
+                max_message_bytes=config.max_message_bytes,
+                max_connections=config.max_connections,
+            )
+        else:
+            server = grpc.aio.server(options=_server_options(config))
+            turns = Turns(runtime.clock)
+            stack.callback(turns.stop)
+            lag_ns = turns.lag_ns
         service = InferenceService(
             runtime,
             catalogue,
+            door=door,
             default_slo_ns=config.default_slo_ns,
             applications=applications,
+            lag_ns=lag_ns,
         )
-        server.add_generic_rpc_handlers((*service.handlers(), links.handler()))
+        service.mount(server)
         control = ControlService(
             runtime,
             catalogue,
@@ -113,7 +135,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             default_slo_ns=config.default_slo_ns,
             spool=spool,
         )
-        control.mount(server)
+        server.add_generic_rpc_handlers((*control.handlers(), links.handler()))
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -201,7 +223,12 @@ def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, config: ControllerConfig) -> int:
+def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> int:
+    if isinstance(server, Http2Server):
+        try:
+            return server.add_insecure_port(config.address)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
     # gRPC says only that binding failed. A socket of our own says why.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
@@ -220,15 +247,11 @@ def _bind(server: grpc.aio.Server, config: ControllerConfig) -> int:
 async def _write_telemetry(files: TelemetryFiles) -> None:
     while True:
         await asyncio.sleep(_FLUSH_INTERVAL_S)
-        try:
-            rows_left = True
-            while rows_left:
-                rows_left = files.write_slice()
-                await asyncio.sleep(0)  # Let requests go first.
-            await asyncio.to_thread(files.flush)
-        except OSError as error:
-            log.error("telemetry is no longer written: %s", error)
-            return
+        rows_left = True
+        while rows_left:
+            rows_left = files.write_slice()
+            await asyncio.sleep(0)  # Let requests go first.
+        await asyncio.to_thread(files.flush)
 
 
 @asynccontextmanager

@@ -106,9 +106,9 @@ def measure(seconds: float = SECONDS) -> dict[str, float]:
                 )
                 refusals = sorted(outcome.refusal_s)
                 if refusals:
-                    figures[key.format("refusal_p50_ms")] = round(
-                        refusals[len(refusals) // 2] * 1000, 2
-                    )
+                    for percent in (50, 99):
+                        refusal_s = refusals[len(refusals) * percent // 100]
+                        figures[key.format(f"refusal_p{percent}_ms")] = round(refusal_s * 1000, 2)
                 lateness = sorted(outcome.lateness_s)
                 figures[key.format("client_lateness_p99_ms")] = round(
                     lateness[len(lateness) * 99 // 100] * 1000, 2

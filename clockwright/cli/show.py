@@ -58,7 +58,11 @@ def print_json(value: object) -> None:
 
 def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) -> None:
     """Print totals, and a row per worker."""
-    state = "draining" if status.draining else "ready" if status.ready else "preparing models"
+    state = "ready" if status.ready else "preparing models"
+    if status.draining:
+        state = "draining"
+    elif status.num_workers == 0:
+        state = "no worker is connected"
     console = _console()
     console.print(
         f"Clockwright {status.version}, policy {status.policy}, up {format_ns(status.uptime_ns)}: "

@@ -56,6 +56,8 @@ class Device:
     resident: set[ModelId] = field(default_factory=set)
     loading: dict[ModelId, ActionId] = field(default_factory=dict)
     actions: dict[ActionId, SendAction] = field(default_factory=dict)
+    #: Those of the actions that it was told to drop.
+    withdrawn: set[ActionId] = field(default_factory=set)
     draining: bool = False
 
 
@@ -108,6 +110,7 @@ class Chaos:
             send=self.send,
             answer=self.answer,
             refuse=self.refuse,
+            withdraw_action=self.withdraw_action,
             forget=self.forget,
             close=self.close,
             settled=self.settled,
@@ -279,12 +282,18 @@ class Chaos:
             error = self.random.choice(ORDINARY_ERRORS)
             if self.random.random() < 0.03:
                 error = self.random.choice(ERRORS)
+        if action_id in device.withdrawn:
+            device.withdrawn.remove(action_id)
+            if not honest and self.random.random() < 0.7:  # else it had begun
+                error = ActionError.WITHDRAWN
         if isinstance(action, LoadWeights):
             del device.loading[action.model_id]
             if error is ActionError.NONE:
                 device.resident.add(action.model_id)
             else:
                 device.num_free_pages += device.profiles[action.model_id].num_pages
+        elif error is ActionError.WITHDRAWN:
+            pass
         elif action.model_id in device.loading:
             error = ActionError.TOO_LATE
         elif action.model_id not in device.resident:
@@ -332,6 +341,12 @@ class Chaos:
         self, _request: RequestArrived, _kept: None, _command: RefuseRequest, _now_ns: int
     ) -> None:
         self._num_carried_out += 1
+
+    def withdraw_action(self, device: Device, action_id: ActionId) -> None:
+        self._num_carried_out += 1
+        assert action_id in device.actions, "withdrawn, and not under way"
+        assert action_id not in device.withdrawn, "withdrawn twice"
+        device.withdrawn.add(action_id)
 
     def forget(self, device: Device, model_id: ModelId) -> None:
         self._num_carried_out += 1

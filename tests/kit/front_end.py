@@ -14,15 +14,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+import uvloop
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.catalogue import Catalogue
 from controller.core import Scheduler, SchedulerConfig
 from controller.front.control import ControlService
+from controller.front.door import Door
+from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
+from controller.spool import Spool
 from controller.telemetry import Telemetry
 from controller.worker_link import WorkerLinks
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
@@ -80,13 +84,31 @@ async def serving(
     selection: SelectionConfig | None = None,
     *,
     clock: Callable[[], int] = time.monotonic_ns,
+    front: str = "http2",
+    door: Door | None = None,
+    max_connections: int = 1000,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)])
-        service = InferenceService(runtime, catalogue, applications=front_end.applications)
-        server.add_generic_rpc_handlers(service.handlers())
+        if door is None:
+            door = Door(max_requests=10_000, max_bytes=1 << 30)
+        server: grpc.aio.Server | Http2Server
+        if front == "http2":
+            server = Http2Server(
+                clock=clock,
+                door=door,
+                max_message_bytes=MESSAGE_BYTES_MAX,
+                max_connections=max_connections,
+            )
+        else:
+            server = grpc.aio.server(
+                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+            )
+        service = InferenceService(
+            runtime, catalogue, door=door, applications=front_end.applications
+        )
+        service.mount(server)
         control = ControlService(
             runtime,
             catalogue,
@@ -94,9 +116,9 @@ async def serving(
             front_end.applications,
             policy="clockwork",
             default_slo_ns=100 * NS_PER_MS,
-            spool=directory,
+            spool=Spool(directory, bytes_max=1 << 30),
         )
-        control.mount(server)
+        server.add_generic_rpc_handlers(control.handlers())
         front_end.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:
@@ -111,11 +133,11 @@ class FrontEndInThread:
     def __init__(self, front_end: FrontEnd, loop: asyncio.AbstractEventLoop) -> None:
         self.address = front_end.address
         self.front_end = front_end
-        self._loop = loop
+        self.loop = loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the controller's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=60)
 
     def until(self, condition: Callable[[FrontEnd], bool]) -> None:
         """Wait until something is so; evaluated in the controller's loop."""
@@ -139,19 +161,30 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving_in_thread(
-    directory: Path, *, clock: Callable[[], int] = time.monotonic_ns
+    directory: Path,
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
+    front: str = "http2",
+    door: Door | None = None,
+    max_connections: int = 1000,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(directory, clock=clock) as front_end:
+        async with serving(
+            directory, clock=clock, front=front, door=door, max_connections=max_connections
+        ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run)
     thread.start()
     assert ready.wait(60)
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
-from clockwright.errors import ModelError
+from clockwright.errors import OtherWorkersError
 from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, ModelId
 from worker.core.io_pool import aligned
@@ -122,10 +122,10 @@ class Offer:
         """Refuse an offer without an ONNX model before any file is fetched.
 
         Raises:
-            ModelError: the model is code; says which worker would serve it.
+            OtherWorkersError: the model is code; says which worker would serve it.
         """
         if MODEL_FILE not in self.contents:
-            raise ModelError(
+            raise OtherWorkersError(
                 f"there is no {MODEL_FILE}: it is code, which this worker does not run; start "
                 f"`clockwright worker --device container:FOLDER` where the model's folder is"
             )
