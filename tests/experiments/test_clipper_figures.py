@@ -79,14 +79,14 @@ def test_figure_9_leaves_stragglers_behind_on_virtual_time(tmp_path: Path) -> No
     faults = Faults(slow_probability=0.05, slow_factor=30.0)
     setting = clipper_fig9.Setting(sizes=(4,), seconds=0.6, num_workers=2, faults=faults)
     mitigated, blocking = clipper_fig9.produce(setting, tmp_path)
-    assert mitigated.late(setting.slo_ms) == 0 < blocking.late(setting.slo_ms)
+    assert mitigated.latency_ms(99) < setting.slo_ms < blocking.latency_ms(99)
     assert mitigated.missing > 0 == blocking.missing
     assert len(blocking.ok) == len(blocking.answers) == len(mitigated.answers) > 30
     # Nothing in it depends on the machine.
     again = clipper_fig9.run(setting)
     assert again == [mitigated, blocking]
     record = json.loads((tmp_path / "clipper_fig9.json").read_text())
-    assert record["figures"]["mitigated_late_answers"] == 0
+    assert record["figures"]["mitigated_4_p99_ms"] == mitigated.latency_ms(99)
     assert (tmp_path / "clipper_fig9.png").stat().st_size > 5_000
 
 
@@ -109,11 +109,11 @@ def test_the_costs_of_selection_are_measured(
 ) -> None:
     monkeypatch.setattr(bench_selection, "measure_feedback", lambda **_: [feedback_row(10, 30)])
     (tmp_path / "clipper_fig9.json").write_text(
-        json.dumps({"commit": "abc", "figures": {"mitigated_late_answers": 0}})
+        json.dumps({"commit": "abc", "figures": {"mitigated_late_answers": 7}})
     )
     figures = bench_selection.produce(calls=20, repeats=2, num_contexts=200, directory=tmp_path)
     assert figures["cache_feedback_speedup"] == 3.0
-    assert figures["mitigated_late_answers"] == 0
+    assert figures["mitigated_late_answers"] == 7
     assert "fig8_cumulative_error" not in figures
     costs = [figures[f"select_combine_us_{n.replace('-', '_')}"] for n in BUILT_IN]
     assert figures["select_combine_us_4models"] == max(costs) > 0
