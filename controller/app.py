@@ -27,7 +27,8 @@ from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
 from controller.spool import Spool
-from controller.telemetry import Telemetry, TelemetryFiles
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         telemetry = Telemetry(config.telemetry_capacity)
         if config.telemetry_dir is not None:
             files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
-            telemetry.write_to(files)
+            telemetry.write_to(files.requests.add, files.actions.add)
             await stack.enter_async_context(_background(_write_telemetry(files)))
         uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
