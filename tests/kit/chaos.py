@@ -56,7 +56,7 @@ class Device:
 
     worker_id: WorkerId
     num_free_pages: int
-    gpu_kind: GpuKind = GpuKind("k")
+    gpu_kind: GpuKind
     profiles: dict[ModelId, ModelReady] = field(default_factory=dict)
     resident: set[ModelId] = field(default_factory=set)
     loading: dict[ModelId, ActionId] = field(default_factory=dict)
@@ -209,11 +209,11 @@ class Chaos:
             return
         self._num_workers += 1
         worker_id, num_pages = WorkerId(f"w{self._num_workers}"), self.random.randint(4, 16)
-        device = self.devices[worker_id] = Device(worker_id, num_pages)
-        device.gpu_kind = GpuKind(self.random.choice(list(PACE)))
+        kind = GpuKind(self.random.choice(list(PACE)))
+        device = self.devices[worker_id] = Device(worker_id, num_pages, kind)
         self.ledger.join(
             device,
-            WorkerJoined(worker_id=worker_id, gpu_kind=device.gpu_kind, num_pages=num_pages),
+            WorkerJoined(worker_id=worker_id, gpu_kind=kind, num_pages=num_pages),
         )
 
     def lose(self) -> None:
