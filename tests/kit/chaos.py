@@ -45,7 +45,7 @@ NUM_STEPS = 1500
 # What a worker may answer; the rest, which contradict the controller's books, come more rarely.
 ORDINARY_ERRORS = [ActionError.TOO_LATE] * 6 + [ActionError.DEVICE, ActionError.BAD_INPUT]
 ERRORS = [error for error in ActionError if error is not ActionError.NONE]
-FAULTS = ["", "", "runs fail", "loads fail", "silent", "slow"]
+FAULTS = ["", "", "", "runs fail", "loads fail", "silent"]
 # Kinds of GPU, and how many times longer everything takes there. Load priorities are computed from the fastest.
 PACE = {"k": 1, "old": 2}
 
@@ -332,8 +332,6 @@ class Chaos:
         duration_ns = profile.load_ns
         if isinstance(action, Infer):
             duration_ns = profile.exec_ns[action.batch_size]
-        if device.fault == "slow":
-            duration_ns *= 10
         # No more than that: a larger batch is expected to take longer (clockwork.py).
         scale = self.random.choice([0.8, 1, 1, 1.2])
         begin_ns = min(command.expected_begin_ns, end_ns)
