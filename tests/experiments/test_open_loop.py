@@ -127,7 +127,8 @@ def block(*fields: tuple[str, str | bytes], huffman: bool = True) -> bytes:
 def refusal(reason: str) -> bytes:
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain="clockwright"))
-    return status_pb2.Status(code=8, message="no", details=[detail]).SerializeToString()
+    status = status_pb2.Status(code=8, message="no", details=[detail])
+    return bytes(status.SerializeToString())
 
 
 def refused(peer: Peer, stream: int, reason: str) -> None:
