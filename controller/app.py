@@ -19,7 +19,10 @@ from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.front.control import ControlService
+from controller.front.door import Door
+from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
+from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
@@ -96,14 +99,31 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         applications = Applications(runtime, catalogue, config.selection)
         stack.push_async_callback(applications.close)
         await applications.restore()
-        server = grpc.aio.server(options=_server_options(config))
+        door = Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes)
+        server: grpc.aio.Server | Http2Server
+        lag_ns: Callable[[], int] | None = None
+        if config.front == "http2":
+            server = Http2Server(
+                clock=runtime.clock,
+                door=door,
+                max_message_bytes=config.max_message_bytes,
+                max_connections=config.max_connections,
+            )
+        else:
+            server = grpc.aio.server(options=_server_options(config))
+            turns = Turns(runtime.clock)
+            stack.callback(turns.stop)
+            lag_ns = turns.lag_ns
         service = InferenceService(
             runtime,
             catalogue,
+            door=door,
             default_slo_ns=config.default_slo_ns,
             applications=applications,
+            lag_ns=lag_ns,
         )
-        server.add_generic_rpc_handlers((*service.handlers(), links.handler()))
+        service.mount(server)
+        server.add_generic_rpc_handlers((links.handler(),))
         control = ControlService(
             runtime,
             catalogue,
@@ -201,7 +221,12 @@ def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, config: ControllerConfig) -> int:
+def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> int:
+    if isinstance(server, Http2Server):
+        try:
+            return server.add_insecure_port(config.address)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
     # gRPC says only that binding failed. A socket of our own says why.
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:

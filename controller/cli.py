@@ -95,6 +95,23 @@ class ControllerFlags:
     slo_ms: Annotated[
         float, typer.Option(help="SLO of requests that name none, of models without one.")
     ] = 100
+    front: Annotated[
+        str,
+        typer.Option(
+            metavar="http2|grpc",
+            help="Server of all calls: our own, or grpcio's, which cannot tell how long a request "
+            "waited in its queue.",
+        ),
+    ] = "http2"
+    max_open_requests: Annotated[
+        int, typer.Option(help="Requests that are open at once; more are refused.")
+    ] = 10_000
+    max_open_mib: Annotated[
+        int, typer.Option(help="MiB of all open requests; more are refused.")
+    ] = 1024
+    max_connections: Annotated[
+        int, typer.Option(help="Connections beyond which requests are refused (http2).")
+    ] = 1000
 
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
@@ -113,6 +130,10 @@ class ControllerFlags:
             telemetry_dir=self.telemetry,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
+            front=self.front,
+            max_open_requests=self.max_open_requests,
+            max_open_bytes=self.max_open_mib << 20,
+            max_connections=self.max_connections,
         )
 
 

@@ -11,6 +11,9 @@ from controller.core import SchedulerConfig
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
 
+#: Servers of gRPC, for the same handlers.
+FRONTS = ("http2", "grpc")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
@@ -34,6 +37,18 @@ class ControllerConfig:
     silence_limit_ms: int = 10_000
     #: Largest message that is accepted. A message occupies its size in memory before it is looked at.
     max_message_bytes: int = 512 * 1024 * 1024
+    #: Who speaks HTTP/2: `http2` is our own server, which knows when a request came; `grpc` is grpcio's,
+    #: which does not tell how long a request waited in its own queue, so that only the event loop's lag
+    #: counts there. Below, what bounds `http2` alone is marked so.
+    front: str = "http2"
+    #: Requests that are open at once, over all connections. Too few: bursts that could be served are refused;
+    #: too many: memory, and time to find out that most are late. 10,000 is a second's worth of what one
+    #: controller process carries.
+    max_open_requests: int = 10_000
+    #: Bytes of all requests that are open; with `http2` those that are coming in too.
+    max_open_bytes: int = 1024 * 1024 * 1024
+    #: Connections (`http2`) beyond which requests are refused. Each takes a file handle.
+    max_connections: int = 1000
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
@@ -52,10 +67,15 @@ class ControllerConfig:
             "default_slo_ns",
             "heartbeat_interval_ms",
             "max_message_bytes",
+            "max_open_requests",
+            "max_open_bytes",
+            "max_connections",
             "telemetry_capacity",
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.front not in FRONTS:
+            raise ConfigError(f"front is {self.front!r}, expected {' or '.join(FRONTS)}")
         if self.drain_limit_s < 0:
             raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self, TextIO, TypeVar
 
 from clockwright.actions import StepTime
-from clockwright.errors import ConfigError
+from clockwright.errors import ConfigError, Refusal
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
 
 #: Rows kept per table. About 100 MB when both are full.
@@ -136,6 +136,11 @@ class Telemetry:
         counts.add(row)
         if self._files is not None:
             self._files.pending_requests.append(row)
+
+    def refused_at_door(self, refusal: Refusal) -> None:
+        """Count a request that the front refused before it knew enough of it for a row."""
+        self.total.requests += 1
+        self.total.refusals[refusal.value] += 1
 
     def add_action(self, row: ActionRow) -> None:
         """Append a complete row; the caller changes it no more."""

@@ -247,6 +247,4 @@ class CloseWorker:
     reason: str = ""
 
 
-Command = (
-    SendAction | WithdrawAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker
-)
+Command = SendAction | WithdrawAction | AnswerRequest | RefuseRequest | ForgetModel | CloseWorker

@@ -18,6 +18,7 @@ from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import ModelStatistics, Statistics, WorkerStatistics
+from controller.front.http2_server import Http2Server
 from controller.front.statuses import abort
 from controller.model_folder import check_name
 from controller.runtime import Runtime
@@ -67,7 +68,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
         self._uploads = itertools.count(1)
         self._started_ns = runtime.clock()
 
-    def mount(self, server: grpc.aio.Server) -> None:
+    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
         pb_grpc.add_ControlServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
 

@@ -66,6 +66,13 @@ _UNSUPPORTED = {
 }
 
 
+# Fields that are looked at before a message is parsed: model_name, model_version, id, parameters. Their
+# tags, and how entries of the parameters' map begin that hold an objective: key, and tag of the value.
+_PEEKED_TAGS = frozenset((0x0A, 0x12, 0x1A, 0x22))
+_PEEKED_PARAMETERS = ((b"\x0a\x06slo_ms\x12", NS_PER_MS), (b"\x0a\x07timeout\x12", NS_PER_US))
+_PEEKED_FIELDS_MAX = 16
+
+
 @dataclass(slots=True)
 class ParsedRequest:
     """A request that is well-formed; its model may not exist."""
@@ -112,6 +119,58 @@ class CheckedRequest:
     context: str
     #: Tenant whose share of the GPUs the request uses; empty when none is named.
     tenant: str
+
+
+@dataclass(slots=True)
+class PeekedRequest:
+    """What stands at the beginning of a request, before its tensors; empty where it does not."""
+
+    model_name: str = ""
+    request_id: str = ""
+    #: From parameter `slo_ms` or `timeout`, when it is a plain number; None: not found, or not one.
+    slo_ns: int | None = None
+
+
+def peek_request(data: bytes) -> PeekedRequest:
+    """Look at the first fields of a serialised ModelInferRequest, at the cost of some steps.
+
+    Serialisers write fields in the order of their numbers, so name, id and parameters come before the
+    tensors. What is not there, or not well-formed, is for `parse_request` to say.
+    """
+    peeked = PeekedRequest()
+    position, end = 0, len(data)
+    for _ in range(_PEEKED_FIELDS_MAX):
+        if end - position < 2 or data[position] not in _PEEKED_TAGS:
+            break
+        field, length = data[position] >> 3, data[position + 1]
+        position += 2
+        if length >= 0x80:
+            if position >= end or data[position] >= 0x80:
+                break
+            length = length & 0x7F | data[position] << 7
+            position += 1
+        entry = data[position : position + length]
+        position += length
+        if field == 1:
+            peeked.model_name = entry.decode(errors="replace")
+        elif field == 3:
+            peeked.request_id = entry.decode(errors="replace")
+        elif field == 4:
+            for key, unit_ns in _PEEKED_PARAMETERS:
+                if entry.startswith(key):
+                    peeked.slo_ns = _peek_number(entry[len(key) + 1 :], unit_ns)
+                    if unit_ns == NS_PER_MS and peeked.slo_ns is not None:
+                        return peeked
+    return peeked
+
+
+def _peek_number(parameter: bytes, unit_ns: int) -> int | None:
+    """Read a serialised InferParameter that holds a positive number."""
+    try:
+        value = _number(pb.InferParameter.FromString(parameter))
+    except (DecodeError, BadRequestError):
+        return None
+    return round(value * unit_ns) if 0 < value <= SLO_NS_MAX / unit_ns else None
 
 
 def parse_request(data: bytes) -> ParsedRequest:

@@ -1,40 +1,47 @@
-"""The Open Inference Protocol service, as Triton's and KServe's clients speak it, on grpc.aio.
+"""The Open Inference Protocol service, as Triton's and KServe's clients speak it, on either server.
 
 Inference runs on raw bytes: tensors are cut out of the message and handed on as views, never parsed
-or copied (measured, with the choice of grpc.aio over threads, by experiments/bench_frontend.py).
+or copied. A request's clock started when its bytes came, not when it is looked at: what waited longer
+than its SLO is refused before its tensors are parsed, and an answer is judged as it is written.
 Every method turns its errors into a status, so no message of a client can raise anything past it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from clockwright import __version__
-from clockwright.bulk import Buffer, split_bulk
+from clockwright.bulk import split_bulk
 from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_MS, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState
+from controller.front.door import Door
 from controller.front.explanation import explain
+from controller.front.http2_server import Call, Http2Server
 from controller.front.oip import (
-    ParsedRequest,
+    CheckedRequest,
     Servable,
     encode_response,
     encode_stream_error,
     parse_request,
+    peek_request,
     quote,
     read_request,
     wrap_for_stream,
 )
 from controller.front.statuses import fail, status_of
-from controller.runtime import Runtime, late_error
+from controller.runtime import Answer, Runtime, late_error
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
+from controller.selection.queries import Answered
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH_SERVICE = "grpc.health.v1.Health"
@@ -51,7 +58,47 @@ APPLICATION_PLATFORM = "clockwright_application"
 # A client that sends and never reads makes us hold this many answers at most; then its stream waits.
 STREAM_REQUESTS_MAX = 1024
 
+# A request that has waited for less is parsed and left to the scheduler.
+_PEEK_AFTER_NS = 2 * NS_PER_MS
+
 RequestT = TypeVar("RequestT", bound=Message)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A request that was found right, while it is being served."""
+
+    servable: Servable
+    asked: CheckedRequest
+    arrival_ns: int
+    future: asyncio.Future[Answer] | asyncio.Future[Answered]
+    expected_latency_ns: int = 0
+
+    def encode(self, result: Answer | Answered) -> bytes:
+        """Serialise the answer."""
+        asked = self.asked
+        parameters: dict[str, bool | int | str] | None = None
+        if isinstance(result, Answered):
+            # An application explains every answer: feedback needs the query id.
+            parameters = result.parameters
+            self.expected_latency_ns = asked.slo_ns
+        else:
+            if asked.explain:
+                parameters = explain(result, slo_source=asked.slo_source)
+            self.expected_latency_ns = result.command.expected_departure_ns - self.arrival_ns
+        return encode_response(self.servable, asked, result.outputs, parameters=parameters)
+
+    def judge(self, now_ns: int) -> Exception | None:
+        """Say why an encoded answer cannot leave any more; None: it is in time."""
+        latency_ns = now_ns - self.arrival_ns
+        if latency_ns <= self.asked.slo_ns:
+            return None
+        return late_error(
+            ModelId(self.servable.name),
+            slo_ns=self.asked.slo_ns,
+            latency_ns=latency_ns,
+            expected_latency_ns=self.expected_latency_ns,
+        )
 
 
 class InferenceService:
@@ -62,24 +109,31 @@ class InferenceService:
         runtime: Runtime,
         catalogue: Catalogue,
         *,
+        door: Door,
         default_slo_ns: int = DEFAULT_SLO_NS,
         applications: Applications | None = None,
+        lag_ns: Callable[[], int] | None = None,
     ) -> None:
         """Answer from a catalogue through a runtime.
 
         Args:
             runtime: decides and answers.
             catalogue: knows the models.
+            door: bounds what is open at once.
             default_slo_ns: SLO of requests that name no SLO, to models that have none.
             applications: know the applications, which clients ask like models; None: there are none.
+            lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
+                does.
         """
         self._runtime = runtime
         self._catalogue = catalogue
+        self._door = door
         self._default_slo_ns = default_slo_ns
         self._applications = applications
+        self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
 
-    def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
-        """Make the handlers that a grpc.aio server mounts."""
+    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
+        """Have a server serve this."""
         unary = {
             "ServerLive": self._unary("ServerLive", pb.ServerLiveRequest, self._server_live),
             "ServerReady": self._unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
@@ -99,26 +153,66 @@ class InferenceService:
             "RepositoryModelUnload": self._unary(
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
             ),
-            "ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
         }
+        if isinstance(server, Http2Server):
+            server.answer_directly(SERVICE, "ModelInfer", self._infer_directly)
+        else:
+            unary["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
-        return (
-            grpc.method_handlers_generic_handler(SERVICE, unary),
-            grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, unary),
+                grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+            )
         )
 
     # --- inference ----------------------------------------------------------------------------
 
-    async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-        arrival_ns = self._runtime.clock()
+    def _infer_directly(self, call: Call, data: bytes) -> None:
+        """Answer a call without a task: whoever resolves the runtime's future writes the answer."""
         try:
-            return await self._answer(parse_request(data), arrival_ns, context.time_remaining())
+            self._door.enter(len(data))
+        except RefusedError as error:
+            self._runtime.telemetry.refused_at_door(error.refusal)
+            call.fail(error)
+            return
+        try:
+            work = self._begin(data, call.arrival_ns, call.timeout_ns)
+        except Exception as error:
+            self._door.leave(len(data))
+            call.fail(error)
+            return
+        call.when_gone = work.future.cancel
+        work.future.add_done_callback(functools.partial(self._end, call, work, len(data)))
+
+    def _end(
+        self, call: Call, work: _Work, num_bytes: int, future: asyncio.Future[Answer | Answered]
+    ) -> None:
+        self._door.leave(num_bytes)
+        if future.cancelled():
+            return
+        try:
+            message = work.encode(future.result())
+        except Exception as error:
+            call.fail(error)
+            return
+        call.answer(message, work.judge)
+
+    async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+        lag_ns = self._lag_ns()
+        remaining_s = context.time_remaining()
+        timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
+        try:
+            message, work = await self._answer(data, self._runtime.clock() - lag_ns, timeout_ns)
+            if error := work.judge(self._runtime.clock()):
+                raise error
         except Exception as error:
             return fail(context, error, method="ModelInfer")
+        return message
 
     async def _stream_infer(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any] | Call
     ) -> None:
         """Answer the requests of a stream as their answers get ready; errors do not end it.
 
@@ -129,63 +223,101 @@ class InferenceService:
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                message = await self._answer_in_stream(data, arrival_ns)
+                message, judge = await self._answer_in_stream(data, arrival_ns)
                 async with writing:
-                    await context.write(message)
+                    await context.write(judge(message))
             finally:
                 room.release()
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                arrival_ns = self._runtime.clock()
+                if isinstance(context, Call):
+                    arrival_ns = context.arrival_ns
+                else:
+                    arrival_ns = self._runtime.clock() - self._lag_ns()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
-    async def _answer_in_stream(self, data: bytes, arrival_ns: int) -> bytes:
-        request_id = ""
+    async def _answer_in_stream(
+        self, data: bytes, arrival_ns: int
+    ) -> tuple[bytes, Callable[[bytes], bytes]]:
+        """Serve one request of a stream; returns the message, and what to send instead when it is late."""
         try:
-            parsed = parse_request(data)
-            request_id = parsed.message.id
-            return wrap_for_stream(await self._answer(parsed, arrival_ns, None))
+            message, work = await self._answer(data, arrival_ns, None)
         except Exception as error:
+            return self._stream_error(error, data), lambda message: message
+        request_id = work.asked.request_id
+
+        def judge(message: bytes) -> bytes:
+            error = work.judge(self._runtime.clock())
+            if error is None:
+                return message
             _, text = status_of(error, method="ModelStreamInfer")
             return encode_stream_error(text, request_id=request_id)
 
+        return wrap_for_stream(message), judge
+
+    def _stream_error(self, error: Exception, data: bytes) -> bytes:
+        _, text = status_of(error, method="ModelStreamInfer")
+        return encode_stream_error(text, request_id=peek_request(data).request_id)
+
     async def _answer(
-        self, request: ParsedRequest, arrival_ns: int, rpc_remaining_s: float | None
-    ) -> bytes:
-        """Serve one request; returns a serialised ModelInferResponse that is in time.
+        self, data: bytes, arrival_ns: int, timeout_ns: int | None
+    ) -> tuple[bytes, _Work]:
+        """Serve one request; returns a serialised ModelInferResponse, which `_Work.judge` is to judge.
 
         Raises:
             RefusedError: there is no answer in time.
             UnknownModelError: no such model or version.
             BadRequestError: the request does not fit its model.
         """
-        message = request.message
+        self._door.enter(len(data))
+        try:
+            work = self._begin(data, arrival_ns, timeout_ns)
+            return work.encode(await work.future), work
+        finally:
+            self._door.leave(len(data))
+
+    def _begin(self, data: bytes, arrival_ns: int, timeout_ns: int | None) -> _Work:
+        """Check one request and have it served.
+
+        Args:
+            data: a serialised ModelInferRequest.
+            arrival_ns: when its first byte came, on the runtime's clock.
+            timeout_ns: time from then to the RPC deadline; None: there is none.
+
+        Raises:
+            RefusedError: it has waited for too long, or nobody can serve it.
+            UnknownModelError: no such model or version.
+            BadRequestError: the request does not fit its model.
+        """
+        waited_ns = self._runtime.clock() - arrival_ns
+        if waited_ns > _PEEK_AFTER_NS:
+            self._refuse_if_late(data, waited_ns, timeout_ns)
+        parsed = parse_request(data)
+        message = parsed.message
         answerer, servable = self._servable(message.model_name, message.model_version)
         asked = read_request(
-            request,
+            parsed,
             servable,
-            rpc_remaining_s=rpc_remaining_s,
+            rpc_remaining_s=None if timeout_ns is None else timeout_ns / NS_PER_S,
             default_slo_ns=self._default_slo_ns,
         )
-        parameters: dict[str, bool | int | str] | None = None
-        outputs: Sequence[Buffer]
+        future: asyncio.Future[Answer] | asyncio.Future[Answered]
         if isinstance(answerer, LiveApplication):
             assert self._applications is not None
-            answered = await self._applications.answer(
-                answerer,
-                asked.inputs,
-                arrival_ns=arrival_ns,
-                slo_ns=asked.slo_ns,
-                context=asked.context,
-                tenant=asked.tenant,
+            future = asyncio.create_task(
+                self._applications.answer(
+                    answerer,
+                    asked.inputs,
+                    arrival_ns=arrival_ns,
+                    slo_ns=asked.slo_ns,
+                    context=asked.context,
+                    tenant=asked.tenant,
+                )
             )
-            # An application explains every answer: feedback needs the query id.
-            outputs, parameters = answered.outputs, answered.parameters
-            expected_latency_ns = asked.slo_ns
         else:
-            answer = await self._runtime.submit(
+            future = self._runtime.submit(
                 answerer.model_id,
                 asked.inputs,
                 rows=asked.rows,
@@ -193,20 +325,29 @@ class InferenceService:
                 slo_ns=asked.slo_ns,
                 tenant=asked.tenant,
             )
-            outputs = answer.outputs
-            if asked.explain:
-                parameters = explain(answer, slo_source=asked.slo_source)
-            expected_latency_ns = answer.command.expected_departure_ns - arrival_ns
-        response = encode_response(servable, asked, outputs, parameters=parameters)
-        latency_ns = self._runtime.clock() - arrival_ns
-        if latency_ns > asked.slo_ns:
-            raise late_error(
-                ModelId(servable.name),
-                slo_ns=asked.slo_ns,
-                latency_ns=latency_ns,
-                expected_latency_ns=expected_latency_ns,
+        return _Work(servable, asked, arrival_ns, future)
+
+    def _refuse_if_late(self, data: bytes, waited_ns: int, timeout_ns: int | None) -> None:
+        """Refuse a request that waited longer than its SLO, without a look at its tensors."""
+        peeked = peek_request(data)
+        slo_ns = peeked.slo_ns
+        if slo_ns is None:
+            slo_ns = timeout_ns if timeout_ns is not None else self._slo_ns(peeked.model_name)
+        if waited_ns > slo_ns:
+            self._runtime.telemetry.refused_at_door(Refusal.LATE)
+            raise RefusedError(
+                Refusal.LATE,
+                f"model {quote(peeked.model_name)}: waited {format_ns(waited_ns)} before the controller"
+                f" could look at it > SLO {format_ns(slo_ns)}",
+                figures={"slo_ns": slo_ns, "waited_ns": waited_ns},
             )
-        return response
+
+    def _slo_ns(self, name: str) -> int:
+        if self._applications is not None and (running := self._applications.find(name)):
+            return running.application.slo_ns or self._default_slo_ns
+        model = self._catalogue.find(name)
+        slo_ns = model.slo_ns if model is not None else None
+        return slo_ns if slo_ns is not None else self._default_slo_ns
 
     def _servable(self, name: str, version: str) -> tuple[Entry | LiveApplication, Servable]:
         """Find the model or application that a client names, and describe it for `read_request`.

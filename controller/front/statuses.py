@@ -85,7 +85,7 @@ def fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, metho
     code, text = status_of(error, method=method)
     context.set_code(code)
     context.set_details(text)
-    context.set_trailing_metadata(_details(error, code, text))
+    context.set_trailing_metadata(details(error, code, text))
     return b""
 
 
@@ -94,11 +94,12 @@ async def abort(
 ) -> NoReturn:
     """End a call with the status of an error, by the exception that gRPC wants to be raised."""
     code, text = status_of(error, method=method)
-    await context.abort(code, text, _details(error, code, text))
+    await context.abort(code, text, details(error, code, text))
     raise AssertionError("abort returned")
 
 
-def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[str, bytes], ...]:
+def details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[str, bytes], ...]:
+    """Make the trailing metadata of an error; empty for what is no refusal."""
     if not isinstance(error, RefusedError):
         return ()
     info = error_details_pb2.ErrorInfo(

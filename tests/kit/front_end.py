@@ -19,6 +19,8 @@ from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.catalogue import Catalogue
 from controller.core import Scheduler, SchedulerConfig
 from controller.front.control import ControlService
+from controller.front.door import Door
+from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -80,13 +82,25 @@ async def serving(
     selection: SelectionConfig | None = None,
     *,
     clock: Callable[[], int] = time.monotonic_ns,
+    front: str = "http2",
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)])
-        service = InferenceService(runtime, catalogue, applications=front_end.applications)
-        server.add_generic_rpc_handlers(service.handlers())
+        door = Door(max_requests=10_000, max_bytes=1 << 30)
+        server: grpc.aio.Server | Http2Server
+        if front == "http2":
+            server = Http2Server(
+                clock=clock, door=door, max_message_bytes=MESSAGE_BYTES_MAX, max_connections=1000
+            )
+        else:
+            server = grpc.aio.server(
+                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+            )
+        service = InferenceService(
+            runtime, catalogue, door=door, applications=front_end.applications
+        )
+        service.mount(server)
         control = ControlService(
             runtime,
             catalogue,
@@ -139,14 +153,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving_in_thread(
-    directory: Path, *, clock: Callable[[], int] = time.monotonic_ns
+    directory: Path, *, clock: Callable[[], int] = time.monotonic_ns, front: str = "http2"
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(directory, clock=clock) as front_end:
+        async with serving(directory, clock=clock, front=front) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()

@@ -1,0 +1,67 @@
+"""How much may be inside the front at once, and the refusal of what is more."""
+
+from __future__ import annotations
+
+from clockwright.errors import Refusal, RefusedError
+
+
+class Door:
+    """Counts the requests that are open, and their bytes.
+
+    What waits is bounded here, whoever sends it and by whatever way: beyond the bound a refusal at once is
+    worth more to a client than memory that runs out.
+    """
+
+    def __init__(self, *, max_requests: int, max_bytes: int) -> None:
+        """Let so much in.
+
+        Args:
+            max_requests: requests that are open at once.
+            max_bytes: bytes of all messages that are open or on their way in.
+        """
+        self.max_requests = max_requests
+        self.max_bytes = max_bytes
+        #: Requests inside.
+        self.num_requests = 0
+        #: Bytes of those requests, and of messages that are not complete yet.
+        self.num_bytes = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the bytes inside are within their bound."""
+        return self.num_bytes <= self.max_bytes
+
+    def enter(self, num_bytes: int) -> None:
+        """Let a request in, which is to `leave`.
+
+        Raises:
+            RefusedError: there is no room.
+        """
+        if self.num_requests >= self.max_requests:
+            raise crowded("open requests", self.num_requests, self.max_requests)
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise self.no_room(num_bytes)
+        self.num_requests += 1
+        self.num_bytes += num_bytes
+
+    def leave(self, num_bytes: int) -> None:
+        """A request that had entered is over."""
+        self.num_requests -= 1
+        self.num_bytes -= num_bytes
+
+    def no_room(self, num_bytes: int) -> RefusedError:
+        """Make the refusal of a message for which there is no memory."""
+        return crowded(
+            f"bytes of open requests beside the {num_bytes} of this one",
+            self.num_bytes,
+            self.max_bytes,
+        )
+
+
+def crowded(what: str, found: int, bound: int) -> RefusedError:
+    """Make the refusal of what is more than the front takes at once."""
+    return RefusedError(
+        Refusal.OVERLOADED,
+        f"the front is full: found {found} {what}, expected {bound} at most",
+        figures={"found": found, "bound": bound},
+    )

@@ -1,0 +1,1006 @@
+"""One server side of an HTTP/2 connection that carries gRPC: bytes in, events out, bytes back. No I/O here.
+
+`Http2Connection.receive` takes whatever a socket brought, however it was cut, and says what happened;
+the methods that answer put bytes into a queue that `take_output` empties. No peer is trusted: what it
+may have open, send in vain, or leave unread is bounded, and whatever it does against the protocol is an
+`Http2Error`, which ends this connection and nothing else.
+
+Two things make it cheap. A block of headers that leaves the HPACK table alone is decoded once, and its
+like are a dictionary look-up afterwards. Answers never use the table, so their blocks are constants.
+
+Source: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and gRPC's "gRPC over HTTP2" (PROTOCOL-HTTP2.md).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import struct
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote, unquote
+
+from hpack import Decoder, HPACKError
+from hpack.table import HeaderTable
+from typing_extensions import override
+
+from clockwright.bulk import Buffer
+from clockwright.errors import ProtocolError
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+#: What a peer may send ahead on a stream and on a connection. Both are large, because what waits in a
+#: client's library for a window is time that nobody here can see.
+WINDOW_BYTES: Final = 16 << 20
+#: More than any server admits at once (`ControllerConfig.max_open_requests`): calls that a client's library
+#: keeps back wait unseen, and those that are refused are told why.
+STREAMS_MAX: Final = 32_768
+FRAME_BYTES_MAX: Final = 1 << 20
+HEADER_BLOCK_BYTES_MAX: Final = 16 << 10
+#: CONTINUATION frames that one block of headers may be cut into.
+CONTINUATIONS_MAX: Final = 16
+
+#: Frames that bring nothing (PING, SETTINGS, empty DATA, ...) which a peer may send ahead of its work;
+#: each request or message earns some, and `forgive` others as time goes by.
+IDLE_FRAMES_MAX: Final = 10_000
+IDLE_FRAMES_PER_MESSAGE: Final = 10
+#: Calls that a peer may take back before it has sent them. Who takes back 20,000 at once has either
+#: been away for seconds or means harm.
+RESETS_MAX: Final = 20_000
+
+_BLOCKS_KEPT: Final = 256
+
+_DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(
+    10
+)
+_END_STREAM, _ACK, _END_HEADERS, _PADDED, _WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
+_WINDOW_MAX: Final = 2**31 - 1
+
+_FRAME = struct.Struct(">IBI")
+_PREFIX = struct.Struct(">BI")
+_U32 = struct.Struct(">I")
+_SETTING = struct.Struct(">HI")
+
+_TABLE_SIZE, _ENABLE_PUSH, _MAX_STREAMS, _INITIAL_WINDOW, _MAX_FRAME, _MAX_HEADERS = range(1, 7)
+
+
+class ErrorCode(enum.IntEnum):
+    """Why a stream or a connection ended; the numbers are HTTP/2's."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    ENHANCE_YOUR_CALM = 11
+
+
+class Http2Error(ProtocolError):
+    """The peer broke the protocol or a bound of it; the connection is over."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(f"{code.name}: {message}")
+        self.code = code
+
+
+@dataclass(slots=True, frozen=True)
+class CallHeaders:
+    """The headers of a call. Equal blocks share one object."""
+
+    #: `/package.Service/Method`.
+    path: str
+    #: What the client leaves for the whole call, from when it sent it; None: no limit.
+    timeout_ns: int | None
+    #: `identity`, `gzip` or `deflate`; others are broken requests.
+    encoding: str
+    #: The client's own headers, in its order; values of names in `-bin` are bytes.
+    metadata: tuple[tuple[str, str | bytes], ...]
+
+
+@dataclass(slots=True)
+class RequestBegun:
+    """A call was opened."""
+
+    stream_id: int
+    request: CallHeaders
+    #: What `receive` was told of the bytes with which the headers began.
+    arrival_ns: int
+
+
+@dataclass(slots=True)
+class MessageReceived:
+    """A message is complete. It counts as unread until `message_read`."""
+
+    stream_id: int
+    message: bytes
+    #: What `receive` was told of the bytes with which the message began.
+    arrival_ns: int
+
+
+@dataclass(slots=True)
+class HalfClosed:
+    """The client sends nothing more on this stream, and waits for the end of the call."""
+
+    stream_id: int
+
+
+@dataclass(slots=True)
+class StreamReset:
+    """The client gave the call up; nothing can be sent on it any more."""
+
+    stream_id: int
+
+
+@dataclass(slots=True)
+class MessageBroken:
+    """The client sent something on this stream that is no message; the call cannot go on."""
+
+    stream_id: int
+    #: Code of the gRPC status that says so.
+    status: int
+    text: str
+
+
+Event = RequestBegun | MessageReceived | HalfClosed | StreamReset | MessageBroken
+
+# The numbers of gRPC's statuses that this file needs.
+_UNIMPLEMENTED, _INTERNAL, _RESOURCE_EXHAUSTED = 12, 13, 8
+
+
+class _Stream:
+    """A call that is open."""
+
+    __slots__ = (
+        "arrival_ns",
+        "begun",
+        "compressed",
+        "gathered",
+        "headers_sent",
+        "message",
+        "missing",
+        "outgoing",
+        "prefix",
+        "remote_closed",
+        "request",
+        "room",
+        "stream_id",
+        "trailers",
+        "uncredited",
+        "unread",
+        "window",
+    )
+
+    def __init__(self, stream_id: int, request: CallHeaders, window: int) -> None:
+        self.stream_id = stream_id
+        self.request = request
+        #: Bytes that the peer lets us send.
+        self.window = window
+        #: Bytes that we let the peer send.
+        self.room = WINDOW_BYTES
+        #: Bytes taken in for which the peer has not got new room.
+        self.uncredited = 0
+        #: Bytes of messages that are complete and nobody has read.
+        self.unread = 0
+        self.remote_closed = False
+        self.headers_sent = False
+        #: The client has sent at least one whole message.
+        self.begun = False
+        # The message that is being gathered: its first five bytes, then what has come of the rest.
+        self.prefix = b""
+        self.message: bytearray | None = None
+        self.gathered = 0
+        self.missing = 0
+        self.compressed = False
+        self.arrival_ns = 0
+        #: Frames' worth of answers that wait for the peer's window.
+        self.outgoing: deque[memoryview] = deque()
+        #: The block that ends the call, when it waits behind `outgoing`.
+        self.trailers: bytes | None = None
+
+
+class _Table(HeaderTable):
+    """An HPACK table that says when it changed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.changed = False
+
+    @override
+    def add(self, name: bytes, value: bytes) -> None:
+        self.changed = True
+        super().add(name, value)
+
+
+class Http2Connection:
+    """The server's end of one connection."""
+
+    def __init__(self, *, max_message_bytes: int) -> None:
+        """Begin with a peer that has sent nothing yet.
+
+        Args:
+            max_message_bytes: longest message that is taken, compressed or not.
+        """
+        self._max_message_bytes = max_message_bytes
+        #: Bytes of messages that are not complete, or complete and unread.
+        self.held_bytes = 0
+        #: Bytes of answers that wait for the peer's window.
+        self.queued_bytes = 0
+        # The beginning of a frame, and when that came.
+        self._partial = b""
+        self._partial_since_ns = 0
+        # When what is looked at now came.
+        self._arrival_ns = 0
+        self._greeted = False
+        self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES_MAX)
+        self._table = _Table()
+        self._decoder.header_table = self._table
+        self._blocks: dict[bytes, CallHeaders | int] = {}
+        self._streams: dict[int, _Stream] = {}
+        self._last_stream_id = 0
+        # A block of headers that goes on in CONTINUATION frames: stream, flags, bytes so far, frames, arrival.
+        self._block: tuple[int, int, bytearray, int, int] | None = None
+        # The DATA frame whose payload is coming in: stream (None: of no call), bytes and padding left, end.
+        self._data_stream_id = 0
+        self._data_left = 0
+        self._padding_left = 0
+        self._data_ends = False
+        self._window = 65_535
+        self._room = WINDOW_BYTES
+        self._uncredited = 0
+        self._peer_initial_window = 65_535
+        self._peer_frame_bytes = 16_384
+        #: Streams that wait for the connection's window, and for no other.
+        self._ready: dict[int, _Stream] = {}
+        self._idle_frames_left = IDLE_FRAMES_MAX
+        self._resets_left = RESETS_MAX
+        self._out: list[Buffer] = [
+            _frame(
+                _SETTINGS,
+                0,
+                0,
+                _SETTING.pack(_MAX_STREAMS, STREAMS_MAX)
+                + _SETTING.pack(_INITIAL_WINDOW, WINDOW_BYTES)
+                + _SETTING.pack(_MAX_FRAME, FRAME_BYTES_MAX)
+                + _SETTING.pack(_MAX_HEADERS, HEADER_BLOCK_BYTES_MAX),
+            ),
+            _frame(_WINDOW, 0, 0, _U32.pack(WINDOW_BYTES - 65_535)),
+        ]
+
+    # --- bytes in -----------------------------------------------------------------------------
+
+    def receive(self, data: bytes, arrival_ns: int = 0) -> list[Event]:
+        """Take in what the peer sent; returns what happened, in order.
+
+        Args:
+            data: the bytes.
+            arrival_ns: when the first of them came, on any clock; the events hand it back.
+
+        Raises:
+            Http2Error: the peer broke the protocol. Say so with `close`, and hang up.
+        """
+        events: list[Event] = []
+        self._arrival_ns = arrival_ns
+        if self._partial:
+            data = self._partial + data
+            self._arrival_ns = self._partial_since_ns
+        position, end = 0, len(data)
+        if not self._greeted:
+            if not data.startswith(PREFACE[:end]):
+                raise Http2Error(
+                    ErrorCode.PROTOCOL_ERROR, f"found {data[:24]!r}, expected HTTP/2's preface"
+                )
+            if end < len(PREFACE):
+                self._keep(data)
+                return events
+            self._greeted, self._partial = True, b""
+            position = len(PREFACE)
+        while True:
+            if self._data_left or self._padding_left:
+                position = self._take_payload(data, position, events)
+                if self._data_left or self._padding_left:
+                    break
+                self._arrival_ns = arrival_ns
+            if end - position < 9:
+                break
+            word, flags, stream_id = _FRAME.unpack_from(data, position)
+            length, kind = word >> 8, word & 0xFF
+            if length > FRAME_BYTES_MAX:
+                raise Http2Error(
+                    ErrorCode.FRAME_SIZE_ERROR,
+                    f"found a frame of {length} bytes, expected {FRAME_BYTES_MAX} at most",
+                )
+            stream_id &= _WINDOW_MAX
+            if self._block is not None and (kind != _CONTINUATION or stream_id != self._block[0]):
+                raise Http2Error(
+                    ErrorCode.PROTOCOL_ERROR,
+                    f"found a frame of type {kind} inside the headers of stream {self._block[0]}",
+                )
+            if kind == _DATA:
+                padding = 0
+                if flags & _PADDED:
+                    if end - position < 10:
+                        break
+                    padding = data[position + 9]
+                    if padding + 1 > length:
+                        raise Http2Error(
+                            ErrorCode.PROTOCOL_ERROR,
+                            f"found {padding} bytes of padding in a DATA frame of {length}",
+                        )
+                    position += 1
+                    self._begin_data(stream_id, flags, length, length - 1 - padding, padding)
+                else:
+                    self._begin_data(stream_id, flags, length, length, 0)
+                position += 9
+                if not self._data_left and not self._padding_left:
+                    self._end_data(events)
+                    self._arrival_ns = arrival_ns
+                continue
+            if length > HEADER_BLOCK_BYTES_MAX:
+                raise Http2Error(
+                    ErrorCode.ENHANCE_YOUR_CALM,
+                    f"found a frame of type {kind} of {length} bytes, expected"
+                    f" {HEADER_BLOCK_BYTES_MAX} at most",
+                )
+            if end - position - 9 < length:
+                break
+            position += 9
+            payload = data[position : position + length]
+            position += length
+            if kind == _HEADERS:
+                self._headers(stream_id, flags, payload, events)
+            else:
+                self._other(kind, flags, stream_id, payload, events)
+            self._arrival_ns = arrival_ns
+        self._keep(data[position:])
+        return events
+
+    def _keep(self, rest: bytes) -> None:
+        self._partial, self._partial_since_ns = rest, self._arrival_ns
+
+    def _begin_data(
+        self, stream_id: int, flags: int, length: int, data_left: int, padding: int
+    ) -> None:
+        if not stream_id or stream_id > self._last_stream_id:
+            raise Http2Error(
+                ErrorCode.PROTOCOL_ERROR, f"found DATA on stream {stream_id}, which is not open"
+            )
+        if length > self._room:
+            raise Http2Error(
+                ErrorCode.FLOW_CONTROL_ERROR,
+                f"found {length} bytes of DATA, expected {self._room} at most on this connection",
+            )
+        self._room -= length
+        self._uncredited += length
+        if self._uncredited >= WINDOW_BYTES // 4:
+            self._out.append(_frame(_WINDOW, 0, 0, _U32.pack(self._uncredited)))
+            self._room += self._uncredited
+            self._uncredited = 0
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            if stream.remote_closed:
+                raise Http2Error(
+                    ErrorCode.STREAM_CLOSED, f"found DATA behind the end of stream {stream_id}"
+                )
+            if length > stream.room:
+                raise Http2Error(
+                    ErrorCode.FLOW_CONTROL_ERROR,
+                    f"found {length} bytes of DATA, expected {stream.room} at most on stream"
+                    f" {stream_id}",
+                )
+            stream.room -= length
+            stream.uncredited += length
+        if not data_left and not flags & _END_STREAM:
+            self._idle_frame("empty DATA")
+        self._data_stream_id = stream_id
+        self._data_left = data_left
+        self._padding_left = padding
+        self._data_ends = bool(flags & _END_STREAM)
+
+    def _take_payload(self, data: bytes, position: int, events: list[Event]) -> int:
+        """Take in what is there of the present DATA frame; returns the position behind it."""
+        end = len(data)
+        if left := self._data_left:
+            stop = min(position + left, end)
+            self._data_left = left - (stop - position)
+            stream = self._streams.get(self._data_stream_id)
+            if stream is not None:
+                self._gather(stream, data, position, stop, events)
+            position = stop
+        if not self._data_left and self._padding_left:
+            skipped = min(self._padding_left, end - position)
+            self._padding_left -= skipped
+            position += skipped
+        if not self._data_left and not self._padding_left:
+            self._end_data(events)
+        return position
+
+    def _end_data(self, events: list[Event]) -> None:
+        stream = self._streams.get(self._data_stream_id)
+        if stream is None:
+            return
+        if self._data_ends:
+            self._half_close(stream, events)
+        else:
+            self._credit(stream)
+
+    def _gather(
+        self, stream: _Stream, data: bytes, position: int, end: int, events: list[Event]
+    ) -> None:
+        """Cut messages out of the payload of DATA frames."""
+        while position < end:
+            if not stream.missing:
+                if not stream.prefix:
+                    stream.arrival_ns = self._arrival_ns
+                stop = min(position + 5 - len(stream.prefix), end)
+                stream.prefix += data[position:stop]
+                position = stop
+                if len(stream.prefix) < 5:
+                    return
+                flag, length = _PREFIX.unpack(stream.prefix)
+                fault = self._find_fault(stream, flag, length)
+                if fault is not None:
+                    events.append(fault)
+                    self._drop_unread(stream)
+                    # Whatever else comes is of no call.
+                    stream.missing = -1
+                    return
+                stream.compressed = bool(flag)
+                stream.missing = length
+                stream.gathered = 0
+                if end - position >= length:
+                    # The whole message is here, as nearly always with small ones.
+                    stream.prefix = b""
+                    stream.missing = 0
+                    self._message(stream, data[position : position + length], events)
+                    position += length
+                    continue
+                stream.message = bytearray()
+                if position == end:
+                    return
+            if stream.missing < 0:
+                return  # What comes is of a call that was broken.
+            assert stream.message is not None
+            taken = min(stream.missing, end - position)
+            # The array grows as bytes truly come, so a length that is a lie costs nothing.
+            stream.message += memoryview(data)[position : position + taken]
+            self.held_bytes += taken
+            stream.gathered += taken
+            stream.missing -= taken
+            position += taken
+            if not stream.missing:
+                message = bytes(stream.message)
+                self.held_bytes -= stream.gathered
+                stream.gathered = 0
+                stream.message, stream.prefix = None, b""
+                self._message(stream, message, events)
+
+    def _find_fault(self, stream: _Stream, flag: int, length: int) -> MessageBroken | None:
+        if length > self._max_message_bytes:
+            return MessageBroken(
+                stream.stream_id, _RESOURCE_EXHAUSTED, _too_large(length, self._max_message_bytes)
+            )
+        if flag > 1 or (flag and stream.request.encoding == "identity"):
+            return MessageBroken(
+                stream.stream_id,
+                _INTERNAL,
+                f"found flag {flag} before a message, expected 0, or 1 with grpc-encoding",
+            )
+        if flag and stream.request.encoding not in _WINDOW_BITS:
+            return MessageBroken(
+                stream.stream_id,
+                _UNIMPLEMENTED,
+                f"found grpc-encoding {stream.request.encoding[:80]!r}, expected identity, gzip or deflate",
+            )
+        return None
+
+    def _message(self, stream: _Stream, message: bytes, events: list[Event]) -> None:
+        if stream.compressed:
+            limit = self._max_message_bytes
+            inflater = zlib.decompressobj(_WINDOW_BITS[stream.request.encoding])
+            try:
+                message = inflater.decompress(message, limit + 1)
+                fault = "" if inflater.eof or len(message) > limit else "the message is cut short"
+            except zlib.error as error:
+                fault = str(error)
+            if fault:
+                text = f"a message is no {stream.request.encoding}: {fault}"
+                events.append(MessageBroken(stream.stream_id, _INTERNAL, text))
+                stream.missing = -1
+                return
+            if len(message) > limit:
+                text = _too_large(len(message), limit)
+                events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
+                stream.missing = -1
+                return
+        stream.begun = True
+        stream.unread += len(message)
+        self.held_bytes += len(message)
+        self._earn()
+        events.append(MessageReceived(stream.stream_id, message, stream.arrival_ns))
+
+    def _half_close(self, stream: _Stream, events: list[Event]) -> None:
+        if stream.missing < 0:
+            stream.remote_closed = True
+            return
+        if stream.prefix or stream.missing:
+            text = "the stream ended inside a message"
+            events.append(MessageBroken(stream.stream_id, _INTERNAL, text))
+            stream.missing = -1
+            self._drop_unread(stream)
+        stream.remote_closed = True
+        events.append(HalfClosed(stream.stream_id))
+
+    def _credit(self, stream: _Stream) -> None:
+        """Let the peer send on, unless nobody reads what is here."""
+        if (
+            stream.uncredited >= WINDOW_BYTES // 4
+            and stream.unread < WINDOW_BYTES // 2
+            and not stream.remote_closed
+        ):
+            self._out.append(_frame(_WINDOW, 0, stream.stream_id, _U32.pack(stream.uncredited)))
+            stream.room += stream.uncredited
+            stream.uncredited = 0
+
+    def _drop_unread(self, stream: _Stream) -> None:
+        self.held_bytes -= stream.unread + stream.gathered
+        stream.unread = stream.gathered = 0
+        stream.message = None
+
+    # --- headers ------------------------------------------------------------------------------
+
+    def _headers(self, stream_id: int, flags: int, payload: bytes, events: list[Event]) -> None:
+        start, stop = 0, len(payload)
+        if flags & _PADDED:
+            start, stop = 1, stop - (payload[0] if payload else stop + 1)
+        if flags & _WITH_PRIORITY:
+            start += 5
+        if start > stop:
+            raise Http2Error(
+                ErrorCode.PROTOCOL_ERROR, f"found more padding than headers on stream {stream_id}"
+            )
+        block = payload[start:stop] if start or stop < len(payload) else payload
+        if flags & _END_HEADERS:
+            self._block_complete(stream_id, flags, block, self._arrival_ns, events)
+        else:
+            self._block = (stream_id, flags, bytearray(block), 0, self._arrival_ns)
+
+    def _continuation(self, flags: int, payload: bytes, events: list[Event]) -> None:
+        if self._block is None:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "found CONTINUATION of nothing")
+        stream_id, first_flags, block, count, since_ns = self._block
+        block += payload
+        if len(block) > HEADER_BLOCK_BYTES_MAX or count >= CONTINUATIONS_MAX:
+            raise Http2Error(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                f"found headers of {len(block)} bytes in {count + 2} frames, expected at most"
+                f" {HEADER_BLOCK_BYTES_MAX} in {CONTINUATIONS_MAX + 1}",
+            )
+        if flags & _END_HEADERS:
+            self._block = None
+            self._block_complete(stream_id, first_flags, bytes(block), since_ns, events)
+        else:
+            self._block = (stream_id, first_flags, block, count + 1, since_ns)
+
+    def _block_complete(
+        self, stream_id: int, flags: int, block: bytes, arrival_ns: int, events: list[Event]
+    ) -> None:
+        request = self._blocks.get(block)
+        if request is None:
+            request = self._decode(block)
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            if stream.remote_closed or not flags & _END_STREAM:
+                raise Http2Error(
+                    ErrorCode.PROTOCOL_ERROR, f"found headers again on stream {stream_id}"
+                )
+            self._half_close(stream, events)  # They are trailers, which gRPC's clients do not send.
+            return
+        if not stream_id:
+            raise Http2Error(ErrorCode.PROTOCOL_ERROR, "found headers on stream 0")
+        if stream_id <= self._last_stream_id:
+            self._idle_frame("headers of a call that is over")
+            return
+        if not stream_id & 1:
+            raise Http2Error(
+                ErrorCode.PROTOCOL_ERROR, f"found stream {stream_id}, expected an odd number"
+            )
+        self._last_stream_id = stream_id
+        if len(self._streams) >= STREAMS_MAX:
+            self._idle_frame("a call beyond MAX_CONCURRENT_STREAMS")
+            self._out.append(_frame(_RST, 0, stream_id, _U32.pack(ErrorCode.REFUSED_STREAM)))
+            return
+        if isinstance(request, int):
+            self._idle_frame("a request that is not gRPC's")
+            block = b"\x08\x03%d" % request
+            self._out.append(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream_id, block))
+            if not flags & _END_STREAM:
+                self._out.append(_frame(_RST, 0, stream_id, _U32.pack(ErrorCode.NO_ERROR)))
+            return
+        stream = _Stream(stream_id, request, self._peer_initial_window)
+        self._streams[stream_id] = stream
+        events.append(RequestBegun(stream_id, request, arrival_ns))
+        if flags & _END_STREAM:
+            self._half_close(stream, events)
+
+    def _decode(self, block: bytes) -> CallHeaders | int:
+        """Decode headers that were not seen before; an int is the HTTP status of what is not gRPC."""
+        self._table.changed = bool(block) and block[0] & 0xE0 == 0x20
+        try:
+            headers = self._decoder.decode(block, raw=True)
+        except (HPACKError, IndexError, ValueError) as error:
+            raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
+        request = read_headers([(bytes(name), bytes(value)) for name, value in headers])
+        if self._table.changed:
+            # An index means something else from now on.
+            self._blocks.clear()
+        elif len(self._blocks) < _BLOCKS_KEPT:
+            self._blocks[block] = request
+        return request
+
+    # --- the other frames ---------------------------------------------------------------------
+
+    def _other(
+        self, kind: int, flags: int, stream_id: int, payload: bytes, events: list[Event]
+    ) -> None:
+        match kind:
+            case 8:
+                self._window_update(stream_id, payload)
+            case 6:
+                _expect(stream_id == 0 and len(payload) == 8, "PING", stream_id, payload)
+                self._idle_frame("PING")
+                if not flags & _ACK:
+                    self._out.append(_frame(_PING, _ACK, 0, payload))
+            case 3:
+                _expect(
+                    0 < stream_id <= self._last_stream_id and len(payload) == 4,
+                    "RST_STREAM",
+                    stream_id,
+                    payload,
+                )
+                self._peer_reset(stream_id, events)
+            case 4:
+                _expect(stream_id == 0 and len(payload) % 6 == 0, "SETTINGS", stream_id, payload)
+                self._idle_frame("SETTINGS")
+                if not flags & _ACK:
+                    self._settings(payload)
+                    self._out.append(_frame(_SETTINGS, _ACK, 0, b""))
+            case 9:
+                self._continuation(flags, payload, events)
+            case 5:
+                raise Http2Error(ErrorCode.PROTOCOL_ERROR, "found PUSH_PROMISE from a client")
+            case _:
+                # PRIORITY, GOAWAY, and types that nobody has heard of, which are to be ignored.
+                self._idle_frame(f"type {kind}")
+
+    def _settings(self, payload: bytes) -> None:
+        for identifier, value in _SETTING.iter_unpack(payload):
+            if identifier == _INITIAL_WINDOW:
+                if value > _WINDOW_MAX:
+                    raise Http2Error(
+                        ErrorCode.FLOW_CONTROL_ERROR, f"found INITIAL_WINDOW_SIZE {value}"
+                    )
+                change = value - self._peer_initial_window
+                if not change:
+                    continue
+                self._peer_initial_window = value
+                for stream in self._streams.values():
+                    stream.window += change
+                    if stream.window > _WINDOW_MAX:
+                        raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "a window beyond 2^31 - 1")
+                    if stream.window > 0 and stream.outgoing:
+                        self._ready[stream.stream_id] = stream
+                # A walk over all streams is worth as many frames that bring nothing.
+                self._idle_frame("SETTINGS", len(self._streams) // 16)
+                self._pump()
+            elif identifier == _MAX_FRAME:
+                if not 16_384 <= value < 1 << 24:
+                    raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"found MAX_FRAME_SIZE {value}")
+                self._peer_frame_bytes = value
+
+    def _window_update(self, stream_id: int, payload: bytes) -> None:
+        _expect(len(payload) == 4, "WINDOW_UPDATE", stream_id, payload)
+        self._idle_frame("WINDOW_UPDATE")
+        increment = _U32.unpack(payload)[0] & _WINDOW_MAX
+        if stream_id == 0:
+            self._window += increment
+            window = self._window
+            self._pump()
+        else:
+            stream = self._streams.get(stream_id)
+            if stream is None:
+                return
+            stream.window += increment
+            window = stream.window
+            if stream.window > 0 and stream.outgoing:
+                self._ready[stream_id] = stream
+                self._pump()
+        if not increment or window > _WINDOW_MAX:
+            raise Http2Error(
+                ErrorCode.FLOW_CONTROL_ERROR, f"found WINDOW_UPDATE by {increment}, to {window}"
+            )
+
+    def _peer_reset(self, stream_id: int, events: list[Event]) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            self._idle_frame("RST_STREAM")
+            return
+        if not stream.begun:
+            self._resets_left -= 1
+            if self._resets_left < 0:
+                raise Http2Error(
+                    ErrorCode.ENHANCE_YOUR_CALM,
+                    f"found more than {RESETS_MAX} calls taken back before they were sent",
+                )
+        self._forget(stream)
+        events.append(StreamReset(stream_id))
+
+    def _idle_frame(self, what: str, count: int = 1) -> None:
+        self._idle_frames_left -= count
+        if self._idle_frames_left < 0:
+            raise Http2Error(
+                ErrorCode.ENHANCE_YOUR_CALM,
+                f"found more than {IDLE_FRAMES_MAX} frames that bring nothing, the last a {what}",
+            )
+
+    def _earn(self) -> None:
+        self._idle_frames_left = min(
+            self._idle_frames_left + IDLE_FRAMES_PER_MESSAGE, IDLE_FRAMES_MAX
+        )
+
+    def forgive(self) -> None:
+        """Let the peer send some more frames that bring nothing; called once a second or so."""
+        self._idle_frames_left = min(
+            self._idle_frames_left + IDLE_FRAMES_MAX // 10, IDLE_FRAMES_MAX
+        )
+        self._resets_left = min(self._resets_left + RESETS_MAX // 10, RESETS_MAX)
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def gathering(self) -> Sequence[int]:
+        """Streams whose present message is not complete; linear in streams."""
+        return [stream.stream_id for stream in self._streams.values() if stream.gathered]
+
+    def queued_on(self, stream_id: int) -> bool:
+        """Whether messages of a stream wait for the peer's window."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and bool(stream.outgoing)
+
+    # --- answers ------------------------------------------------------------------------------
+
+    def message_read(self, stream_id: int, num_bytes: int) -> None:
+        """A message of a stream is out of the way, so that the client may send on."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.unread -= num_bytes
+            self.held_bytes -= num_bytes
+            self._credit(stream)
+
+    def send_message(self, stream_id: int, message: Buffer) -> None:
+        """Send a message, or queue it for the peer's window. Nothing happens on a stream that is over."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if not stream.headers_sent:
+            stream.headers_sent = True
+            self._out.append(_frame(_HEADERS, _END_HEADERS, stream_id, _RESPONSE_HEADERS))
+        length = len(message)
+        size = length + 5
+        self._earn()
+        room = min(stream.window, self._window, self._peer_frame_bytes)
+        if size <= room and not stream.outgoing:
+            stream.window -= size
+            self._window -= size
+            self._out.append(_FRAME.pack(size << 8, 0, stream_id) + _PREFIX.pack(0, length))
+            self._out.append(message)
+            return
+        stream.outgoing.append(memoryview(_PREFIX.pack(0, length)))
+        if length:
+            stream.outgoing.append(memoryview(message))
+        self.queued_bytes += size
+        self._ready[stream_id] = stream
+        self._pump()
+
+    def send_end(self, stream_id: int, trailers: bytes) -> None:
+        """End a call, behind its messages; `trailers` is from `status_block`."""
+        stream = self._streams.get(stream_id)
+        if stream is None:
+            return
+        if not stream.headers_sent:
+            stream.headers_sent = True
+            trailers = _RESPONSE_HEADERS + trailers
+        stream.trailers = trailers
+        if not stream.outgoing:
+            self._end(stream)
+
+    def ping(self) -> None:
+        """Have the peer show that it is there."""
+        self._out.append(_frame(_PING, 0, 0, b"lifesign"))
+
+    def go_away(self) -> None:
+        """Ask the peer to open no more calls here. Those that cross this on the way are served."""
+        self._out.append(
+            _frame(_GOAWAY, 0, 0, _U32.pack(_WINDOW_MAX) + _U32.pack(ErrorCode.NO_ERROR))
+        )
+
+    def close(self, code: ErrorCode, text: str) -> None:
+        """Say why the connection ends; hang up behind it."""
+        payload = _U32.pack(self._last_stream_id) + _U32.pack(code) + text.encode()[:1000]
+        self._out.append(_frame(_GOAWAY, 0, 0, payload))
+
+    def take_output(self) -> Sequence[Buffer]:
+        """Take what there is to be sent, in order."""
+        out, self._out = self._out, []
+        return out
+
+    def _pump(self) -> None:
+        """Send what the windows allow, a frame of each stream in turn."""
+        while self._ready and self._window > 0:
+            stream_id = next(iter(self._ready))
+            stream = self._ready.pop(stream_id)
+            allowed = min(stream.window, self._window, self._peer_frame_bytes)
+            if allowed <= 0:
+                continue
+            parts: list[memoryview] = []
+            size = 0
+            while stream.outgoing and size < allowed:
+                part = stream.outgoing.popleft()
+                if len(part) > allowed - size:
+                    stream.outgoing.appendleft(part[allowed - size :])
+                    part = part[: allowed - size]
+                parts.append(part)
+                size += len(part)
+            stream.window -= size
+            self._window -= size
+            self.queued_bytes -= size
+            self._out.append(_FRAME.pack(size << 8, 0, stream_id))
+            self._out.extend(parts)
+            # The peer has to make new room for it, by frames that bring nothing else.
+            self._idle_frames_left += 2
+            if stream.outgoing:
+                self._ready[stream_id] = stream
+            elif stream.trailers is not None:
+                self._end(stream)
+
+    def _end(self, stream: _Stream) -> None:
+        assert stream.trailers is not None
+        self._out.append(
+            _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream.stream_id, stream.trailers)
+        )
+        if not stream.remote_closed:
+            # The client may stop sending: its call is over.
+            self._out.append(_frame(_RST, 0, stream.stream_id, _U32.pack(ErrorCode.NO_ERROR)))
+        self._forget(stream)
+
+    def _forget(self, stream: _Stream) -> None:
+        self._drop_unread(stream)
+        self.queued_bytes -= sum(len(part) for part in stream.outgoing)
+        self._ready.pop(stream.stream_id, None)
+        del self._streams[stream.stream_id]
+
+
+# --- headers in, statuses out ---------------------------------------------------------------------
+
+
+def read_headers(headers: Sequence[tuple[bytes, bytes]]) -> CallHeaders | int:
+    """Read the headers of a call; an int is the HTTP status for what is no call of gRPC."""
+    method = path = content_type = b""
+    timeout_ns: int | None = None
+    encoding = "identity"
+    metadata: list[tuple[str, str | bytes]] = []
+    for name, value in headers:
+        if name == b":method":
+            method = value
+        elif name == b":path":
+            path = value
+        elif name == b"content-type":
+            content_type = value
+        elif name == b"grpc-timeout":
+            timeout_ns = _timeout_ns(value)
+            if timeout_ns is None:
+                return 400
+        elif name == b"grpc-encoding":
+            encoding = value.decode(errors="replace")
+        elif name.endswith(b"-bin"):
+            padded = value + b"=" * (-len(value) % 4)
+            try:
+                metadata.append((name.decode(errors="replace"), base64.b64decode(padded)))
+            except binascii.Error:
+                return 400
+        elif not name.startswith(b":"):
+            metadata.append((name.decode(errors="replace"), value.decode(errors="replace")))
+    if method != b"POST":
+        return 405
+    if not content_type.startswith(b"application/grpc"):
+        return 415
+    return CallHeaders(
+        unquote(path.decode(errors="replace")), timeout_ns, encoding, tuple(metadata)
+    )
+
+
+def status_block(
+    code: int, message: str = "", metadata: Sequence[tuple[str, str | bytes]] = ()
+) -> bytes:
+    """Make the headers that end a call: gRPC's code, its text, and what else there is to tell."""
+    if not code and not message and not metadata:
+        return _OK
+    block = _literal(b"grpc-status", str(code).encode())
+    if message:
+        if not (message.isascii() and message.isprintable() and "%" not in message):
+            message = quote(message, safe=_UNQUOTED)
+        block += _literal(b"grpc-message", message.encode())
+    for name, value in metadata:
+        if isinstance(value, str):
+            block += _literal(name.encode(), value.encode())
+        else:
+            block += _literal(name.encode(), binascii.b2a_base64(value, newline=False).rstrip(b"="))
+    return block
+
+
+def _timeout_ns(value: bytes) -> int | None:
+    unit = _TIMEOUT_UNITS.get(value[-1:])
+    if unit is None or not value[:-1].isdigit() or len(value) > 9:
+        return None
+    return int(value[:-1]) * unit
+
+
+def _literal(name: bytes, value: bytes) -> bytes:
+    """Encode a header that goes into no table, in plain letters."""
+    return b"\x00" + _length(name) + name + _length(value) + value
+
+
+def _length(text: bytes) -> bytes:
+    length = len(text)
+    if length < 127:
+        return bytes((length,))
+    rest = length - 127
+    out = bytearray(b"\x7f")
+    while rest >= 128:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+def _frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
+    return _FRAME.pack(len(payload) << 8 | kind, flags, stream_id) + payload
+
+
+def _expect(right: bool, what: str, stream_id: int, payload: bytes) -> None:
+    if not right:
+        raise Http2Error(
+            ErrorCode.FRAME_SIZE_ERROR if stream_id == 0 else ErrorCode.PROTOCOL_ERROR,
+            f"found {what} of {len(payload)} bytes on stream {stream_id}",
+        )
+
+
+def _too_large(found: int, limit: int) -> str:
+    # These are gRPC's own words, by which people find what to do.
+    return f"Received message larger than max ({found} vs. {limit})"
+
+
+_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
+_TIMEOUT_UNITS: Final = {
+    b"H": 3600 * NS_PER_S,
+    b"M": 60 * NS_PER_S,
+    b"S": NS_PER_S,
+    b"m": NS_PER_MS,
+    b"u": NS_PER_US,
+    b"n": 1,
+}
+_UNQUOTED: Final = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_OK: Final = _literal(b"grpc-status", b"0")
+# `:status 200` stands in HPACK's static table.
+_RESPONSE_HEADERS: Final = (
+    b"\x88"
+    + _literal(b"content-type", b"application/grpc")
+    + _literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
+)

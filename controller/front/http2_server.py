@@ -1,0 +1,885 @@
+"""A gRPC server of our own on plain sockets: it knows when a request came, and refuses for next to nothing.
+
+It takes the handlers that `grpc.aio.server` takes, and gives them a context that does what they use of
+grpc.aio's. Methods that are called often are answered without a task (`answer_directly`).
+
+A call's clock starts no later than its first byte reached the kernel (`turns`, and the kernel's own stamp
+where one segment brought it), so that nothing this process did meanwhile, nor anything that was done to
+it, is hidden from the request's SLO. Whether an answer is in time is judged as it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import inspect
+import logging
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import grpc
+
+from clockwright.bulk import Buffer
+from clockwright.errors import Refusal, RefusedError
+from clockwright.units import NS_PER_S
+from controller.front.door import Door, crowded
+from controller.front.http2 import (
+    CallHeaders,
+    ErrorCode,
+    Event,
+    HalfClosed,
+    Http2Connection,
+    Http2Error,
+    MessageReceived,
+    RequestBegun,
+    StreamReset,
+    status_block,
+)
+from controller.front.statuses import details, status_of
+from controller.front.turns import Turns
+
+log = logging.getLogger(__name__)
+
+EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
+
+_READ_BYTES = 256 << 10
+#: Connections beyond `max_connections` that are kept to tell their calls why they are refused; those beyond
+#: that are closed unheard.
+_SPARE_CONNECTIONS = 64
+_BACKLOG = 4096
+_ACCEPTS_PER_TURN = 64
+#: With so much that the socket does not take, nothing more is read from a peer until it reads itself.
+_UNSENT_BYTES_MAX = 1 << 20
+#: Answers beyond this many bytes that one client leaves unread are replaced by refusals.
+_UNREAD_ANSWER_BYTES_MAX = 256 << 20
+#: The receive buffer of a connection, as the kernel counts it. What does not fit waits with the sender,
+#: where its age cannot be seen: here are some seconds of small requests.
+_RECEIVE_BUFFER_BYTES = 4 << 20
+
+#: Handlers that are cancelled as the server stops get this long.
+_END_LIMIT_S = 1.0
+
+_SWEEP_S = 1.0
+#: Sweeps of silence after which a peer is pinged, and after which it is given up.
+_PING_AFTER = 20
+_SILENCE_MAX = 30
+#: Sweeps in which a peer takes nothing of what waits for it.
+_STALL_MAX = 30
+
+_SO_TIMESTAMPNS = getattr(socket, "SO_TIMESTAMPNS", 35)
+_TIMESPEC = struct.Struct("@ll")
+_TCP_INFO_BYTES = 160
+#: `tcpi_bytes_received` and `tcpi_data_segs_in` of Linux's `struct tcp_info`.
+_RECEIVED = struct.Struct("@128xQ16xI")
+
+Judge = Callable[[int], Exception | None]
+
+
+@dataclass(slots=True)
+class Method:
+    """What to do with the calls of one method."""
+
+    path: str
+    #: Answers a call without a task; None: `handler` does.
+    directly: Callable[[Call, bytes], None] | None
+    handler: grpc.RpcMethodHandler[Any, Any] | None
+    #: Refused when the front is full.
+    bounded: bool
+
+
+class Call:
+    """One call, and the context that its handler gets."""
+
+    __slots__ = (
+        "_callbacks",
+        "_code",
+        "_details",
+        "_messages",
+        "_peer",
+        "_reader",
+        "_request",
+        "_stream_id",
+        "_trailing",
+        "arrival_ns",
+        "half_closed",
+        "method",
+        "over",
+        "task",
+        "when_gone",
+    )
+
+    def __init__(
+        self, peer: _Peer, stream_id: int, request: CallHeaders, method: Method, arrival_ns: int
+    ) -> None:
+        #: The latest moment that is surely before the first byte came of the call, or in a stream of the
+        #: message that was read last, on the server's clock.
+        self.arrival_ns = arrival_ns
+        self.method = method
+        #: The client sends no more.
+        self.half_closed = False
+        #: Nothing can be answered any more.
+        self.over = False
+        #: Is called when the client gives the call up before it is answered.
+        self.when_gone: Callable[[], object] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._peer = peer
+        self._stream_id = stream_id
+        self._request = request
+        # Messages that nobody has read, with their arrivals.
+        self._messages: deque[tuple[bytes, int]] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        self._callbacks: list[Callable[[Any], None]] = []
+        self._code = grpc.StatusCode.OK
+        self._details = ""
+        self._trailing: Sequence[tuple[str, str | bytes]] = ()
+
+    # --- for those who answer directly --------------------------------------------------------
+
+    def answer(self, message: bytes, judge: Judge) -> None:
+        """End the call with an answer, unless `judge` finds it too late as it is written."""
+        if self.over:
+            return
+        peer = self._peer
+        if peer.num_unread_bytes > _UNREAD_ANSWER_BYTES_MAX:
+            what = "bytes of answers that this client does not read"
+            self.fail(crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
+            return
+        error = judge(peer.server.clock())
+        if error is not None:
+            self.fail(error)
+            return
+        connection = peer.connection
+        connection.send_message(self._stream_id, message)
+        connection.send_end(self._stream_id, status_block(0))
+        self._finish()
+        peer.flush()
+
+    def fail(self, error: Exception) -> None:
+        """End the call with the status of an error."""
+        if not self.over:
+            block = _block_of(error, self.method.path)
+            self._peer.connection.send_end(self._stream_id, block)
+            self._finish()
+            self._peer.flush_soon()
+
+    # --- grpc.aio's context -------------------------------------------------------------------
+
+    @property
+    def timeout_ns(self) -> int | None:
+        """Time from the arrival to the RPC deadline; None: there is none."""
+        return self._request.timeout_ns
+
+    async def read(self) -> Any:  # noqa: ANN401  what the method's deserializer makes
+        """The next message; `EOF` when the client sends no more."""
+        while not self._messages:
+            if self.half_closed or self.over:
+                return EOF
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        message, self.arrival_ns = self._messages.popleft()
+        self._peer.message_read(self._stream_id, len(message))
+        return self._parse(message)
+
+    async def write(self, message: Any) -> None:  # noqa: ANN401  what the method's serializer takes
+        """Send a message; returns when the client has taken what was sent before, or nearly so."""
+        if self.over:
+            raise asyncio.InvalidStateError("the call is over")
+        assert self.method.handler is not None
+        if (serialize := self.method.handler.response_serializer) is not None:
+            message = serialize(message)
+        peer = self._peer
+        peer.connection.send_message(self._stream_id, message)
+        peer.flush()
+        await peer.room(self._stream_id)
+
+    async def abort(
+        self,
+        code: grpc.StatusCode,
+        details: str = "",
+        trailing_metadata: Sequence[tuple[str, str | bytes]] = (),
+    ) -> NoReturn:
+        """End the call with a status, by an exception."""
+        self._code, self._details, self._trailing = code, details, trailing_metadata
+        raise grpc.aio.AbortError(details)
+
+    def set_code(self, code: grpc.StatusCode) -> None:
+        """Set the code of the status at the end."""
+        self._code = code
+
+    def set_details(self, details: str) -> None:
+        """Set the text of the status at the end."""
+        self._details = details
+
+    def set_trailing_metadata(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+        """Set what else the client hears at the end."""
+        self._trailing = metadata
+
+    def code(self) -> grpc.StatusCode:
+        """The code so far."""
+        return self._code
+
+    def details(self) -> str:
+        """The text so far."""
+        return self._details
+
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """The client's own headers."""
+        return self._request.metadata
+
+    def peer(self) -> str:
+        """The client's address, as gRPC writes it."""
+        return self._peer.name
+
+    def time_remaining(self) -> float | None:
+        """What is left to the RPC deadline, in s; None: there is none. It counts from the arrival."""
+        if self._request.timeout_ns is None:
+            return None
+        left_ns = self._request.timeout_ns - (self._peer.server.clock() - self.arrival_ns)
+        return max(left_ns, 0) / NS_PER_S
+
+    def cancelled(self) -> bool:
+        """Whether the client gave the call up, or its connection broke."""
+        return self.over
+
+    def done(self) -> bool:
+        """Whether the call is over."""
+        return self.over
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Have something called when the call is over."""
+        self._callbacks.append(callback)
+
+    # --- for the connection -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start to answer what has a task from its first byte on."""
+        handler = self.method.handler
+        if handler is not None and handler.request_streaming:
+            self.task = self._peer.server.begin_task(self._run(self._requests()))
+
+    def message_received(self, message: bytes, arrival_ns: int) -> None:
+        """A message of the client is complete."""
+        self._messages.append((message, arrival_ns))
+        _wake(self._reader)
+
+    def closed_by_client(self) -> None:
+        """The client sends no more: answer what takes one message."""
+        self.half_closed = True
+        _wake(self._reader)
+        if self.task is not None:
+            return
+        if len(self._messages) != 1:
+            self.end_with(
+                grpc.StatusCode.INTERNAL, f"found {len(self._messages)} messages, expected one"
+            )
+            return
+        message, _ = self._messages.popleft()
+        self._peer.message_read(self._stream_id, len(message))
+        if self.method.directly is not None:
+            self.method.directly(self, message)
+        else:
+            self.task = self._peer.server.begin_task(self._run(message))
+
+    def gone(self) -> None:
+        """The client gave the call up, or cannot be reached any more."""
+        if not self.over:
+            self._finish()
+            if self.task is not None:
+                self.task.cancel()
+            if self.when_gone is not None:
+                self.when_gone()
+
+    def draining(self) -> None:
+        """The server stops: say so."""
+        self.fail(
+            RefusedError(Refusal.DRAINING, "the server is shutting down and answers nothing more")
+        )
+        if self.task is not None:
+            self.task.cancel()
+        if self.when_gone is not None:
+            self.when_gone()
+
+    def end_with(self, code: grpc.StatusCode, text: str) -> None:
+        """End the call with a status that is no refusal."""
+        if not self.over:
+            number: int = code.value[0]
+            self._peer.connection.send_end(self._stream_id, status_block(number, text))
+            self._finish()
+            self._peer.flush_soon()
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        while (message := await self.read()) is not EOF:
+            yield message
+
+    def _parse(self, message: bytes) -> Any:  # noqa: ANN401
+        assert self.method.handler is not None
+        parse = self.method.handler.request_deserializer
+        return message if parse is None else parse(message)
+
+    async def _run(self, request: Any) -> None:  # noqa: ANN401  bytes, or the iterator of a stream
+        handler = self.method.handler
+        assert handler is not None
+        try:
+            if not handler.request_streaming:
+                request = self._parse(request)
+            if handler.response_streaming:
+                behaviour: Any = handler.stream_stream or handler.unary_stream
+                result = behaviour(request, self)
+                if inspect.isasyncgen(result):
+                    async for message in result:
+                        await self.write(message)
+                else:
+                    await result
+            else:
+                behaviour = handler.stream_unary or handler.unary_unary
+                response = await behaviour(request, self)
+                if self._code is grpc.StatusCode.OK and not self.over:
+                    serialize = handler.response_serializer
+                    self._peer.connection.send_message(
+                        self._stream_id, response if serialize is None else serialize(response)
+                    )
+        except grpc.aio.AbortError:
+            pass
+        except asyncio.CancelledError:
+            if not self.over:
+                raise
+        except Exception as error:
+            self.fail(error)
+        if not self.over:
+            number: int = self._code.value[0]
+            block = status_block(number, self._details, self._trailing)
+            self._peer.connection.send_end(self._stream_id, block)
+            self._finish()
+            self._peer.flush_soon()
+
+    def _finish(self) -> None:
+        self.over = True
+        self._peer.call_over(self._stream_id)
+        _wake(self._reader)
+        for callback in self._callbacks:
+            callback(self)
+
+
+class _Peer:
+    """One connection."""
+
+    def __init__(
+        self,
+        server: Http2Server,
+        sock: socket.socket,
+        address: tuple[Any, ...],
+        *,
+        crowded: bool,
+    ) -> None:
+        self.server = server
+        self.name = (
+            f"ipv6:[{address[0]}]:{address[1]}"
+            if len(address) > 2
+            else (f"ipv4:{address[0]}:{address[1]}")
+        )
+        self.connection = Http2Connection(max_message_bytes=server.max_message_bytes)
+        #: There are too many connections: this one's calls are refused.
+        self.crowded = crowded
+        self.closed = False
+        self._socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._calls: dict[int, Call] = {}
+        self._held_bytes = 0
+        # Every byte that is unread came later than this.
+        self._floor_ns = server.turns.bound_ns
+        # The last read took all that was there.
+        self._emptied = False
+        self._bytes_read = 0
+        self._segments: int | None = 0
+        self._reading = True
+        self._writers: dict[int, asyncio.Future[None]] = {}
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._flushing = False
+        self._silent_sweeps = 0
+        self._stalled_sweeps = 0
+        self._loop.add_reader(sock, self._readable)
+        self.flush()
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Bytes of answers that the client does not take."""
+        return self._unsent_bytes + self.connection.queued_bytes
+
+    # --- in -----------------------------------------------------------------------------------
+
+    def _readable(self) -> None:
+        server = self.server
+        server.turns.used()
+        try:
+            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, 64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self.lost(error.strerror or str(error))
+            return
+        if not data:
+            self.lost("the client hung up")
+            return
+        arrival_ns = self._arrival_ns(len(data), ancillary)
+        self._silent_sweeps = 0
+        # What this turn leads to is written at its end, all together.
+        self._flushing = True
+        try:
+            for event in self.connection.receive(data, arrival_ns):
+                self._handle(event)
+        except Http2Error as error:
+            log.info("connection of %s: %s", self.name, error)
+            self.connection.close(error.code, str(error))
+            self._flushing = False
+            self.flush()
+            self.lost(str(error))
+            return
+        self._flushing = False
+        self._weigh()
+        self.flush()
+        self._wake_writers()
+
+    def _arrival_ns(self, num_bytes: int, ancillary: Sequence[tuple[int, int, bytes]]) -> int:
+        """Find a time that is not after the first of the bytes just read came; see to the next's."""
+        server = self.server
+        if self._emptied and server.turns.bound_ns > self._floor_ns:
+            self._floor_ns = server.turns.bound_ns
+        arrival_ns = self._floor_ns
+        self._emptied = num_bytes < _READ_BYTES
+        self._bytes_read += num_bytes
+        if not ancillary:
+            return arrival_ns
+        seconds, nanoseconds = _TIMESPEC.unpack_from(ancillary[0][2])
+        age_ns = time.time_ns() - (seconds * NS_PER_S + nanoseconds)
+        last_ns: int = server.clock() - age_ns
+        if age_ns < 0 or last_ns < self._floor_ns:
+            return arrival_ns  # Somebody set the wall clock.
+        # It is when the last of the bytes came, and those unread came behind it.
+        self._floor_ns = last_ns
+        info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        if len(info) < _TCP_INFO_BYTES:
+            return arrival_ns
+        received, segments = _RECEIVED.unpack_from(info)
+        # The kernel's figures are of this read if nothing came meanwhile. One segment came at one time.
+        before, self._segments = self._segments, segments if received == self._bytes_read else None
+        if before is not None and self._segments == before + 1:
+            return last_ns
+        return arrival_ns
+
+    def _handle(self, event: Event) -> None:
+        stream_id = event.stream_id
+        if isinstance(event, RequestBegun):
+            self._begin(stream_id, event.request, event.arrival_ns)
+            return
+        call = self._calls.get(stream_id)
+        if call is None:
+            return
+        if isinstance(event, MessageReceived):
+            call.message_received(event.message, event.arrival_ns)
+        elif isinstance(event, HalfClosed):
+            call.closed_by_client()
+        elif isinstance(event, StreamReset):
+            call.gone()
+        else:
+            call.end_with(_STATUS_CODES[event.status], event.text)
+
+    def _begin(self, stream_id: int, request: CallHeaders, arrival_ns: int) -> None:
+        server = self.server
+        method = server.method(request)
+        if method is None:
+            text = f"Method not found: {request.path[:200]}"
+            block = status_block(grpc.StatusCode.UNIMPLEMENTED.value[0], text)
+            self.connection.send_end(stream_id, block)
+            return
+        if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
+            self.connection.send_end(stream_id, _block_of(fault, method.path))
+            return
+        call = self._calls[stream_id] = Call(self, stream_id, request, method, arrival_ns)
+        server.num_calls += 1
+        call.begin()
+
+    def _weigh(self) -> None:
+        """Tell the door how much of messages is here; refuse what is coming in if that is too much."""
+        door = self.server.door
+        held_bytes = self.connection.held_bytes
+        door.num_bytes += held_bytes - self._held_bytes
+        if held_bytes > self._held_bytes and not door.has_room:
+            for stream_id in self.connection.gathering():
+                if (call := self._calls.get(stream_id)) is not None and call.method.bounded:
+                    call.fail(door.no_room(0))
+            door.num_bytes += self.connection.held_bytes - held_bytes
+            held_bytes = self.connection.held_bytes
+        self._held_bytes = held_bytes
+
+    def message_read(self, stream_id: int, num_bytes: int) -> None:
+        """A message was handed on."""
+        self.connection.message_read(stream_id, num_bytes)
+        self._weigh()
+        self.flush_soon()
+
+    # --- out ----------------------------------------------------------------------------------
+
+    def flush_soon(self) -> None:
+        """Write what is queued at the end of this turn, with what else there will be."""
+        if not self._flushing and not self.closed:
+            self._flushing = True
+            self._loop.call_soon(self._flush_now)
+
+    def _flush_now(self) -> None:
+        self._flushing = False
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what is queued, as far as the socket takes it."""
+        if self.closed or (parts := self.connection.take_output()) == []:
+            return
+        if self._unsent:
+            self._keep(parts)
+            return
+        if len(parts) > 1 and sum(map(len, parts)) <= _UNSENT_BYTES_MAX:
+            parts = [b"".join(parts)]
+        self._keep(parts)
+        self._send()
+
+    def _keep(self, parts: Sequence[Buffer]) -> None:
+        for part in parts:
+            if part:
+                view = memoryview(part)
+                self._unsent.append(view)
+                self._unsent_bytes += len(view)
+
+    def _send(self) -> None:
+        try:
+            while self._unsent:
+                first = self._unsent[0]
+                sent = self._socket.send(first)
+                self._unsent_bytes -= sent
+                self._stalled_sweeps = 0
+                if sent < len(first):
+                    self._unsent[0] = first[sent:]
+                else:
+                    self._unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            self._loop.add_writer(self._socket, self._writable)
+            if self._unsent_bytes > _UNSENT_BYTES_MAX and self._reading:
+                self._reading = self._emptied = False
+                self._loop.remove_reader(self._socket)
+        except OSError as error:
+            self.lost(error.strerror or str(error))
+
+    def _writable(self) -> None:
+        self._loop.remove_writer(self._socket)
+        self._send()
+        if self.closed or self._unsent:
+            return
+        if not self._reading:
+            self._reading = True
+            self._loop.add_reader(self._socket, self._readable)
+        self._wake_writers()
+        self.server.something_ended()
+
+    async def room(self, stream_id: int) -> None:
+        """Wait until the client has taken a stream's messages, or nearly so."""
+        while self._is_behind(stream_id):
+            self._writers[stream_id] = self._loop.create_future()
+            await self._writers[stream_id]
+
+    def _is_behind(self, stream_id: int) -> bool:
+        return not self.closed and (
+            self._unsent_bytes > _UNSENT_BYTES_MAX or self.connection.queued_on(stream_id)
+        )
+
+    def _wake_writers(self) -> None:
+        for stream_id in [i for i in self._writers if not self._is_behind(i)]:
+            _wake(self._writers.pop(stream_id))
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def call_over(self, stream_id: int) -> None:
+        """A call is answered, or given up."""
+        if self._calls.pop(stream_id, None) is not None:
+            self.server.num_calls -= 1
+            self.server.something_ended()
+        self._weigh()
+
+    def sweep(self) -> None:
+        """Look after the connection, once a second."""
+        self.connection.forgive()
+        self._silent_sweeps += 1
+        if self._silent_sweeps == _PING_AFTER:
+            self.connection.ping()
+            self.flush()
+        elif self._silent_sweeps >= _SILENCE_MAX:
+            self.lost("the client is silent")
+            return
+        self._stalled_sweeps = self._stalled_sweeps + 1 if self.num_unread_bytes else 0
+        if self._stalled_sweeps >= _STALL_MAX:
+            self.lost(f"the client leaves {self.num_unread_bytes} bytes of answers unread")
+
+    def go_away(self) -> None:
+        """Ask the client to open no more calls."""
+        self.connection.go_away()
+        self.flush()
+
+    def drain(self) -> None:
+        """Tell all calls that the server stops."""
+        for call in list(self._calls.values()):
+            call.draining()
+        self.connection.close(ErrorCode.NO_ERROR, "the server is shutting down")
+        self._flush_now()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is open and nothing unsent."""
+        return not self._calls and not self._unsent
+
+    def lost(self, reason: str) -> None:
+        """Hang up; all calls are given up."""
+        if self.closed:
+            return
+        self.closed = True
+        log.debug("connection of %s is over: %s", self.name, reason)
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
+        self._socket.close()
+        for call in list(self._calls.values()):
+            call.gone()
+        self.server.door.num_bytes -= self._held_bytes
+        self._held_bytes = 0
+        self._wake_writers()
+        self.server.peer_left(self)
+
+
+class Http2Server:
+    """Serves gRPC's handlers on sockets of its own. It lives in one event loop."""
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], int],
+        door: Door,
+        max_message_bytes: int,
+        max_connections: int,
+    ) -> None:
+        """Make a server that listens nowhere yet.
+
+        Args:
+            clock: the present in ns, at the pace of the monotonic clock.
+            door: is told the bytes of messages that are coming in, and says when there is no room.
+            max_message_bytes: longest message that is taken.
+            max_connections: connections beyond which calls of methods that are answered directly, and of
+                their services, are refused.
+        """
+        self.clock = clock
+        self.door = door
+        self.max_message_bytes = max_message_bytes
+        self.max_connections = max_connections
+        #: Calls that are open, whether they have been sent or not.
+        self.num_calls = 0
+        self.turns = Turns(clock)
+        self._methods: dict[str, Method] = {}
+        self._bounded: set[str] = set()
+        self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
+        self._listening: list[socket.socket] = []
+        self._peers: set[_Peer] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what is served -----------------------------------------------------------------------
+
+    def add_generic_rpc_handlers(
+        self, handlers: Sequence[grpc.GenericRpcHandler[Any, Any]]
+    ) -> None:
+        """Serve what these handlers know."""
+        self._generic += handlers
+
+    def add_registered_method_handlers(
+        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
+    ) -> None:
+        """Serve the methods of a service; generated code calls this after the one above."""
+
+    def answer_directly(
+        self, service: str, name: str, answer: Callable[[Call, bytes], None]
+    ) -> None:
+        """Have a unary method answered by a function that is called with its message.
+
+        All calls of the service are refused while the front is full.
+
+        Args:
+            service: the service's full name.
+            name: the method's.
+            answer: is to see to it that `Call.answer` or `Call.fail` is called. It does not raise.
+        """
+        self._bounded.add(service)
+        path = f"/{service}/{name}"
+        self._methods[path] = Method(path, answer, None, bounded=True)
+
+    def method(self, request: CallHeaders) -> Method | None:
+        """Find out what to do with a call; None: there is no such method."""
+        method = self._methods.get(request.path)
+        if method is not None:
+            return method
+        call = _CallDetails(request.path, request.metadata)
+        for generic in self._generic:
+            handler = generic.service(call)
+            if handler is not None:
+                bounded = request.path[1:].partition("/")[0] in self._bounded
+                method = Method(request.path, None, handler, bounded)
+                self._methods[request.path] = method
+                return method
+        return None
+
+    def find_fault(self, crowded_connection: bool) -> RefusedError | None:
+        """Say why a call cannot be taken; None: it can."""
+        if crowded_connection:
+            return crowded("connections", len(self._peers), self.max_connections)
+        if self.num_calls >= self.door.max_requests:
+            return crowded("open calls", self.num_calls, self.door.max_requests)
+        return None
+
+    # --- life ---------------------------------------------------------------------------------
+
+    def add_insecure_port(self, address: str) -> int:
+        """Listen on HOST:PORT; port 0 takes any free one, which is returned.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        host, _, port_text = address.rpartition(":")
+        port = int(port_text)
+        found = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, where in found:
+            with ExitStack() as stack:
+                sock = stack.enter_context(socket.socket(family, kind, protocol))
+                sock.setblocking(False)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
+                _prepare(sock)
+                sock.bind((where[0], port, *where[2:]))
+                sock.listen(_BACKLOG)
+                stack.pop_all()
+            self._listening.append(sock)
+            port = sock.getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.add_reader(sock, self._accept, sock)
+        self._sweeper = loop.call_later(_SWEEP_S, self._sweep)
+
+    async def stop(self, grace: float | None) -> None:
+        """Stop: accept nothing more, give open calls `grace` seconds, end the others with DRAINING."""
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.remove_reader(sock)
+            sock.close()
+        self._listening.clear()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for peer in list(self._peers):
+            peer.go_away()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace or 0):
+                while not all(peer.is_idle for peer in self._peers):
+                    self._ended = loop.create_future()
+                    await self._ended
+        for peer in list(self._peers):
+            peer.drain()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_END_LIMIT_S)
+        for peer in list(self._peers):
+            peer.lost("the server stopped")
+        self.turns.stop()
+
+    def peer_left(self, peer: _Peer) -> None:
+        """A connection is over."""
+        self._peers.discard(peer)
+        self.something_ended()
+
+    def something_ended(self) -> None:
+        """A call or connection is over, or all is sent."""
+        _wake(self._ended)
+
+    def begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a handler; the server keeps it alive."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _accept(self, listening: socket.socket) -> None:
+        self.turns.used()
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                log.warning("no connection can be accepted: %s", error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(0.1, self._accept_again, listening)
+                return
+            if len(self._peers) >= self.max_connections + _SPARE_CONNECTIONS:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            too_many = len(self._peers) >= self.max_connections
+            self._peers.add(_Peer(self, sock, address, crowded=too_many))
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _sweep(self) -> None:
+        for peer in list(self._peers):
+            peer.sweep()
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+
+
+@dataclass(slots=True)
+class _CallDetails(grpc.HandlerCallDetails):
+    method: str
+    invocation_metadata: Any
+
+
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _block_of(error: Exception, path: str) -> bytes:
+    code, text = status_of(error, method=path.rpartition("/")[2])
+    return status_block(code.value[0], text, details(error, code, text))
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
+
+
+def _prepare(sock: socket.socket) -> None:
+    """Have the kernel stamp what comes, and hold a lot of it; accepted sockets inherit both."""
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    # Linux makes the buffer fit the mark, and leaves it when the mark goes down again. SO_RCVBUF would
+    # end the kernel's own tuning of it.
+    with suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _RECEIVE_BUFFER_BYTES)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)

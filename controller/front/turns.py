@@ -1,0 +1,80 @@
+"""When did the bytes come: what an event loop can know of the time at which it was not looking.
+
+Bytes that a loop reads have waited since some moment after its last look at the socket. `Turns` knows a
+moment before that look, however long the loop, or the process, or the machine stood still in between. A
+request whose clock starts there is never younger than it seems.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+
+#: How far apart two looks are at most, while there is traffic: what the bound costs a request, twice over,
+#: when the kernel tells no better.
+BUSY_PERIOD_NS = 2 * NS_PER_MS
+IDLE_PERIOD_NS = 10 * NS_PER_MS
+
+_BUSY_FOR_NS = NS_PER_S
+
+
+class Turns:
+    """Marks the turns of the running loop.
+
+    A mark is a callback that the loop runs among the others which are ready, and it never has two of them
+    waiting. So the loop polls its sockets between two marks. What a callback of the loop reads now was not
+    there at the poll before the present one, or it would have been read then; and the last mark but one
+    came before that poll.
+    """
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        """Begin to mark turns, until `stop`.
+
+        Args:
+            clock: the present in ns.
+        """
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._older_ns = self._newer_ns = self._used_ns = clock()
+        self._marking = False
+        self._late_ns = 0
+        self._due_ns = self._newer_ns + IDLE_PERIOD_NS
+        self._timer = self._loop.call_later(IDLE_PERIOD_NS / NS_PER_S, self._beat)
+
+    @property
+    def bound_ns(self) -> int:
+        """A time before the bytes came that are read now from a socket which was empty before."""
+        return self._older_ns
+
+    def lag_ns(self) -> int:
+        """How late the loop is, or was at its last beat: the least that anything waited lately."""
+        return max(self._clock() - self._due_ns, self._late_ns, 0)
+
+    def used(self) -> None:
+        """Something came in: mark this turn, and look often for a while."""
+        self._used_ns = self._newer_ns
+        if not self._marking:
+            self._marking = True
+            self._loop.call_soon(self._mark)
+
+    def stop(self) -> None:
+        """Mark no more turns."""
+        self._timer.cancel()
+
+    def _mark(self) -> None:
+        self._marking = False
+        self._older_ns, self._newer_ns = self._newer_ns, self._clock()
+
+    def _beat(self) -> None:
+        now_ns = self._clock()
+        # uvloop's timers are up to a millisecond early or late by nature.
+        self._late_ns = max(now_ns - self._due_ns - NS_PER_MS, 0)
+        busy = now_ns - self._used_ns < _BUSY_FOR_NS
+        period_ns = BUSY_PERIOD_NS if busy else IDLE_PERIOD_NS
+        self._due_ns = now_ns + period_ns
+        self._timer = self._loop.call_later(period_ns / NS_PER_S, self._beat)
+        if not self._marking:
+            self._marking = True
+            self._loop.call_soon(self._mark)
