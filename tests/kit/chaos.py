@@ -32,6 +32,7 @@ from controller.core.events import (
     RequestArrived,
     RequestsArrived,
     SendAction,
+    WithdrawAction,
     WorkerDraining,
     WorkerJoined,
 )
@@ -60,14 +61,22 @@ class Device:
 
 
 class Counting(Scheduler):
-    """A scheduler whose commands are counted."""
+    """A scheduler whose commands are counted, but for those that take an action back: these are noted."""
 
-    num_commands = 0
+    def __init__(self, config: SchedulerConfig, kind: PolicyKind | None) -> None:
+        super().__init__(config, kind)
+        self.num_commands = 0
+        self.withdrawn: set[ActionId] = set()
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
         commands = super().handle(event, now_ns=now_ns)
-        self.num_commands += len(commands)
+        for command in commands:
+            if isinstance(command, WithdrawAction):
+                assert command.action_id not in self.withdrawn, "taken back twice"
+                self.withdrawn.add(command.action_id)
+            else:
+                self.num_commands += 1
         return commands
 
 
@@ -279,6 +288,8 @@ class Chaos:
             error = self.random.choice(ORDINARY_ERRORS)
             if self.random.random() < 0.03:
                 error = self.random.choice(ERRORS)
+        if not honest and action_id in self.scheduler.withdrawn and self.random.random() < 0.7:
+            error = ActionError.WITHDRAWN
         if isinstance(action, LoadWeights):
             del device.loading[action.model_id]
             if error is ActionError.NONE:
