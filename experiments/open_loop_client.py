@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import gc
 import json
-import os
 import pickle
 import random
 import select
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.open_loop import Account, End, Load
+from experiments.open_loop import Account, End, Load, before_others
 
 _PATH = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -495,15 +494,6 @@ def _end_of_call(call: Any, limit_ns: int) -> End:  # noqa: ANN401
 # --- the process ----------------------------------------------------------------------------------
 
 
-def _hurry() -> str:
-    """Ask for real-time priority; returns why there is none, or nothing."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except (OSError, AttributeError) as error:
-        return f"the client ran at ordinary priority: {error}"
-    return ""
-
-
 def run(load: Load, begin: Callable[[], None] = lambda: None) -> Account:
     """Be the client, in this process.
 
@@ -528,19 +518,19 @@ def main() -> None:
     """Do what standard input says and leave the account on standard output."""
     told = json.load(sys.stdin)
     load = Load(**told | {key: tuple(told[key]) for key in ("models", "shape")})
-    remark = _hurry()
     gc.disable()
 
     def begin() -> None:
         sys.stdout.buffer.write(b"began\n")
         sys.stdout.buffer.flush()
 
-    try:
-        account = run(load, begin)
-    except OSError as error:
-        sys.exit(f"open loop: {load.address}: {error}")
-    if remark:
-        account.remarks.append(remark)
+    with before_others() as hindrance:
+        try:
+            account = run(load, begin)
+        except OSError as error:
+            sys.exit(f"open loop: {load.address}: {error}")
+    if hindrance:
+        account.remarks.append(f"the client ran at ordinary priority: {hindrance}")
     pickle.dump({name: getattr(account, name) for name in Account.__slots__}, sys.stdout.buffer)
 
 
