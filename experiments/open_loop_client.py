@@ -32,6 +32,8 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY, _WINDOW_UPDATE = 0, 1, 
 _END_STREAM, _ACK, _END_HEADERS, _PADDED, _PRIORITY = 1, 1, 4, 8, 32
 _HEADER_TABLE_SIZE, _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE = 1, 3, 4
 _WINDOW, _WINDOW_MAX = 65_535, (1 << 31) - 1
+# What every peer takes unless it says more.
+_FRAME_MAX = 16_384
 # gRPC's own: values of headers that end in -bin come as they are, not in base64.
 _ALLOW_TRUE_BINARY = 0xFE03
 
@@ -289,6 +291,12 @@ class _RawClient:
         self.headers_head = struct.pack(">IB", len(self.block) << 8 | _HEADERS, _END_HEADERS)
         messages = (request_bytes(model, load) for model in load.models)
         self._data = [struct.pack(">BI", 0, len(message)) + message for message in messages]
+        largest = max(map(len, self._data))
+        if largest > _FRAME_MAX:
+            raise ValueError(
+                f"a request of {largest} bytes, expected one frame of at most {_FRAME_MAX}; "
+                "client grpcio sends larger ones"
+            )
         self.kernel_stamps = True
         self.due_ns: list[int] = []
         self.models: list[int] = []
@@ -498,7 +506,7 @@ def run(load: Load, begin: Callable[[], None] = lambda: None) -> Account:
     """Be the client, in this process.
 
     Raises:
-        ValueError: the load is neither an open loop nor a closed one, or names another client.
+        ValueError: the load is neither an open loop nor a closed one, or not one for this client.
         OSError: the server cannot be reached.
     """
     if (load.rate > 0) == (load.concurrency > 0):

@@ -108,16 +108,48 @@ def test_figure_9_counts_what_came_late_and_what_was_missing() -> None:
 def test_the_costs_of_selection_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bench_selection, "measure_feedback", lambda **_: [feedback_row(10, 30)])
+    measured = [path_row(1.0, 1.5)], [feedback_row(10, 30)]
+    monkeypatch.setattr(bench_selection, "measure_live", lambda **_: measured)
     (tmp_path / "clipper_fig9.json").write_text(
-        json.dumps({"commit": "abc", "figures": {"mitigated_late_answers": 0}})
+        json.dumps({"commit": "abc", "figures": {"mitigated_late_answers": 2}})
     )
     figures = bench_selection.produce(calls=20, repeats=2, num_contexts=200, directory=tmp_path)
     assert figures["cache_feedback_speedup"] == 3.0
-    assert figures["mitigated_late_answers"] == 0
+    assert figures["mitigated_late_answers"] == 2
+    assert figures["whole_path_application_1_more_cpu_us"] == 500
     assert "fig8_cumulative_error" not in figures
     costs = [figures[f"select_combine_us_{n.replace('-', '_')}"] for n in BUILT_IN]
     assert figures["select_combine_us_4models"] == max(costs) > 0
+
+
+def path_row(model: float, application: float) -> dict[str, float]:
+    """Milliseconds; p99 is thrice the median."""
+    kinds = {"p50": 1, "p99": 3, "cpu": 1, "controller_cpu": 0.5}
+    return {
+        f"{name}_{kind}_us": 1000 * times * (model if name == "model" else application)
+        for name in bench_selection.MODELS_ASKED
+        for kind, times in kinds.items()
+    }
+
+
+def test_selection_s_cost_is_compared_inside_a_round() -> None:
+    # The machine is ten times slower in one round, and the application stumbles in another.
+    rows = [path_row(1, 1.5), path_row(10, 15), path_row(1, 40)]
+    figures = bench_selection.path_figures(rows)
+    assert figures["whole_path_application_1_p50_ratio"] == 1.5
+    assert figures["whole_path_model_p50_us"] == 1000
+    assert figures["whole_path_model_p99_us"] == 3000
+    assert figures["whole_path_application_4_more_controller_cpu_us"] == 2500
+    assert "whole_path_model_p50_ratio" not in figures
+
+
+def test_an_application_is_asked_beside_its_model() -> None:
+    paths, feedbacks = bench_selection.measure_live(num_inputs=8, rounds=1)
+    (row,) = paths
+    names = list(bench_selection.MODELS_ASKED)
+    assert {key.rpartition("_p50_us")[0] for key in row if key.endswith("_p50_us")} == set(names)
+    assert all(row[f"{name}_p99_us"] >= row[f"{name}_p50_us"] > 0 for name in names)
+    assert len(feedbacks) == 1
 
 
 def feedback_row(uncached: float, cached: float) -> dict[str, float]:
