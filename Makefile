@@ -59,6 +59,11 @@ bench-promises: $(STAMP)
 bench-broken: $(STAMP)
 	@$(BIN)/python -m experiments.broken
 
+# Models of all kinds, each asked while six other clients send outliers to it.
+.PHONY: bench-mixing
+bench-mixing: $(STAMP)
+	$(BIN)/python -m experiments.mixing
+
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
 	@$(BIN)/python -m experiments.results_page

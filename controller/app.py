@@ -26,6 +26,7 @@ from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
+from controller.spool import Spool
 from controller.telemetry import Telemetry, TelemetryFiles
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
@@ -83,13 +84,15 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
             telemetry.write_to(files)
             await stack.enter_async_context(_background(_write_telemetry(files)))
-        spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir)
         links = WorkerLinks(
             runtime,
             catalogue,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
+            message_bytes_max=config.max_message_bytes,
         )
         if config.models_dir is not None:
             try:
@@ -123,7 +126,6 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             lag_ns=lag_ns,
         )
         service.mount(server)
-        server.add_generic_rpc_handlers((links.handler(),))
         control = ControlService(
             runtime,
             catalogue,
@@ -133,7 +135,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             default_slo_ns=config.default_slo_ns,
             spool=spool,
         )
-        control.mount(server)
+        server.add_generic_rpc_handlers((*control.handlers(), links.handler()))
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -245,15 +247,11 @@ def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> in
 async def _write_telemetry(files: TelemetryFiles) -> None:
     while True:
         await asyncio.sleep(_FLUSH_INTERVAL_S)
-        try:
-            rows_left = True
-            while rows_left:
-                rows_left = files.write_slice()
-                await asyncio.sleep(0)  # Let requests go first.
-            await asyncio.to_thread(files.flush)
-        except OSError as error:
-            log.error("telemetry is no longer written: %s", error)
-            return
+        rows_left = True
+        while rows_left:
+            rows_left = files.write_slice()
+            await asyncio.sleep(0)  # Let requests go first.
+        await asyncio.to_thread(files.flush)
 
 
 @asynccontextmanager

@@ -80,9 +80,9 @@ class ModelFolder:
 
 def check_name(name: str) -> None:
     """Raise ModelError unless `name` may name a model."""
-    if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
+    if not NAME_PATTERN.fullmatch(name) or name.startswith((".", "-")):
         raise ModelError(
-            f"model name {name[:200]!r}: expected 1 to 128 of A-Z a-z 0-9 _ . -, not starting with ."
+            f"model name {name[:200]!r}: expected 1 to 128 of A-Z a-z 0-9 _ . -, not starting with . or -"
         )
 
 

@@ -13,10 +13,11 @@ estimates (`settle_exec`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
-from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind
+from clockwright.units import DURATION_NS_MAX, NS_PER_MS, ArchitectureId, GpuKind
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
@@ -26,6 +27,10 @@ PERCENTILE = 0.99
 # An estimate that refuses every request is never measured again, so one outlier could shut a model
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
+
+# Rows that are kept, whatever architectures and GPU kinds workers name: hundreds of networks on some
+# kinds of GPU at the clocks that they have. Those who use a row that is dropped go on using it.
+MAX_ROWS = 1 << 14
 
 # Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
 MAX_CLOCKS = 64
@@ -118,7 +123,8 @@ class Estimates:
 
         Args:
             load_ns: duration of LoadWeights.
-            exec_ns: duration of EXEC by compiled batch size; not empty.
+            exec_ns: duration of EXEC by compiled batch size; not empty. Lists as long as the largest size
+                are made of it, so it is one that was offered and not what a worker likes.
         """
         #: Compiled batch sizes, ascending.
         self.sizes = tuple(sorted(exec_ns))
@@ -129,11 +135,8 @@ class Estimates:
         self.load_ns = load_ns
         largest = self.sizes[-1]
         #: fit[n]: index of the largest size <= n, -1 if none; cover[n]: of the smallest size >= n.
-        self.fit = [-1] * (largest + 1)
-        self.cover = [0] * (largest + 1)
-        for n in range(largest + 1):
-            self.fit[n] = sum(size <= n for size in self.sizes) - 1
-            self.cover[n] = min(sum(size < n for size in self.sizes), len(self.sizes) - 1)
+        self.fit = [bisect_right(self.sizes, n) - 1 for n in range(largest + 1)]
+        self.cover = [bisect_left(self.sizes, n) for n in range(largest + 1)]
         self._per_row = [
             duration / size for duration, size in zip(self.exec_ns, self.sizes, strict=True)
         ]
@@ -154,7 +157,7 @@ class Estimates:
         """
         slower = max(clock_mhz / other_mhz, 1.0) if other_mhz else 1.0
         exec_ns = {
-            size: int(duration_ns * slower)
+            size: min(int(duration_ns * slower), DURATION_NS_MAX)
             for size, duration_ns in zip(self.sizes, self.exec_ns, strict=True)
         }
         return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
@@ -205,13 +208,16 @@ class Estimates:
         self.ns_per_row = min(self._per_row)
 
 
+_Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
+
+
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
     __slots__ = ("_rows",)
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[GpuKind, int, ArchitectureId, tuple[int, ...]], Estimates] = {}
+        self._rows: dict[_Key, Estimates] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -240,7 +246,7 @@ class EstimateTable:
         estimates = self._rows.get(key)
         if estimates is None:
             seed = Estimates(load_ns=load_ns, exec_ns=exec_ns)
-            estimates = self._rows[key] = seed.at_clock(profile_mhz, clock_mhz)
+            estimates = self._add(key, seed.at_clock(profile_mhz, clock_mhz))
         return estimates
 
     def at_clock(
@@ -256,7 +262,13 @@ class EstimateTable:
         key = (gpu_kind, clock_mhz, architecture_id, known.sizes)
         estimates = self._rows.get(key)
         if estimates is None:
-            estimates = self._rows[key] = known.at_clock(known_mhz, clock_mhz)
+            estimates = self._add(key, known.at_clock(known_mhz, clock_mhz))
+        return estimates
+
+    def _add(self, key: _Key, estimates: Estimates) -> Estimates:
+        if len(self._rows) >= MAX_ROWS:
+            del self._rows[next(iter(self._rows))]
+        self._rows[key] = estimates
         return estimates
 
     def forget_clocks(self, gpu_kind: GpuKind, present_mhz: Iterable[int]) -> None:

@@ -73,7 +73,11 @@ class Health:
         restored = []
         for worker in list(model.suspended):
             trouble = worker.trouble
-            if trouble and not trouble.sick and trouble.run_strikes.get(model) == 1:
+            if (
+                trouble
+                and not (trouble.sick or worker.draining)
+                and trouble.run_strikes.get(model) == 1
+            ):
                 trouble.failing_runs.pop(model, None)
                 self._books.restore(model, worker)
                 restored.append(model)
@@ -113,6 +117,8 @@ class Health:
             Whether the estimates shall learn from it, and the models that are suspended or restored.
         """
         worker, model = sent.copy.worker, sent.copy.model
+        if worker.draining:
+            return True, []  # nothing is offered there
         trouble, action = _trouble_of(worker), sent.action
         if duration_ns > SLOW_FACTOR * action.expected_duration_ns + SLOW_NS:
             if worker in model.ready and len(model.ready) == 1:
@@ -182,6 +188,8 @@ class Health:
     def last_resort(self, model: Model, now_ns: int) -> None:
         """Nobody offers the model: take back who fails at runs, or has paused after a failed load."""
         for worker, suspension in list(model.suspended.items()):
+            if worker.draining:
+                continue
             if not suspension.load or suspension.until_ns <= now_ns:
                 self._books.restore(model, worker)
 

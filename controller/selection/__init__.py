@@ -25,6 +25,9 @@ id. Feedback by that id becomes an `Observation`, and `observe` makes the next s
                   live_application: one revision with its policy, state, shape and counts
                      |
                      v
+     guarded: a policy whose failures stay its application's
+                     |
+                     v
      plugins --> policies/: exp3, exp4, tallies, rollout
                      |
                      v

@@ -197,6 +197,14 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             "found 0.0 for 'gold', expected more than 0, at most 100",
         ),
         (("models", "add", "/no/such/folder"), "/no/such/folder is not a folder"),
+        (
+            ("app", "add", "a", "--model", "m", "--default", "9" * 23),
+            "the settings do not fit into a message: ",
+        ),
+        (
+            ("app", "add", "a", "--model", "m", "--option", "x=" + "[" * 100_000),
+            "no server answers at",
+        ),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
     ],

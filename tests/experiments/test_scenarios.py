@@ -143,7 +143,9 @@ def test_every_case_of_the_paper_is_among_the_scenarios() -> None:
     seven = fig7_left.Setting()
     assert groups["fig7_left"] == (len(seven.nums_models) * len(seven.rates_rps) * seven.num_stages)
     assert groups["fig7_right"] == len(seven.scenarios) * seven.num_stages
-    assert groups["scale"] == sum(len(size.slos_ms) for size in scale.Setting().sizes)
+    assert groups["scale"] == sum(
+        len(size.slos_ms) for size in scale.Setting().sizes if not size.costs.charged
+    )
     keys = {scenario.key for scenario in scenarios()}
     assert {f"azure_x1_{model.name}" for model in fig9.NOISE_MODELS} <= keys
     assert "fig6_ramp" in keys
@@ -193,6 +195,8 @@ def outcome(answered: int, **changes: float) -> ScenarioOutcome:
         p5_model_share=0.5,
         worst_model_share=0.4,
         p50_ms=5.0,
+        refusal_p50_ms=1.0,
+        refusal_p99_ms=2.0,
         batch_rps=10.0,
         exec_busy=0.9,
         load_busy=0.1,

@@ -32,7 +32,6 @@ from controller.core.events import (
     RequestArrived,
     RequestsArrived,
     SendAction,
-    WithdrawAction,
     WorkerDraining,
     WorkerJoined,
 )
@@ -57,26 +56,20 @@ class Device:
     resident: set[ModelId] = field(default_factory=set)
     loading: dict[ModelId, ActionId] = field(default_factory=dict)
     actions: dict[ActionId, SendAction] = field(default_factory=dict)
+    #: Those of the actions that it was told to drop.
+    withdrawn: set[ActionId] = field(default_factory=set)
     draining: bool = False
 
 
 class Counting(Scheduler):
-    """A scheduler whose commands are counted, but for those that take an action back: these are noted."""
+    """A scheduler whose commands are counted."""
 
-    def __init__(self, config: SchedulerConfig, kind: PolicyKind | None) -> None:
-        super().__init__(config, kind)
-        self.num_commands = 0
-        self.withdrawn: set[ActionId] = set()
+    num_commands = 0
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
         commands = super().handle(event, now_ns=now_ns)
-        for command in commands:
-            if isinstance(command, WithdrawAction):
-                assert command.action_id not in self.withdrawn, "taken back twice"
-                self.withdrawn.add(command.action_id)
-            else:
-                self.num_commands += 1
+        self.num_commands += len(commands)
         return commands
 
 
@@ -117,6 +110,7 @@ class Chaos:
             send=self.send,
             answer=self.answer,
             refuse=self.refuse,
+            withdraw_action=self.withdraw_action,
             forget=self.forget,
             close=self.close,
             settled=self.settled,
@@ -288,14 +282,18 @@ class Chaos:
             error = self.random.choice(ORDINARY_ERRORS)
             if self.random.random() < 0.03:
                 error = self.random.choice(ERRORS)
-        if not honest and action_id in self.scheduler.withdrawn and self.random.random() < 0.7:
-            error = ActionError.WITHDRAWN
+        if action_id in device.withdrawn:
+            device.withdrawn.remove(action_id)
+            if not honest and self.random.random() < 0.7:  # else it had begun
+                error = ActionError.WITHDRAWN
         if isinstance(action, LoadWeights):
             del device.loading[action.model_id]
             if error is ActionError.NONE:
                 device.resident.add(action.model_id)
             else:
                 device.num_free_pages += device.profiles[action.model_id].num_pages
+        elif error is ActionError.WITHDRAWN:
+            pass
         elif action.model_id in device.loading:
             error = ActionError.TOO_LATE
         elif action.model_id not in device.resident:
@@ -343,6 +341,12 @@ class Chaos:
         self, _request: RequestArrived, _kept: None, _command: RefuseRequest, _now_ns: int
     ) -> None:
         self._num_carried_out += 1
+
+    def withdraw_action(self, device: Device, action_id: ActionId) -> None:
+        self._num_carried_out += 1
+        assert action_id in device.actions, "withdrawn, and not under way"
+        assert action_id not in device.withdrawn, "withdrawn twice"
+        device.withdrawn.add(action_id)
 
     def forget(self, device: Device, model_id: ModelId) -> None:
         self._num_carried_out += 1

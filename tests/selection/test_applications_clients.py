@@ -271,7 +271,7 @@ def test_the_readmes_example_works(
         exec(program.replace("127.0.0.1:8001", server.address), {})
     out = capsys.readouterr().out
     assert "[3]" in out
-    assert "'confidence': '1.0000'" in out
+    assert "'confidence': 1.0" in out
     assert "status='APPLIED'" in out
 
 
