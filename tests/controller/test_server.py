@@ -37,9 +37,12 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 SLO = {"slo_ms": 30_000}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEndInThread]:
-    with serving_in_thread(tmp_path_factory.mktemp("models")) as front_end:
+@pytest.fixture(scope="module", params=["http2", "grpc"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FrontEndInThread]:
+    directory = tmp_path_factory.mktemp("models")
+    with serving_in_thread(directory, front=request.param) as front_end:
         yield front_end
 
 

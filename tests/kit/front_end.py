@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+import uvloop
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.catalogue import Catalogue
@@ -84,15 +85,21 @@ async def serving(
     *,
     clock: Callable[[], int] = time.monotonic_ns,
     front: str = "http2",
+    door: Door | None = None,
+    max_connections: int = 1000,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
-        door = Door(max_requests=10_000, max_bytes=1 << 30)
+        if door is None:
+            door = Door(max_requests=10_000, max_bytes=1 << 30)
         server: grpc.aio.Server | Http2Server
         if front == "http2":
             server = Http2Server(
-                clock=clock, door=door, max_message_bytes=MESSAGE_BYTES_MAX, max_connections=1000
+                clock=clock,
+                door=door,
+                max_message_bytes=MESSAGE_BYTES_MAX,
+                max_connections=max_connections,
             )
         else:
             server = grpc.aio.server(
@@ -126,11 +133,11 @@ class FrontEndInThread:
     def __init__(self, front_end: FrontEnd, loop: asyncio.AbstractEventLoop) -> None:
         self.address = front_end.address
         self.front_end = front_end
-        self._loop = loop
+        self.loop = loop
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the controller's loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout=60)
 
     def until(self, condition: Callable[[FrontEnd], bool]) -> None:
         """Wait until something is so; evaluated in the controller's loop."""
@@ -154,19 +161,30 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def serving_in_thread(
-    directory: Path, *, clock: Callable[[], int] = time.monotonic_ns, front: str = "http2"
+    directory: Path,
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
+    front: str = "http2",
+    door: Door | None = None,
+    max_connections: int = 1000,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(directory, clock=clock, front=front) as front_end:
+        async with serving(
+            directory, clock=clock, front=front, door=door, max_connections=max_connections
+        ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
             await stop.wait()
 
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
+
+    thread = threading.Thread(target=run)
     thread.start()
     assert ready.wait(60)
     try:

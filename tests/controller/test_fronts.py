@@ -1,0 +1,293 @@
+"""Both servers do the same for gRPC's own clients: messages of every kind and size, deadlines, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from clockwright.channel import OPTIONS
+from controller.front.door import Door
+from controller.front.http2_server import EOF, Http2Server
+from tests.kit.front_end import until
+
+SERVICE = "test.Service"
+Context = grpc.aio.ServicerContext[Any, Any]
+MESSAGE_BYTES_MAX = 80 << 20
+
+
+class Service:
+    """Handlers of all four kinds, as this project writes them."""
+
+    def __init__(self) -> None:
+        self.left: list[str] = []
+        self.waiting = 0
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        return {
+            "Echo": grpc.unary_unary_rpc_method_handler(self.echo),
+            "Seen": grpc.unary_unary_rpc_method_handler(self.seen),
+            "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
+            "Raise": grpc.unary_unary_rpc_method_handler(self.crash),
+            "Wait": grpc.unary_unary_rpc_method_handler(self.wait),
+            "Count": grpc.stream_unary_rpc_method_handler(self.count),
+            "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
+            "Talk": grpc.stream_stream_rpc_method_handler(self.talk),
+        }
+
+    async def echo(self, data: bytes, context: Context) -> bytes:
+        return data
+
+    async def seen(self, data: bytes, context: Context) -> bytes:
+        seen = dict(context.invocation_metadata())
+        context.set_trailing_metadata((("back-bin", seen["there-bin"]), ("back", seen["there"])))
+        left_s = context.time_remaining()
+        return b"none" if left_s is None else b"%d" % round(left_s)
+
+    async def fail(self, data: bytes, context: Context) -> bytes:
+        await context.abort(grpc.StatusCode.NOT_FOUND, "100 % gone: ä\n", (("why-bin", b"\0\1"),))
+        raise AssertionError
+
+    async def crash(self, data: bytes, context: Context) -> bytes:
+        raise RuntimeError("a bug")
+
+    async def wait(self, data: bytes, context: Context) -> bytes:
+        self.waiting += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left.append(data.decode())
+        return b""
+
+    async def count(self, requests: AsyncIterator[bytes], context: Context) -> bytes:
+        return b"%d" % sum([len(data) async for data in requests])
+
+    async def repeat(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+        for number in range(int(data)):
+            yield b"%d" % number
+
+    async def talk(self, requests: AsyncIterator[bytes], context: Context) -> None:
+        while (data := await context.read()) is not EOF:
+            await context.write(data * 2)
+        context.set_code(grpc.StatusCode.ABORTED)
+        context.set_details("enough")
+
+
+class Running:
+    """A server of `Service` in a thread of its own."""
+
+    def __init__(self, address: str, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.service = service
+        self.loop = loop
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        asyncio.run_coroutine_threadsafe(until(condition), self.loop).result(60)
+
+
+async def start(front: str, service: Service) -> tuple[Any, str]:
+    server: Any
+    if front == "http2":
+        loop = asyncio.get_running_loop()
+        server = Http2Server(
+            clock=lambda: int(loop.time() * 1e9),
+            door=Door(max_requests=1000, max_bytes=1 << 30),
+            max_message_bytes=MESSAGE_BYTES_MAX,
+            max_connections=100,
+        )
+    else:
+        server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.max_send_message_length", -1),
+            ]
+        )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(SERVICE, service.handlers()),)
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+@pytest.fixture(params=["http2", "grpc"])
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    service = Service()
+    started: list[Running] = []
+    ready = threading.Event()
+    stop = asyncio.Event()
+
+    async def main() -> None:
+        server, address = await start(request.param, service)
+        started.append(Running(address, service, asyncio.get_running_loop()))
+        ready.set()
+        await stop.wait()
+        await server.stop(0)
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield started[0]
+    finally:
+        started[0].loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+@pytest.fixture
+def channel(running: Running) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(running.address, options=OPTIONS) as channel:
+        yield channel
+
+
+def unary(channel: grpc.Channel, name: str) -> grpc.UnaryUnaryMultiCallable[Any, Any]:
+    return channel.unary_unary(f"/{SERVICE}/{name}")
+
+
+@pytest.mark.parametrize("size", [0, 1, 16_383, 16_384, 70_000, 5 << 20, 64 << 20])
+def test_messages_of_every_size_come_and_go_unchanged(channel: grpc.Channel, size: int) -> None:
+    content = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    assert unary(channel, "Echo")(content) == content
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_requests_are_read(channel: grpc.Channel, compression: grpc.Compression) -> None:
+    content = b"squeeze me " * 10_000
+    assert unary(channel, "Echo")(content, compression=compression) == content
+
+
+def test_metadata_goes_both_ways(channel: grpc.Channel) -> None:
+    sent = (("there", "x y"), ("there-bin", bytes(range(256))))
+    _, call = unary(channel, "Seen").with_call(b"", metadata=sent)
+    found = {key: value for key, value in call.trailing_metadata() if key.startswith("back")}
+    assert found == {"back": "x y", "back-bin": bytes(range(256))}
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "seen"), [(None, b"none"), (1000, b"1000"), (90_000, b"90000")]
+)
+def test_handlers_see_the_rpc_deadline(
+    channel: grpc.Channel, timeout_s: float | None, seen: bytes
+) -> None:
+    sent = (("there", ""), ("there-bin", b""))
+    answer = unary(channel, "Seen")(b"", metadata=sent, timeout=timeout_s)
+    # gRPC rounds what it sends up, by a hundredth at most.
+    assert answer == seen or 1 <= int(answer) / int(seen) < 1.02
+
+
+def test_an_aborted_call_has_its_status_whole(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, "Fail")(b"")
+    error: Any = caught.value
+    assert (error.code(), error.details()) == (grpc.StatusCode.NOT_FOUND, "100 % gone: ä\n")
+    assert ("why-bin", b"\0\1") in error.trailing_metadata()
+
+
+def test_a_handler_that_fails_ends_its_own_call_only(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, "Raise")(b"")
+    error: Any = caught.value
+    assert error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
+    assert "RuntimeError" in error.details()
+    assert unary(channel, "Echo")(b"still here") == b"still here"
+
+
+def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, "Nothing")(b"")
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_message_that_is_too_large_is_refused_in_grpcs_words(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, "Echo")(bytes(MESSAGE_BYTES_MAX + 1))
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "larger than max" in error.details()
+    assert unary(channel, "Echo")(b"still here") == b"still here"
+
+
+def test_a_deadline_that_passes_ends_the_handler(running: Running, channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        unary(channel, "Wait")(b"a", timeout=0.2)
+    error: Any = caught.value
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    running.until(lambda: len(running.service.left) == running.service.waiting)
+
+
+def test_a_cancelled_call_ends_its_handler(running: Running, channel: grpc.Channel) -> None:
+    call = unary(channel, "Wait").future(b"b")
+    running.until(lambda: running.service.waiting == 1)
+    call.cancel()
+    running.until(lambda: running.service.left == ["b"])
+
+
+def test_a_client_that_vanishes_ends_its_handlers(running: Running) -> None:
+    with grpc.insecure_channel(running.address) as channel:
+        calls = [unary(channel, "Wait").future(b"c") for _ in range(3)]
+        running.until(lambda: running.service.waiting == 3)
+    running.until(lambda: running.service.left == ["c", "c", "c"])
+    assert all(call.code() is not grpc.StatusCode.OK for call in calls)
+
+
+def test_many_messages_make_one_answer(channel: grpc.Channel) -> None:
+    count: Any = channel.stream_unary(f"/{SERVICE}/Count")
+    assert count(bytes(1 << 20) for _ in range(50)) == b"%d" % (50 << 20)
+    assert count(iter(())) == b"0"
+
+
+def test_one_message_makes_many_answers(channel: grpc.Channel) -> None:
+    repeat: Any = channel.unary_stream(f"/{SERVICE}/Repeat")
+    assert list(repeat(b"1000")) == [b"%d" % number for number in range(1000)]
+
+
+def test_a_conversation_goes_on_after_the_client_has_closed_its_half(channel: grpc.Channel) -> None:
+    talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")
+    answers = talk(iter([b"a", b"b" * 100_000, b"", b"c" * (3 << 20)]))
+    assert [next(answers) for _ in range(4)] == [b"aa", b"b" * 200_000, b"", b"c" * (6 << 20)]
+    with pytest.raises(grpc.RpcError) as caught:
+        next(answers)
+    error: Any = caught.value
+    assert (error.code(), error.details()) == (grpc.StatusCode.ABORTED, "enough")
+
+
+def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None:
+    async def main() -> None:
+        async with grpc.aio.insecure_channel(running.address, options=OPTIONS) as channel:
+            echo: Any = channel.unary_unary(f"/{SERVICE}/Echo")
+            contents = [b"%d" % number * (number % 7 * 3000 + 1) for number in range(500)]
+            calls: list[Awaitable[bytes]] = [echo(content) for content in contents]
+            assert await asyncio.gather(*calls) == contents
+            talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")()
+            for content in contents[:50]:
+                await talk.write(content)
+                assert await talk.read() == content * 2
+            await talk.done_writing()
+            assert await talk.code() is grpc.StatusCode.ABORTED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc"])
+def test_a_server_that_stops_lets_calls_finish(front: str) -> None:
+    async def main() -> None:
+        service = Service()
+        server, address = await start(front, service)
+        async with grpc.aio.insecure_channel(address) as channel:
+            talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")()
+            await talk.write(b"x")
+            assert await talk.read() == b"xx"
+            stopping = asyncio.create_task(server.stop(60))
+            await asyncio.sleep(0)
+            await talk.write(b"y")
+            assert await talk.read() == b"yy"
+            await talk.done_writing()
+            assert await talk.code() is grpc.StatusCode.ABORTED
+            await stopping
+
+    asyncio.run(main())

@@ -1,0 +1,406 @@
+"""The sans-I/O core of the HTTP/2 server: any cut of the bytes, any frames, hostile peers."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hpack import Encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.front.http2 import (
+    HEADER_BLOCK_BYTES_MAX,
+    IDLE_FRAMES_MAX,
+    PREFACE,
+    RESETS_MAX,
+    WINDOW_BYTES,
+    ErrorCode,
+    Event,
+    HalfClosed,
+    Http2Connection,
+    Http2Error,
+    MessageBroken,
+    MessageReceived,
+    RequestBegun,
+    StreamReset,
+    status_block,
+)
+from tests.kit.raw_http2 import (
+    ACK,
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PING,
+    RST,
+    SETTINGS,
+    WINDOW,
+    call,
+    frame,
+    headers,
+    message,
+)
+
+MAX_MESSAGE_BYTES = 1 << 20
+
+
+def greeted(**settings: int) -> Http2Connection:
+    """A connection whose peer has sent its preface and settings, and heard ours."""
+    connection = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
+    known = {"initial_window": 4, "max_frame": 5}
+    pairs = b"".join(struct.pack(">HI", known[name], value) for name, value in settings.items())
+    connection.receive(PREFACE + frame(SETTINGS, 0, 0, pairs))
+    connection.take_output()
+    return connection
+
+
+def sent_by(connection: Http2Connection) -> list[tuple[int, int, int, bytes]]:
+    """Frames that a connection queued: type, flags, stream, payload."""
+    data = b"".join(connection.take_output())
+    frames = []
+    while data:
+        word, flags, stream_id = struct.unpack_from(">IBI", data)
+        frames.append((word & 0xFF, flags, stream_id, data[9 : 9 + (word >> 8)]))
+        data = data[9 + (word >> 8) :]
+    return frames
+
+
+def messages_in(events: list[Event]) -> list[bytes]:
+    return [event.message for event in events if isinstance(event, MessageReceived)]
+
+
+def summary(events: list[Event]) -> list[object]:
+    return [
+        (type(event).__name__, event.stream_id, getattr(event, "message", "")) for event in events
+    ]
+
+
+def refused(connection: Http2Connection, data: bytes) -> Http2Error:
+    with pytest.raises(Http2Error) as caught:
+        connection.receive(data)
+    return caught.value
+
+
+# --- what a peer may do ---------------------------------------------------------------------------
+
+
+def test_a_small_call_is_headers_a_message_and_the_end() -> None:
+    events = greeted().receive(call(1, b"hello"), 17)
+    begun, received, closed = events
+    assert isinstance(begun, RequestBegun)
+    assert begun.request.path == "/inference.GRPCInferenceService/ModelInfer"
+    assert received == MessageReceived(1, b"hello", 17)
+    assert closed == HalfClosed(1)
+
+
+def traffic() -> bytes:
+    """Everything that a peer may send: split, padded, compressed, continued, mixed."""
+    block = headers("/a/B", ("grpc-encoding", "gzip"), ("grpc-timeout", "10S"))
+    squeezed = gzip.compress(b"squeezed" * 100)
+    content = message(b"x" * 40_000)
+    return b"".join(
+        (
+            PREFACE,
+            frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 1 << 20)),
+            call(1, b"one"),
+            frame(HEADERS, 0, 3, block[:20]),
+            frame(CONTINUATION, 0, 3, block[20:40]),
+            frame(CONTINUATION, END_HEADERS, 3, block[40:]),
+            frame(PING, 0, 0, b"12345678"),
+            frame(DATA, 0, 3, struct.pack(">BI", 1, len(squeezed)) + squeezed),
+            frame(HEADERS, END_HEADERS | PADDED, 5, b"\x07" + headers() + bytes(7)),
+            frame(DATA, 0, 5, content[:3]),
+            frame(DATA, PADDED, 5, b"\x05" + content[3:20_000] + bytes(5)),
+            frame(DATA, 0, 3, message(b"") + message(b"z")[:4]),
+            frame(DATA, END_STREAM, 3, message(b"z")[4:]),
+            frame(DATA, END_STREAM, 5, content[20_000:]),
+            frame(HEADERS, END_HEADERS, 7, headers()),
+            frame(RST, 0, 7, struct.pack(">I", 8)),
+            frame(0xFA, 0, 0, b"whatever"),
+            frame(DATA, END_STREAM | PADDED, 7, b"\x02" + bytes(2)),
+            call(9, b"last"),
+        )
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(cuts=st.lists(st.integers(0, len(traffic())), max_size=40))
+def test_however_the_bytes_are_cut_the_events_are_the_same(cuts: list[int]) -> None:
+    whole = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
+    expected = summary(whole.receive(traffic()))
+    connection = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
+    found: list[object] = []
+    data, previous = traffic(), 0
+    for cut in [*sorted(cuts), len(data)]:
+        found += summary(connection.receive(data[previous:cut]))
+        previous = cut
+    assert found == expected
+    assert connection.held_bytes == whole.held_bytes
+
+
+def test_bytes_that_come_one_by_one_are_understood() -> None:
+    connection = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
+    events = [e for byte in traffic() for e in connection.receive(bytes((byte,)))]
+    assert messages_in(events) == [b"one", b"squeezed" * 100, b"", b"z", b"x" * 40_000, b"last"]
+    assert StreamReset(7) in events
+
+
+def test_a_message_has_the_arrival_of_its_first_byte() -> None:
+    connection = greeted()
+    data = call(1, b"x" * 100)
+    events = connection.receive(data[:5], 10)
+    events += connection.receive(data[5:-50], 20)
+    events += connection.receive(data[-50:] + call(3, b"next"), 30)
+    assert [e.arrival_ns for e in events if isinstance(e, RequestBegun)] == [10, 30]
+    assert [e.arrival_ns for e in events if isinstance(e, MessageReceived)] == [20, 30]
+
+
+def test_headers_in_the_peers_table_mean_what_they_meant_when_they_were_sent() -> None:
+    connection = greeted()
+    encoder = Encoder()
+    paths = ["/a/A", "/a/B", "/a/A", "/a/C", "/a/A", "/a/B", "/a/A", "/a/A"]
+    found = []
+    for number, path in enumerate(paths):
+        pairs = [(":method", "POST"), (":path", path), ("content-type", "application/grpc")]
+        pairs.append(("grpc-timeout", f"{number % 3}S"))
+        block = encoder.encode(pairs)
+        [begun] = connection.receive(frame(HEADERS, END_HEADERS, 2 * number + 1, block))
+        assert isinstance(begun, RequestBegun)
+        found.append((begun.request.path, begun.request.timeout_ns))
+    assert found == [(path, number % 3 * 10**9) for number, path in enumerate(paths)]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "squeeze"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_compressed_messages_are_inflated_up_to_the_limit(
+    encoding: str, squeeze: Callable[[bytes], bytes]
+) -> None:
+    block = headers("/a/B", ("grpc-encoding", encoding))
+
+    def send(content: bytes) -> list[Event]:
+        body = struct.pack(">BI", 1, len(content)) + content
+        opening = frame(HEADERS, END_HEADERS, 1, block)
+        return greeted().receive(opening + frame(DATA, END_STREAM, 1, body))
+
+    assert messages_in(send(squeeze(b"abc" * 1000))) == [b"abc" * 1000]
+    [_, bomb, *_] = send(squeeze(bytes(MAX_MESSAGE_BYTES + 1)))
+    assert isinstance(bomb, MessageBroken)
+    assert "larger than max" in bomb.text
+    for broken in (b"no such thing", squeeze(b"abc")[:-3]):
+        [_, event, *_] = send(broken)
+        assert isinstance(event, MessageBroken)
+
+
+def test_a_message_longer_than_the_limit_is_refused_before_it_comes() -> None:
+    connection = greeted()
+    opening = frame(HEADERS, END_HEADERS, 1, headers())
+    announced = struct.pack(">BI", 0, MAX_MESSAGE_BYTES + 1)
+    [_, broken] = connection.receive(opening + frame(DATA, 0, 1, announced))
+    assert broken == MessageBroken(
+        1, 8, f"Received message larger than max ({MAX_MESSAGE_BYTES + 1} vs. {MAX_MESSAGE_BYTES})"
+    )
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+def answered(connection: Http2Connection, content: bytes) -> None:
+    connection.receive(call(1, b"question"))
+    connection.send_message(1, content)
+    connection.send_end(1, status_block(0))
+
+
+def test_an_answer_waits_for_the_streams_window() -> None:
+    connection = greeted(initial_window=10)
+    answered(connection, b"0123456789")
+    assert [f[0] for f in sent_by(connection) if f[2]] == [HEADERS, DATA]
+    assert connection.queued_bytes == 5
+    connection.receive(frame(WINDOW, 0, 1, struct.pack(">I", 100)))
+    (kind, _, _, rest), (end, flags, _, _) = sent_by(connection)
+    assert (kind, rest, end, flags & END_STREAM) == (DATA, b"56789", HEADERS, END_STREAM)
+    assert connection.queued_bytes == 0
+
+
+def test_an_answer_waits_for_the_connections_window() -> None:
+    connection = greeted(initial_window=1 << 20)
+    answered(connection, bytes(100_000))
+    assert sum(len(f[3]) for f in sent_by(connection) if f[0] == DATA) == 65_535
+    connection.receive(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 20)))
+    frames = sent_by(connection)
+    assert sum(len(f[3]) for f in frames if f[0] == DATA) == 100_005 - 65_535
+    assert frames[-1][0] == HEADERS
+
+
+def test_a_smaller_initial_window_holds_for_open_streams() -> None:
+    connection = greeted(initial_window=100)
+    connection.receive(call(1, b"question"))
+    connection.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
+    connection.send_message(1, b"answer")
+    assert DATA not in [f[0] for f in sent_by(connection)]
+    connection.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 100)))
+    assert [f[3][5:] for f in sent_by(connection) if f[0] == DATA] == [b"answer"]
+
+
+def test_no_frame_is_longer_than_the_peer_allows() -> None:
+    connection = greeted(initial_window=1 << 20, max_frame=20_000)
+    connection.receive(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 20)))
+    answered(connection, bytes(90_000))
+    sizes = [len(f[3]) for f in sent_by(connection) if f[0] == DATA]
+    assert max(sizes) == 20_000
+    assert sum(sizes) == 90_005
+
+
+def test_a_call_that_ends_early_lets_the_client_stop_sending() -> None:
+    connection = greeted()
+    connection.receive(frame(HEADERS, END_HEADERS, 1, headers()))
+    connection.send_end(1, status_block(8, "full"))
+    assert [f[0] for f in sent_by(connection)] == [HEADERS, RST]
+    # What was under way is no error.
+    assert connection.receive(frame(DATA, END_STREAM, 1, message(b"late"))) == []
+
+
+def test_who_sends_gets_new_room_and_who_is_not_read_does_not() -> None:
+    connection = greeted()
+    connection.receive(frame(HEADERS, END_HEADERS, 1, headers()))
+    content = message(bytes(500_000))
+    for _ in range(40):
+        connection.receive(frame(DATA, 0, 1, content))
+        connection.message_read(1, 500_000)
+    assert {f[2] for f in sent_by(connection) if f[0] == WINDOW} == {0, 1}
+    error = refused(connection, frame(DATA, 0, 1, content) * 80)
+    assert error.code is ErrorCode.FLOW_CONTROL_ERROR
+    assert connection.held_bytes <= 2 * WINDOW_BYTES
+
+
+# --- what a peer may not do -----------------------------------------------------------------------
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    frames=st.lists(
+        st.tuples(
+            st.integers(0, 12),
+            st.integers(0, 255),
+            st.integers(0, 9),
+            st.binary(max_size=60) | st.just(headers()) | st.just(message(b"abc")),
+        ),
+        max_size=30,
+    ),
+    tail=st.binary(max_size=40),
+)
+def test_no_frames_raise_anything_but_the_protocols_error(
+    frames: list[tuple[int, int, int, bytes]], tail: bytes
+) -> None:
+    connection = greeted()
+    try:
+        for kind, flags, stream_id, payload in frames:
+            for event in connection.receive(frame(kind, flags, stream_id, payload)):
+                if isinstance(event, HalfClosed):
+                    connection.send_message(event.stream_id, b"answer")
+                    connection.send_end(event.stream_id, status_block(0))
+        connection.receive(tail)
+    except Http2Error as error:
+        connection.close(error.code, str(error))
+    connection.take_output()
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.binary(max_size=200))
+def test_no_bytes_raise_anything_but_the_protocols_error(data: bytes) -> None:
+    for connection in (greeted(), Http2Connection(max_message_bytes=100)):
+        with suppress(Http2Error):
+            connection.receive(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (frame(PING, 0, 0, bytes(8)), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(SETTINGS, 0, 0), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(SETTINGS, ACK, 0), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(2, 0, 1, bytes(5)), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(0xFA, 0, 0), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(DATA, 0, 1), ErrorCode.ENHANCE_YOUR_CALM),
+        (frame(WINDOW, 0, 1, struct.pack(">I", 1)), ErrorCode.ENHANCE_YOUR_CALM),
+    ],
+)
+def test_a_flood_of_frames_that_bring_nothing_ends(data: bytes, code: ErrorCode) -> None:
+    connection = greeted()
+    connection.receive(frame(HEADERS, END_HEADERS, 1, headers()))
+    assert refused(connection, data * (IDLE_FRAMES_MAX + 1)).code is code
+
+
+def test_pings_between_requests_or_as_time_goes_by_are_no_flood() -> None:
+    connection = greeted()
+    ping = frame(PING, 0, 0, bytes(8))
+    for number in range(IDLE_FRAMES_MAX):
+        connection.receive(ping * 5 + call(2 * number + 1, b""))
+        connection.send_end(2 * number + 1, status_block(0))
+        connection.take_output()
+    for _ in range(20):
+        connection.receive(ping * 900)
+        connection.forgive()
+
+
+def test_calls_that_are_taken_back_at_once_end_the_connection() -> None:
+    connection = greeted()
+    opened = frame(HEADERS, END_HEADERS, 0, headers())
+
+    def pair(number: int) -> bytes:
+        stream_id = struct.pack(">I", 2 * number + 1)
+        return opened[:5] + stream_id + opened[9:] + frame(RST, 0, 2 * number + 1, bytes(4))
+
+    connection.receive(b"".join(map(pair, range(RESETS_MAX))))
+    assert refused(connection, pair(RESETS_MAX)).code is ErrorCode.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 1, b"") * 100,
+        frame(HEADERS, 0, 1, b"") + frame(CONTINUATION, 0, 1, bytes(10_000)) * 3,
+        frame(HEADERS, 0, 1, bytes(HEADER_BLOCK_BYTES_MAX + 1)),
+        frame(HEADERS, 0, 1, b"") + frame(PING, 0, 0, bytes(8)),
+        # A header of 4,000 bytes that goes into the table, and is named a thousand times.
+        frame(HEADERS, END_HEADERS, 1, b"\x40\x01a\x7f\xa1\x1e" + b"b" * 4000 + b"\xbe" * 1000),
+    ],
+    ids=["many-empty", "long", "long-frame", "interrupted", "bomb"],
+)
+def test_headers_that_do_not_end_do(data: bytes) -> None:
+    refused(greeted(), data)
+
+
+def test_a_lie_about_a_messages_length_costs_nothing() -> None:
+    connection = greeted()
+    for number in range(1000):
+        opened = frame(HEADERS, END_HEADERS, 2 * number + 1, headers())
+        announced = struct.pack(">BI", 0, MAX_MESSAGE_BYTES)
+        connection.receive(opened + frame(DATA, 0, 2 * number + 1, announced + b"x"))
+    assert connection.held_bytes == 1000
+
+
+def test_a_stream_that_ends_inside_a_message_is_broken() -> None:
+    connection = greeted()
+    opened = frame(HEADERS, END_HEADERS, 1, headers())
+    events = connection.receive(opened + frame(DATA, END_STREAM, 1, message(b"whole")[:-1]))
+    assert [type(event) for event in events] == [RequestBegun, MessageBroken, HalfClosed]
+    assert connection.held_bytes == 0
+
+
+def test_what_is_not_grpc_hears_so_as_http() -> None:
+    connection = greeted()
+    get = headers().replace(b"\x04POST", b"\x03GET")
+    text = headers().replace(b"\x10application/grpc", b"\x0atext/plain")
+    found = []
+    for stream_id, block in ((1, get), (3, text)):
+        assert connection.receive(frame(HEADERS, END_HEADERS | END_STREAM, stream_id, block)) == []
+        found += [f[3][2:] for f in sent_by(connection)]
+    assert found == [b"405", b"415"]

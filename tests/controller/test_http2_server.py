@@ -1,0 +1,254 @@
+"""The HTTP/2 server before the real service: when a request came, what is too much, who does not read."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+
+from clockwright.units import NS_PER_S
+from clockwright.v1 import inference_pb2 as pb
+from controller.front.door import Door
+from tests.kit.front_end import FrontEndInThread, serving_in_thread
+from tests.kit.raw_http2 import (
+    DATA,
+    END_HEADERS,
+    HEADERS,
+    PING,
+    RawClient,
+    call,
+    frame,
+    headers,
+    message,
+)
+
+OVERLOADED, LATE = 8, 4
+
+
+def question(slo_ms: float = 600_000, *, model: str = "double") -> bytes:
+    request = pb.ModelInferRequest(model_name=model)
+    request.parameters["slo_ms"].double_param = slo_ms
+    request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
+    request.raw_input_contents.append(struct.pack("<3f", 1, 2, 3))
+    return request.SerializeToString()
+
+
+class Standstill:
+    """The server's event loop does nothing inside the `with` block."""
+
+    def __init__(self, server: FrontEndInThread) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self._began = threading.Event()
+
+    def __enter__(self) -> None:
+        def stand() -> None:
+            self._began.set()
+            self._over.wait(60)
+
+        self._server.loop.call_soon_threadsafe(stand)
+        assert self._began.wait(60)
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+
+# --- when the bytes came --------------------------------------------------------------------------
+
+
+def test_what_a_request_waited_before_a_busy_loop_counts(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.wait([client.infer(question())])
+        with Standstill(server):
+            impatient = client.infer(question(50))
+            patient = client.infer(question())
+            time.sleep(0.06)
+        refused, answered = client.wait([impatient, patient])
+        assert (refused.status, refused.text.split(":")[0]) == (LATE, "LATE")
+        assert "waited" in refused.text
+        assert answered.status == 0
+        assert server.do(lambda front: front.runtime.telemetry.total.refusals["LATE"]) == 1
+
+
+def test_the_rpc_deadline_counts_from_the_first_byte_too(tmp_path: Path) -> None:
+    request = pb.ModelInferRequest.FromString(question())
+    del request.parameters["slo_ms"]
+    block = headers("/inference.GRPCInferenceService/ModelInfer", ("grpc-timeout", "50m"))
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.wait([client.infer(question())])
+        with Standstill(server):
+            stream_id = client.infer(request.SerializeToString(), block)
+            time.sleep(0.06)
+        assert client.wait([stream_id])[0].status == LATE
+
+
+def test_a_request_that_came_after_a_standstill_is_not_charged_for_it(tmp_path: Path) -> None:
+    ahead_ns = 0
+    with (
+        serving_in_thread(tmp_path, clock=lambda: time.monotonic_ns() + ahead_ns) as server,
+        RawClient(server.address) as client,
+    ):
+        client.wait([client.infer(question())])
+        with Standstill(server):
+            # By the server's clock the loop stood still for 1000 s; the request came at their end.
+            ahead_ns = 1000 * NS_PER_S
+            stream_id = client.infer(question())
+        assert client.wait([stream_id])[0].status == 0
+
+
+def test_a_connection_that_was_not_accepted_for_long_is_charged_too(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server:
+        with RawClient(server.address) as client:
+            client.wait([client.infer(question())])
+        with Standstill(server):
+            client = RawClient(server.address)
+            stream_id = client.infer(question(50))
+            time.sleep(0.06)
+        with client:
+            assert client.wait([stream_id])[0].status == LATE
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def reason_of(details: str) -> error_details_pb2.ErrorInfo:
+    import base64
+
+    status = status_pb2.Status.FromString(base64.b64decode(details + "=" * (-len(details) % 4)))
+    info = error_details_pb2.ErrorInfo()
+    assert status.details[0].Unpack(info)
+    return info
+
+
+def test_more_open_requests_than_the_bound_are_refused_by_name(tmp_path: Path) -> None:
+    door = Door(max_requests=20, max_bytes=1 << 30)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        open_ones = [client.infer(question()) for _ in range(20)]
+        server.until(lambda front: front.runtime.num_waiting == 20)
+        [refused] = client.wait([client.infer(question())])
+        assert refused.status == OVERLOADED
+        assert refused.text == (
+            "OVERLOADED: the front is full: found 20 open calls, expected 20 at most"
+        )
+        info = reason_of(refused.headers["grpc-status-details-bin"])
+        assert (info.reason, dict(info.metadata)) == ("OVERLOADED", {"found": "20", "bound": "20"})
+        # Operators can still look, and there is room again when answers have left.
+        with grpc.insecure_channel(server.address) as channel:
+            status = channel.unary_unary("/clockwright.v1.ControlService/Status")
+            assert status(b"", wait_for_ready=True)
+        server.do(lambda front: front.worker.release())
+        assert {end.status for end in client.wait(open_ones)} == {0}
+        server.do(lambda front: setattr(front.worker, "hold", False))
+        assert client.wait([client.infer(question())])[0].status == 0
+    assert (door.num_requests, door.num_bytes) == (0, 0)
+
+
+def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -> None:
+    door = Door(max_requests=1000, max_bytes=100_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        first, second = client.next_id(), client.next_id()
+        announced = struct.pack(">BI", 0, 1 << 20)
+        for stream_id in (first, second):
+            opening = frame(HEADERS, END_HEADERS, stream_id, headers())
+            client.send(opening + frame(DATA, 0, stream_id, announced + bytes(16_000)))
+        for _ in range(10):
+            client.send(frame(DATA, 0, first, bytes(16_000)))
+        [refused] = client.wait([first])
+        assert refused.status == OVERLOADED
+        assert "bytes of open requests" in refused.text
+        # The room that it had is free.
+        assert client.wait([client.infer(question())])[0].status == 0
+    assert door.num_bytes == 0
+
+
+def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, max_connections=2) as server:
+        clients = [RawClient(server.address) for _ in range(3)]
+        ends = [client.wait([client.infer(question())])[0] for client in clients]
+        assert [end.status for end in ends] == [0, 0, OVERLOADED]
+        assert ends[2].text == (
+            "OVERLOADED: the front is full: found 3 connections, expected 2 at most"
+        )
+        for client in clients:
+            client.socket.close()
+
+
+def test_every_call_of_a_burst_ends_with_a_status_of_ours(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, door=Door(max_requests=500, max_bytes=1 << 30)) as server:
+        with RawClient(server.address) as client:
+            ids = [client.next_id() for _ in range(5000)]
+            for begin in range(0, 5000, 100):
+                client.send(b"".join(call(i, question(20)) for i in ids[begin : begin + 100]))
+                client.take()
+            ends = client.wait(ids)
+        reasons = Counter(end.text.split(":")[0] for end in ends)
+        assert set(reasons) <= {"", "LATE", "OVERLOADED", "INFEASIBLE", "COLD"}
+        assert not client.reset
+
+
+# --- peers that mean harm, or sleep ---------------------------------------------------------------
+
+
+def test_a_flood_ends_its_own_connection_with_a_reason(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as other:
+        with RawClient(server.address) as client:
+            try:
+                for _ in range(200):
+                    client.send(frame(PING, 0, 0, bytes(8)) * 1000)
+                    client.take()
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+            client.wait_closed()
+        assert other.wait([other.infer(question())])[0].status == 0
+
+
+def test_answers_wait_for_a_client_that_gives_no_window(tmp_path: Path) -> None:
+    closed = struct.pack(">HI", 4, 0)
+    with (
+        serving_in_thread(tmp_path) as server,
+        RawClient(server.address, settings=closed, window=b"") as client,
+    ):
+        ids = [client.infer(question()) for _ in range(10)]
+        server.until(lambda front: front.runtime.telemetry.total.answered == 10)
+        for stream_id in ids:
+            client.send(frame(8, 0, stream_id, struct.pack(">I", 1 << 20)))
+        assert {end.status for end in client.wait(ids)} == {0}
+
+
+def test_a_client_that_leaves_withdraws_what_it_asked(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        with RawClient(server.address) as client:
+            for _ in range(30):
+                client.infer(question())
+            server.until(lambda front: front.runtime.num_waiting == 30)
+        server.until(lambda front: front.runtime.num_waiting == 0)
+
+
+@pytest.mark.parametrize("cut", [1, 9, 10, 60, 200])
+def test_a_request_in_pieces_is_answered(tmp_path: Path, cut: int) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id = client.next_id()
+        data = call(stream_id, question())
+        client.send(data[:cut])
+        client.send(data[cut:])
+        assert client.wait([stream_id])[0].status == 0
+
+
+def test_a_call_without_a_message_or_with_two_is_refused(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        none, two = client.next_id(), client.next_id()
+        client.send(frame(HEADERS, END_HEADERS | 1, none, headers()))
+        client.send(frame(HEADERS, END_HEADERS, two, headers()))
+        client.send(frame(DATA, 1, two, message(question()) * 2))
+        assert [end.text for end in client.wait([none, two])] == [
+            "found 0 messages, expected one",
+            "found 2 messages, expected one",
+        ]
