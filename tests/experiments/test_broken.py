@@ -5,13 +5,22 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from clockwright.actions import Infer, LoadWeights
+from clockwright.units import ActionId, ArchitectureId, ModelId
 from experiments import broken
 from experiments.broken import Case, Setting, figures_of
+from experiments.broken_worker import BrokenDevice
 from experiments.open_loop import Account
+from modelzoo.profile import Profile, ProfileRow
+from worker.core.lanes import Lane, Step
+from worker.models.file_store import FileStore
+from worker.models.model_files import Limits
+from worker.models.served_model import ServedModel
 
 
 def case(fault: str, goodput_rps: float, *, since: str = "start", policy: str = "edf_mh") -> Case:
@@ -40,14 +49,13 @@ def test_a_fault_s_share_is_that_of_its_worst_case_and_hangs_of_both_kinds_are_o
     assert figures["edf_mh_1of2_fast_fail_mid_run_x0.8_share"] == 0.96
 
 
-@pytest.mark.parametrize("fault", ["fast_fail", "silent"])
-def test_a_short_run_has_the_fault_in_it_and_leaves_its_files(fault: str, tmp_path: Path) -> None:
+def test_a_short_run_leaves_a_row_for_each_way_to_break(tmp_path: Path) -> None:
     setting = Setting(
-        policies=("edf_mh",), clusters=(2,), faults=(fault,), overloaded=(), num_models=2, num_pages=2,
-        load=0.2, seconds=0.5, slo_ms=1000,
+        policies=("edf_mh",), clusters=(2,), faults=("fast_fail",), overloaded=(), num_models=2,
+        num_pages=2, load=0.2, seconds=0.5, slo_ms=1000,
     )  # fmt: skip
     cases = broken.produce(setting, tmp_path)
-    assert [(found.fault, found.since) for found in cases] == [(fault, "start"), (fault, "mid-run")]
+    assert [found.since for found in cases] == ["start", "mid-run"]
     for found in cases:
         assert found.healthy_rps > 0
         assert found.account.num_offered > 0
@@ -59,3 +67,56 @@ def test_a_short_run_has_the_fault_in_it_and_leaves_its_files(fault: str, tmp_pa
     )
     record = json.loads((tmp_path / "broken.json").read_text())
     assert record["figures"] == figures_of(cases)
+
+
+MODEL = ServedModel(
+    model_id=ModelId("m"), num_pages=1, io_bytes={1: 1}, architecture_id=ArchitectureId("a"), inputs=(),
+    outputs=(), weights_bytes=1, load_ns=1000, exec_ns={1: 1000}, from_cache=False,
+)  # fmt: skip
+# An action's number, its model, when it may begin, and how long it is expected to take.
+WINDOW: dict[str, Any] = {
+    "action_id": ActionId(1), "model_id": ModelId("m"), "earliest_ns": 0, "latest_ns": 0,
+    "expected_duration_ns": 1000,
+}  # fmt: skip
+
+
+def outcomes(device: BrokenDevice) -> tuple[str, str, int]:
+    """What becomes of a LOAD and of an EXEC, and how long the next EXEC would take."""
+    load = Step(Lane.LOAD, LoadWeights(**WINDOW), MODEL, (0,), 0)
+    infer = Infer(**WINDOW, batch_size=1, rows=(1,))
+    said = []
+    for run, step in (
+        (device.run_load, load),
+        (device.run_exec, Step(Lane.EXEC, infer, MODEL, (0,), 0)),
+    ):
+        try:
+            run(step)
+            said.append("done")
+        except RuntimeError as error:
+            said.append(str(error))
+    return said[0], said[1], device.exec_duration_ns(MODEL, 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("fast_fail", ("done", "an illegal memory access was encountered", 1000)),
+        ("bad_load", ("the weights cannot be copied", "done", 1000)),
+        ("slow", ("done", "done", 10_000)),
+    ],
+)
+def test_a_device_is_well_until_it_breaks_the_way_it_was_told(
+    fault: str, expected: tuple[str, str, int], tmp_path: Path
+) -> None:
+    row = ProfileRow(name="*", weights_bytes=1, load_ns=1000, exec_ns={1: 1000})
+    device = BrokenDevice(
+        fault,
+        profile=Profile(name="steady", rows={"*": row}),
+        limits=Limits(arena_bytes=1 << 20, num_pages=1, io_bytes=1 << 20),
+        io_pool_bytes=1 << 20,
+        files=FileStore(tmp_path),
+        compile_limit_s=1.0,
+    )
+    assert outcomes(device) == ("done", "done", 1000)
+    device.broken = True
+    assert outcomes(device) == expected

@@ -434,5 +434,5 @@ def test_a_request_that_is_larger_than_a_frame_is_for_the_other_client() -> None
     load = Load(
         address="127.0.0.1:1", models=("m",), slo_ms=10, seconds=1, rate=1, shape=(1, 3, 224, 224)
     )
-    with pytest.raises(ValueError, match="a request of 602... bytes, expected one frame"):
+    with pytest.raises(ValueError, match=r"a request of 602\d+ bytes, expected one frame"):
         run(load)
