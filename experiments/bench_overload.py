@@ -9,7 +9,7 @@ in `experiments/results/other_servers.csv`; twenty times the load is in `live_pr
 from __future__ import annotations
 
 from experiments.live_promises import served
-from experiments.open_loop import Load, offer
+from experiments.open_loop import ClientLoad, offer
 
 RATES = (50, 90, 150, 300)
 SECONDS = 20.0
@@ -22,7 +22,7 @@ def measure(seconds: float = SECONDS) -> dict[str, float]:
     with served("10ms", 1) as (server, models):
         for seed, rate in enumerate(RATES):
             account = offer(
-                Load(
+                ClientLoad(
                     address=server.address, models=models, slo_ms=SLO_MS, seconds=seconds, rate=rate,
                     seed=seed,
                 )

@@ -30,7 +30,7 @@ from clockwright.actions import Infer, LoadWeights, StepTime
 from clockwright.units import NS_PER_S, ActionId, ModelId
 from controller.telemetry import ActionRow
 from experiments.local_server import LocalServer
-from experiments.open_loop import Load, OpenLoop
+from experiments.open_loop import ClientLoad, OpenLoop
 from experiments.telemetry_tables import read_actions
 from modelzoo.build import write_model
 from worker.devices.cpu import CpuDevice
@@ -100,11 +100,11 @@ def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
 
 
 def _load(address: str, seconds: float) -> None:
-    large = Load(
+    large = ClientLoad(
         address=address, models=tuple(f"large-{copy}" for copy in range(COPIES)), slo_ms=500,
         seconds=seconds, rate=COPIES * LARGE_RATE, shape=(1, 3, 224, 224), client="grpcio",
     )  # fmt: skip
-    small = Load(
+    small = ClientLoad(
         address=address, models=("small",), slo_ms=250, seconds=seconds, rate=SMALL_RATE, seed=1
     )
     with OpenLoop(large) as first, OpenLoop(small) as second:

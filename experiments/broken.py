@@ -30,7 +30,7 @@ from clockwright.units import NS_PER_MS, PAGE_BYTES
 from experiments.broken_worker import FAULTS
 from experiments.figures.report import write_csv
 from experiments.local_server import LocalServer
-from experiments.open_loop import Account, Load, OpenLoop, offer
+from experiments.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
@@ -85,7 +85,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class BrokenCase:
     """A cluster with a broken worker, beside the same without it."""
 
     policy: str
@@ -125,7 +125,7 @@ class Case:
         }
 
 
-class Cluster:
+class BreakingCluster:
     """A controller with all its workers but the one that breaks."""
 
     def __init__(
@@ -135,10 +135,10 @@ class Cluster:
         self._address, self._setting, self._scratch = address, setting, scratch
         self._num_attached = 0
 
-    def _load(self, load: float) -> Load:
+    def _load(self, load: float) -> ClientLoad:
         setting = self._setting
         names = tuple(f"net-{index}" for index in range(setting.num_models))
-        return Load(
+        return ClientLoad(
             address=self._address, models=names, slo_ms=setting.slo_ms, seed=setting.seed,
             rate=load * (self.num_workers - 1) * 1000 / setting.exec_ms, seconds=setting.run_s,
         )  # fmt: skip
@@ -195,7 +195,7 @@ class Cluster:
 
 
 @contextmanager
-def running(policy: str, num_workers: int, setting: Setting) -> Iterator[Cluster]:
+def running(policy: str, num_workers: int, setting: Setting) -> Iterator[BreakingCluster]:
     """Start a cluster without the worker that breaks."""
     with tempfile.TemporaryDirectory() as directory:
         scratch = Path(directory)
@@ -215,7 +215,7 @@ def running(policy: str, num_workers: int, setting: Setting) -> Iterator[Cluster
             *("--policy", policy, "--workers", str(num_workers - 1)),
         ]
         with LocalServer(arguments) as server:
-            cluster = Cluster(server.address, policy, num_workers, setting, scratch)
+            cluster = BreakingCluster(server.address, policy, num_workers, setting, scratch)
             cluster.healthy(setting.load)  # Weights are where they are wanted from now on.
             yield cluster
 
@@ -224,9 +224,9 @@ def _signal_of(fault: str) -> signal.Signals:
     return signal.SIGSTOP if fault == "silent" else signal.SIGUSR1
 
 
-def measure(setting: Setting) -> list[Case]:
+def measure(setting: Setting) -> list[BrokenCase]:
     """Run every case."""
-    cases: list[Case] = []
+    cases: list[BrokenCase] = []
     for policy in setting.policies:
         for num_workers in setting.clusters:
             with running(policy, num_workers, setting) as cluster:
@@ -234,14 +234,14 @@ def measure(setting: Setting) -> list[Case]:
     return cases
 
 
-def _cases(cluster: Cluster, setting: Setting) -> list[Case]:
+def _cases(cluster: BreakingCluster, setting: Setting) -> list[BrokenCase]:
     smallest = cluster.num_workers == min(setting.clusters)
     # A fault from the start, and too much for the healthy ones: two workers show it as well as four.
     sinces = ("start", "mid-run") if smallest else ("mid-run",)
     runs = [(setting.load, [(fault, since) for since in sinces]) for fault in setting.faults]
     if smallest and setting.overloaded:
         runs.append((setting.overload, [(fault, "mid-run") for fault in setting.overloaded]))
-    cases: list[Case] = []
+    cases: list[BrokenCase] = []
     before: Account | None = None
     before_load = 0.0
     for load, faults in runs:
@@ -255,7 +255,7 @@ def _cases(cluster: Cluster, setting: Setting) -> list[Case]:
                 run.part(begin_s, setting.run_s) for run in (account, before, after)
             )
             cases.append(
-                Case(
+                BrokenCase(
                     policy=cluster.policy, num_workers=cluster.num_workers, fault=fault, since=since,
                     load=load, goodput_rps=counted.goodput_rps, account=counted,
                     healthy_rps=sum(run.goodput_rps for run in healthy) / len(healthy),
@@ -266,7 +266,7 @@ def _cases(cluster: Cluster, setting: Setting) -> list[Case]:
     return cases
 
 
-def _say(case: Case) -> None:
+def _say(case: BrokenCase) -> None:
     row = case.row()
     short = "" if case.share >= AIM else f"  BELOW {AIM}"
     print(
@@ -277,7 +277,7 @@ def _say(case: Case) -> None:
     )
 
 
-def figures_of(cases: Sequence[Case]) -> dict[str, float]:
+def figures_of(cases: Sequence[BrokenCase]) -> dict[str, float]:
     """The smallest share of each kind of fault, and of each case by itself."""
     figures: dict[str, float] = {}
     for case in cases:
@@ -290,7 +290,7 @@ def figures_of(cases: Sequence[Case]) -> dict[str, float]:
     return figures
 
 
-def produce(setting: Setting, directory: Path = RESULTS) -> list[Case]:
+def produce(setting: Setting, directory: Path = RESULTS) -> list[BrokenCase]:
     """Measure; leave JSON and CSV in a directory."""
     cases = measure(setting)
     rows = [case.row() for case in cases]

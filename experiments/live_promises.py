@@ -30,7 +30,7 @@ from typing import Any
 
 from experiments.figures.report import write_csv
 from experiments.local_server import LocalServer
-from experiments.open_loop import Account, Load, OpenLoop, offer
+from experiments.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import write_model
 
@@ -65,7 +65,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class PromiseCase:
     """One client's account of one case."""
 
     part: str
@@ -113,7 +113,7 @@ def served(device: str, num_models: int) -> Iterator[tuple[LocalServer, tuple[st
         ]
         with LocalServer(arguments) as server:
             for model in models:
-                warm = Load(
+                warm = ClientLoad(
                     address=server.address, models=(model,), slo_ms=10_000, seconds=0, concurrency=1
                 )
                 if offer(warm).num_ok != 1:
@@ -127,7 +127,7 @@ def capacity_rps(
     """The most answers in time per second that any of some closed loops gets; SLO 100 ms."""
     return max(
         offer(
-            Load(
+            ClientLoad(
                 address=address, models=models, slo_ms=100, seconds=seconds, concurrency=concurrency
             )
         ).goodput_rps
@@ -136,13 +136,13 @@ def capacity_rps(
 
 
 def measure_limited(
-    part: str, setting: Setting, num_models: int, say: Callable[[Case], None]
-) -> list[Case]:
+    part: str, setting: Setting, num_models: int, say: Callable[[PromiseCase], None]
+) -> list[PromiseCase]:
     """Cases of `device` or `front` with so many models."""
     fast = part == "front"
     device = setting.fast_device if fast else setting.device
     concurrencies = setting.fast_concurrencies if fast else setting.concurrencies
-    cases: list[Case] = []
+    cases: list[PromiseCase] = []
     with served(device, num_models) as (server, models):
         # The witness rests while the capacity is measured: it is the flood that the server is sized by.
         best_rps = capacity_rps(
@@ -150,14 +150,14 @@ def measure_limited(
         )
         for slo_ms in setting.slos_ms:
             for multiple in setting.multiples:
-                load = Load(
+                load = ClientLoad(
                     address=server.address, models=models, slo_ms=slo_ms, seconds=setting.seconds,
                     rate=multiple * best_rps, seed=setting.seed,
                 )  # fmt: skip
                 accounts = _asked(load, setting.witness_rps if fast else 0)
                 for client, account in accounts.items():
                     cases.append(
-                        Case(
+                        PromiseCase(
                             part=part, client=client, num_models=num_models, slo_ms=slo_ms,
                             capacity_rps=best_rps, multiple=multiple, account=account,
                         )
@@ -166,15 +166,15 @@ def measure_limited(
     return cases
 
 
-def measure_flood(setting: Setting, say: Callable[[Case], None]) -> list[Case]:
+def measure_flood(setting: Setting, say: Callable[[PromiseCase], None]) -> list[PromiseCase]:
     """Twenty times what the device can do."""
     with served(_FLOODED, 1) as (server, models):
-        load = Load(
+        load = ClientLoad(
             address=server.address, models=models, slo_ms=100, seconds=setting.flood_seconds,
             rate=setting.flood_rps, seed=setting.seed,
         )  # fmt: skip
         cases = [
-            Case(
+            PromiseCase(
                 part="flood", client=client, num_models=1, slo_ms=100, capacity_rps=_FLOODED_RPS,
                 multiple=setting.flood_rps / _FLOODED_RPS, account=account,
             )
@@ -185,10 +185,10 @@ def measure_flood(setting: Setting, say: Callable[[Case], None]) -> list[Case]:
     return cases
 
 
-def measure_pause(setting: Setting, say: Callable[[Case], None]) -> list[Case]:
+def measure_pause(setting: Setting, say: Callable[[PromiseCase], None]) -> list[PromiseCase]:
     """A controller that stands still."""
     with served(setting.device, 1) as (server, models):
-        load = Load(
+        load = ClientLoad(
             address=server.address, models=models, slo_ms=100, rate=setting.pause_rps,
             seconds=setting.seconds + setting.pause_seconds, seed=setting.seed,
         )  # fmt: skip
@@ -200,7 +200,7 @@ def measure_pause(setting: Setting, say: Callable[[Case], None]) -> list[Case]:
             finally:
                 os.kill(server.process.pid, signal.SIGCONT)
             account = client.account()
-    case = Case(
+    case = PromiseCase(
         part="pause", client="raw", num_models=1, slo_ms=100, multiple=1.0,
         capacity_rps=setting.pause_rps, account=account,
     )  # fmt: skip
@@ -208,15 +208,15 @@ def measure_pause(setting: Setting, say: Callable[[Case], None]) -> list[Case]:
     return [case]
 
 
-def _asked(load: Load, witness_rps: float) -> dict[str, Account]:
+def _asked(load: ClientLoad, witness_rps: float) -> dict[str, Account]:
     if not witness_rps:
         return {"raw": offer(load)}
     told = asdict(load) | {"client": "grpcio", "rate": witness_rps, "seed": load.seed + 1}
-    with OpenLoop(load) as flood, OpenLoop(Load(**told)) as witness:
+    with OpenLoop(load) as flood, OpenLoop(ClientLoad(**told)) as witness:
         return {"raw": flood.account(), "witness": witness.account()}
 
 
-def figures_of(cases: Sequence[Case]) -> dict[str, float]:
+def figures_of(cases: Sequence[PromiseCase]) -> dict[str, float]:
     """The numbers that are quoted; of many cases, the median and the worst."""
     answers = sum(case.account.num_ok for case in cases)
 
@@ -261,7 +261,7 @@ def figures_of(cases: Sequence[Case]) -> dict[str, float]:
     return figures
 
 
-def _totals(part: str, cases: Sequence[Case]) -> dict[str, float]:
+def _totals(part: str, cases: Sequence[PromiseCase]) -> dict[str, float]:
     if not cases:
         return {}
     return {
@@ -275,11 +275,11 @@ PARTS = ("device", "front", "flood", "pause")
 
 def produce(
     setting: Setting, directory: Path = RESULTS, *, parts: Sequence[str] = PARTS
-) -> list[Case]:
+) -> list[PromiseCase]:
     """Measure some parts; leave JSON and CSV in a directory."""
-    cases: list[Case] = []
+    cases: list[PromiseCase] = []
 
-    def say(case: Case) -> None:
+    def say(case: PromiseCase) -> None:
         row = case.row()
         print(
             f"{case.part} {case.client} {case.num_models} models, SLO {case.slo_ms} ms, x{case.multiple:g} of "

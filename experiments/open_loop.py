@@ -45,7 +45,7 @@ Times = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ClientLoad:
     """What a client is to ask, and when."""
 
     #: HOST:PORT.
@@ -182,7 +182,7 @@ class Account:
 class OpenLoop:
     """A client in a process of its own; leaving the `with` block ends it, whatever it does."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ClientLoad) -> None:
         self._load = load
 
     def __enter__(self) -> Self:
@@ -248,7 +248,7 @@ def before_others() -> Iterator[str]:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def offer(load: Load) -> Account:
+def offer(load: ClientLoad) -> Account:
     """Run a client in a process of its own from beginning to end."""
     with OpenLoop(load) as client:
         return client.account()
@@ -269,7 +269,7 @@ def main() -> None:
     parser.add_argument("--input", default="input")
     parser.add_argument("--shape", type=int, nargs="+", default=(1, 784))
     arguments = vars(parser.parse_args())
-    load = Load(**arguments | {key: tuple(arguments[key]) for key in ("models", "shape")})
+    load = ClientLoad(**arguments | {key: tuple(arguments[key]) for key in ("models", "shape")})
     account = offer(load)
     for name, value in account.row().items():
         print(f"{name:20} {value:.3f}" if isinstance(value, float) else f"{name:20} {value}")

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.open_loop import Account, End, Load, before_others
+from experiments.open_loop import Account, ClientLoad, End, before_others
 
 _PATH = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -54,7 +54,7 @@ _REFUSED_CONNECTION: End = ("other", "no connection")
 # --- what travels ---------------------------------------------------------------------------------
 
 
-def request_bytes(model: str, load: Load) -> bytes:
+def request_bytes(model: str, load: ClientLoad) -> bytes:
     """A ModelInferRequest with one input of zeros, written by hand: fields by their numbers."""
     num_bytes = 4
     for size in load.shape:
@@ -285,7 +285,7 @@ def _block_of(payload: bytes, flags: int) -> bytes | End:
 class _RawClient:
     """Sends, reads and stamps; judges only when all is over."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ClientLoad) -> None:
         self._load = load
         self.block = header_block(load.address)
         self.headers_head = struct.pack(">IB", len(self.block) << 8 | _HEADERS, _END_HEADERS)
@@ -383,7 +383,7 @@ class _RawClient:
     def _wait(self, until_ns: int) -> None:
         """Sleep until something has come or is due, and read it."""
         connections = self._by_socket
-        # Of the calls that Python has, only `select` sleeps less than a millisecond.
+        # No other call of Python that waits for sockets sleeps less than a millisecond.
         readable, writable, _ = select.select(
             connections,
             [sock for sock, connection in connections.items() if connection.unsent],
@@ -428,7 +428,7 @@ class _RawClient:
         )
 
 
-def _arrivals_ns(load: Load, rng: random.Random) -> list[int]:
+def _arrivals_ns(load: ClientLoad, rng: random.Random) -> list[int]:
     """When requests are due; in a closed loop, the first ones."""
     if not load.rate:
         return [0] * load.concurrency
@@ -443,7 +443,7 @@ def _arrivals_ns(load: Load, rng: random.Random) -> list[int]:
 # --- the witness ----------------------------------------------------------------------------------
 
 
-def _run_grpcio(load: Load, begin: Callable[[], None]) -> Account:
+def _run_grpcio(load: ClientLoad, begin: Callable[[], None]) -> Account:
     """Ask by grpcio, from one thread; answers are stamped by the library's own thread."""
     import grpc
 
@@ -502,7 +502,7 @@ def _end_of_call(call: Any, limit_ns: int) -> End:  # noqa: ANN401
 # --- the process ----------------------------------------------------------------------------------
 
 
-def run(load: Load, begin: Callable[[], None] = lambda: None) -> Account:
+def run(load: ClientLoad, begin: Callable[[], None] = lambda: None) -> Account:
     """Be the client, in this process.
 
     Raises:
@@ -525,7 +525,7 @@ def run(load: Load, begin: Callable[[], None] = lambda: None) -> Account:
 def main() -> None:
     """Do what standard input says and leave the account on standard output."""
     told = json.load(sys.stdin)
-    load = Load(**told | {key: tuple(told[key]) for key in ("models", "shape")})
+    load = ClientLoad(**told | {key: tuple(told[key]) for key in ("models", "shape")})
     gc.disable()
 
     def begin() -> None:

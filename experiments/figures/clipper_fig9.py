@@ -66,7 +66,7 @@ class Setting:
     #: The paper's is 20 ms, on 48 cores.
     slo_ms: float = 100.0
     rate_qps: float = 40.0
-    #: Of each arm at each size.
+    #: How long each arm is asked at each size.
     seconds: float = 5.0
     seed: int = 0
     #: Times that a neighbour sleeps and computes, on average.

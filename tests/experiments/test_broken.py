@@ -13,7 +13,7 @@ import pytest
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, ModelId
 from experiments import broken
-from experiments.broken import Case, Setting, figures_of
+from experiments.broken import BrokenCase, Setting, figures_of
 from experiments.broken_worker import BrokenDevice
 from experiments.open_loop import Account
 from modelzoo.profile import Profile, ProfileRow
@@ -23,9 +23,11 @@ from worker.models.model_files import Limits
 from worker.models.served_model import ServedModel
 
 
-def case(fault: str, goodput_rps: float, *, since: str = "start", policy: str = "edf_mh") -> Case:
+def case(
+    fault: str, goodput_rps: float, *, since: str = "start", policy: str = "edf_mh"
+) -> BrokenCase:
     nothing = np.zeros(0, np.int64)
-    return Case(
+    return BrokenCase(
         policy=policy, num_workers=2, fault=fault, since=since, load=0.8, goodput_rps=goodput_rps,
         healthy_rps=100.0, account=Account(nothing, nothing, nothing, [], 50, 1.0),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from experiments import live_promises
-from experiments.live_promises import Case, Setting, figures_of
+from experiments.live_promises import PromiseCase, Setting, figures_of
 from experiments.open_loop import Account, End
 
 OK: End = ("ok", "")
@@ -29,9 +29,9 @@ def account(*ends: tuple[End, float], slo_ms: int, sent_late_ms: float = 0.0) ->
     return Account(due_ns, sent_ns, sent_ns + taken_ns, [end for end, _ in ends], slo_ms, seconds)
 
 
-def case(part: str, *accounts: Account, multiple: float = 1.0) -> Sequence[Case]:
+def case(part: str, *accounts: Account, multiple: float = 1.0) -> Sequence[PromiseCase]:
     return [
-        Case(
+        PromiseCase(
             part=part, client="raw", num_models=1, slo_ms=each.slo_ms, capacity_rps=50.0,
             multiple=multiple, account=each,
         )

@@ -20,7 +20,7 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.open_loop import Account, Load, OpenLoop, offer
+from experiments.open_loop import Account, ClientLoad, OpenLoop, offer
 from experiments.open_loop_client import frame, judge, request_bytes, run
 
 SLO_MS = 2_000
@@ -161,7 +161,7 @@ def ask(
 ) -> Account:
     """Ask in this process: the client's own is tried once below."""
     return run(
-        Load(
+        ClientLoad(
             address=server.address, models=models, slo_ms=slo_ms, rate=rate, seconds=seconds, seed=seed,
             shape=(1, 4), connections=connections, concurrency=concurrency, patience_s=patience_s,
         )
@@ -339,7 +339,9 @@ def test_a_part_of_a_run_is_what_was_due_in_it() -> None:
 
 @pytest.mark.parametrize("model", ["m", "x" * 200])
 def test_what_is_sent_is_a_request_of_the_open_inference_protocol(model: str) -> None:
-    load = Load(address="", models=(model,), slo_ms=250, seconds=1, shape=(1, 3, 200), input="x")
+    load = ClientLoad(
+        address="", models=(model,), slo_ms=250, seconds=1, shape=(1, 3, 200), input="x"
+    )
     request = oip.ModelInferRequest.FromString(request_bytes(model, load))
     assert request.model_name == model
     assert request.parameters["slo_ms"].int64_param == 250
@@ -395,7 +397,7 @@ def test_both_clients_count_alike_in_a_process_of_their_own(client: str) -> None
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         account = offer(
-            Load(
+            ClientLoad(
                 address=f"127.0.0.1:{port}", models=("m",), slo_ms=20_000, rate=100, seconds=0.5,
                 client=client, connections=2,
             )
@@ -411,7 +413,7 @@ def test_both_clients_count_alike_in_a_process_of_their_own(client: str) -> None
 
 
 def test_a_client_that_cannot_begin_says_so() -> None:
-    load = Load(address="127.0.0.1:1", models=("m",), slo_ms=10, rate=10, seconds=0.1)
+    load = ClientLoad(address="127.0.0.1:1", models=("m",), slo_ms=10, rate=10, seconds=0.1)
     with pytest.raises(RuntimeError, match="ended with 1 before"), OpenLoop(load):
         pass
 
@@ -422,7 +424,7 @@ def test_a_client_that_cannot_begin_says_so() -> None:
 def test_a_load_that_is_neither_open_nor_closed_is_refused(
     rate: float, concurrency: int, client: str
 ) -> None:
-    load = Load(
+    load = ClientLoad(
         address="127.0.0.1:1", models=("m",), slo_ms=10, seconds=0.1, rate=rate,
         concurrency=concurrency, client=client,
     )  # fmt: skip
@@ -431,7 +433,7 @@ def test_a_load_that_is_neither_open_nor_closed_is_refused(
 
 
 def test_a_request_that_is_larger_than_a_frame_is_for_the_other_client() -> None:
-    load = Load(
+    load = ClientLoad(
         address="127.0.0.1:1", models=("m",), slo_ms=10, seconds=1, rate=1, shape=(1, 3, 224, 224)
     )
     with pytest.raises(ValueError, match=r"a request of 602\d+ bytes, expected one frame"):
