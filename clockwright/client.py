@@ -62,8 +62,9 @@ class InferResult:
     #: A model says here how long each step took, in microseconds, if `explain` asks for it. An application
     #: always says: `query_id`, `confidence` and `weight_mass` (of several rows, one for each), the `models`
     #: that answered, those `missing`, whether the answer is the `default`, and then the `default_reason`
-    #: and, if only some of several rows are, the `default_rows`.
-    explanation: dict[str, bool | int | float | str | tuple[float, ...]]
+    #: and, if only some of several rows are, the `default_rows`. Values are bool, int, float, str or, for
+    #: one number per row, a tuple of floats.
+    explanation: dict[str, Any]
 
     @property
     def query_id(self) -> str:
@@ -356,7 +357,7 @@ def _decode_response(data: bytes) -> InferResult:
     for tensor, buffer in zip(response.outputs, raw, strict=True):
         dtype = np.dtype(_DTYPES[tensor.datatype]).newbyteorder("<")
         outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
-    explanation: dict[str, bool | int | float | str | tuple[float, ...]] = {}
+    explanation: dict[str, Any] = {}
     for name in sorted(response.parameters):
         parameter = response.parameters[name]
         explanation[name] = getattr(parameter, parameter.WhichOneof("parameter_choice") or "")

@@ -104,6 +104,11 @@ class Entry:
         return self.folder.settings.slo_ns if self.folder else None
 
     @property
+    def is_cached(self) -> bool:
+        """Whether the prediction cache may answer requests for the model."""
+        return self.folder is not None and self.folder.settings.cache
+
+    @property
     def largest_batch(self) -> int:
         """Most rows that a request may have; 0 while no worker has the model."""
         return max((sizes[-1] for sizes in self.ready_on.values()), default=0)
@@ -444,7 +449,7 @@ class Catalogue:
         """Forget a description that nobody stands for any more, and ask those whom it shut out."""
         model.inputs = model.outputs = ()
         for worker_id in sorted(model.disagreeing):
-            del model.refused_by[worker_id]
+            model.refused_by.pop(worker_id, None)
             self._workers[worker_id].offer(model)
         model.disagreeing.clear()
 

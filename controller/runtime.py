@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clockwright.actions import Action, Result
+from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
@@ -305,7 +305,7 @@ class Runtime:
         request_ids = sent.command.request_ids
         for index, request_id in enumerate(request_ids):
             late = self._late.pop(request_id, None)
-            if late is not None and outputs:
+            if late is not None and result.error is ActionError.NONE:
                 num_outputs = len(outputs) // len(request_ids)
                 late(outputs[index * num_outputs : (index + 1) * num_outputs])
 

@@ -480,13 +480,19 @@ class WorkerLink:
             self._refused(model_id, fault)
             self.forget_model(model_id)
             return
+        row_bytes = _row_bytes(ready.outputs)
         event = ModelReady(
             worker_id=self.worker_id,
             model_id=model_id,
             architecture_id=ArchitectureId(ready.architecture_id),
             num_pages=ready.num_pages,
             load_ns=ready.load_ns,
-            exec_ns={batch.batch_size: batch.exec_ns for batch in ready.batches},
+            # Not what no message could bring back.
+            exec_ns={
+                batch.batch_size: batch.exec_ns
+                for batch in ready.batches
+                if batch.batch_size * row_bytes <= self.message_bytes_max
+            },
             clock_mhz=ready.clock_mhz,
         )
         if self.draining:
@@ -592,7 +598,9 @@ class WorkerLinks:
             return  # Its successor has taken its place.
         # A worker that drained was expected to leave; the operator should hear of any other. Which end of
         # a drained worker's stream closes first is chance, so the reason is no news.
-        if link.draining and not link.dropped:
+        if self._closing:
+            log.info("worker %s is left waiting: %s", link.worker_id, reason)
+        elif link.draining and not link.dropped:
             log.info("worker %s left: it was drained", link.worker_id)
         else:
             log.warning("worker %s left: %s", link.worker_id, reason)
@@ -761,13 +769,16 @@ def _find_fault(
                 f"tensor {spec.name} has shape {shape}, expected {_RANK_MAX} dimensions at most,"
                 " of 1 or more each"
             )
-    largest = sizes[-1] * sum(spec.row_bytes for spec in _specs(ready.outputs))
-    if max(largest, sum(spec.row_bytes for spec in _specs(ready.inputs))) > message_bytes_max:
+    if (num_bytes := sizes[0] * _row_bytes(ready.outputs)) > message_bytes_max:
         return (
-            f"a row's inputs, or the outputs of batch {sizes[-1]}, {largest} bytes, are more than a"
-            f" message of {message_bytes_max} bytes holds (--max-message-mib)"
+            f"the outputs of batch {sizes[0]} have {num_bytes} bytes, a message"
+            f" {message_bytes_max} at most (--max-message-mib)"
         )
     return ""
+
+
+def _row_bytes(specs: Sequence[pb.TensorSpec]) -> int:
+    return sum(spec.row_bytes for spec in _specs(specs))
 
 
 def _text_fault(text: str) -> str:

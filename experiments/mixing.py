@@ -74,8 +74,10 @@ def distance(found: Array, wanted: Array) -> float:
     """How far an answer is from another, as a part of the largest number; 1 for another label."""
     if found.shape != wanted.shape:
         return 1.0
+    if np.array_equal(found, wanted, equal_nan=wanted.dtype.kind == "f"):
+        return 0.0
     if wanted.dtype.kind != "f":
-        return float(not np.array_equal(found, wanted))
+        return 1.0
     one, other = found.astype(np.float64), wanted.astype(np.float64)
     scale = max(float(np.max(np.abs(other), initial=0.0)), 1e-9)
     return float(np.max(np.abs(one - other), initial=0.0)) / scale

@@ -543,7 +543,7 @@ def _mixing() -> Iterator[MixingModel]:
             _node("Div", ["x", "f"], ["y"]),
             weights=zero,
         ),
-        "batch-normalised": _four(_node("MeanVarianceNormalization", ["x"], ["y"], axes=[0])),
+        "batch-normalised": _four(_node("LpNormalization", ["x"], ["y"], axis=0)),
     }.items():
         yield MixingModel(name, model, False)
     for name, nodes in {

@@ -62,7 +62,8 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
 
         done = run(
             case,
-            bucket_ns=max(1, case.duration_ns // _BUCKETS),
+            # Answers come for milliseconds after the last request, however soon that was.
+            bucket_ns=max(NS_PER_MS, case.duration_ns // _BUCKETS),
             telemetry=telemetry,
             on_progress=on_progress,
             progress_ns=NS_PER_S // 10,

@@ -314,6 +314,17 @@ class InferenceService:
                     tenant=asked.tenant,
                 )
             )
+        elif self._applications is not None and answerer.is_cached and not asked.explain:
+            future = asyncio.create_task(
+                self._applications.predict(
+                    answerer.model_id,
+                    asked.inputs,
+                    rows=asked.rows,
+                    arrival_ns=arrival_ns,
+                    slo_ns=asked.slo_ns,
+                    tenant=asked.tenant,
+                )
+            )
         else:
             future = self._runtime.submit(
                 answerer.model_id,

@@ -20,7 +20,7 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_S, ModelId
 from controller.catalogue import Catalogue, ModelState
 from controller.model_folder import check_name
 from controller.runtime import Runtime
@@ -284,7 +284,7 @@ class Applications:
         return self._states.num_contexts(name)
 
     def cache_statistics(self) -> CacheStatistics:
-        """Statistics of the prediction cache, which all applications share."""
+        """Statistics of the prediction cache, which all applications share, and the models that ask for it."""
         return self._queries.cache_statistics()
 
     async def answer(
@@ -313,6 +313,25 @@ class Applications:
             slo_ns=slo_ns,
             context=context,
             tenant=tenant,
+        )
+
+    async def predict(
+        self,
+        model_id: ModelId,
+        inputs: Sequence[Buffer],
+        *,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        tenant: str,
+    ) -> Answered:
+        """Ask one model, through the prediction cache.
+
+        Raises:
+            RefusedError: there is no answer in time.
+        """
+        return await self._queries.predict(
+            model_id, inputs, rows=rows, arrival_ns=arrival_ns, slo_ns=slo_ns, tenant=tenant
         )
 
     # --- feedback -----------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class Ensemble:
             return outputs
 
         def came(views: Sequence[Buffer]) -> None:
-            if future.cancelled() or future.exception() is not None:
+            if future.cancelled() or (future.done() and future.exception() is not None):
                 flight.came_late(keep(views))
 
         future = self._runtime.submit(

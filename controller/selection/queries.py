@@ -23,7 +23,7 @@ from controller.core.admission import margin_of
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import ContextStates
-from controller.selection.core.cache import CacheStatistics, PredictionCache
+from controller.selection.core.cache import CacheStatistics, Key, PredictionCache
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import AnsweredQuery, Journal
@@ -59,11 +59,11 @@ _SHADOWS_MAX = 256
 
 @dataclass(slots=True)
 class Answered:
-    """The answer to a query."""
+    """The answer to a query, or that of a model which the cache may have known."""
 
-    #: Tensor bytes per output of the application.
+    #: Tensor bytes per output.
     outputs: Sequence[Buffer]
-    #: Parameters of the response: `query_id`, `confidence` and so on.
+    #: Parameters of the response: `query_id`, `confidence` and so on; none of a model's.
     parameters: dict[str, bool | int | str]
 
 
@@ -132,8 +132,46 @@ class Queries:
             task.cancel()
 
     def cache_statistics(self) -> CacheStatistics:
-        """Statistics of the prediction cache, which all applications share."""
+        """Statistics of the prediction cache, which all applications share, and the models that ask for it."""
         return self._cache.statistics()
+
+    async def predict(
+        self,
+        model_id: ModelId,
+        inputs: Sequence[Buffer],
+        *,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        tenant: str,
+    ) -> Answered:
+        """Ask one model, unless the cache has its answer.
+
+        Raises:
+            RefusedError: there is no answer in time.
+        """
+        cache, clock = self._cache, self._runtime.clock
+        key = Key(model_id, tuple(map(bytes, inputs)))
+        # No computation under way was promised by such a deadline. Whoever joined one that is refused would
+        # have to ask again, and would then hear of it later than anybody else.
+        found = cache.request(key, deadline_ns=0, now_ns=clock())
+        if isinstance(found, tuple):
+            return Answered(found, {})
+
+        def keep(views: Sequence[Buffer]) -> None:
+            outputs = tuple(map(bytes, views))
+            cache.put(key, outputs, sum(map(len, outputs)), now_ns=clock())
+
+        answer = await self._runtime.submit(
+            model_id,
+            inputs,
+            rows=rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            tenant=tenant,
+            late=keep if cache.on else None,
+        )
+        return Answered(answer.outputs, {})
 
     async def answer(
         self,

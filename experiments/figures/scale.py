@@ -320,9 +320,7 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[ScaleResult]:
     figures = figures_of(results)
     figures["core_rps"] = measured().requests_per_s(1)
     first = f"{_key(results[0])}_"
-    metrics = [key[len(first) :] for key in figures if key.startswith(first)]
-    # The key of one case may begin as another's does.
-    metrics = [metric for metric in metrics if not metric.startswith("charged_")]
+    metrics = [key[len(first) :] for key in figures_of(results[:1]) if key.startswith(first)]
     write_csv(
         directory / "scale.csv",
         ["policy", "num_gpus", "slo_ms", "measured_s", *metrics, "costs", "bottleneck"],
@@ -360,7 +358,7 @@ def _key(result: ScaleResult) -> str:
 
 def draw(results: Sequence[ScaleResult], target: Path) -> None:
     """Latency of answered requests, the tail stretched, a panel for each line of the table."""
-    # Of rates that the core cannot decide there is nothing to see.
+    # A rate that the core cannot decide leaves nothing to be seen.
     shown = [result for result in results if result.label != "_charged"]
     cases = {result.case_key: result for result in shown}
     nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]

@@ -124,7 +124,9 @@ class CpuCosts:
 
     Whatever reaches the controller waits for its turn on that core. An SLO counts from a request's
     arrival, so the wait is part of it. Nothing is charged by default, as in the paper's simulations;
-    `experiments.simulator.costs.measured` has what the live controller was measured to take.
+    `experiments.simulator.costs.measured` has what the live controller was measured to take. What the
+    live front end turns away before it costs much is not modelled: a core that is overloaded here works
+    on what is too late, and answers hardly anything.
     """
 
     #: Front end, per request: the call, its message, and its answer or refusal.

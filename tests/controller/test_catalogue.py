@@ -79,6 +79,7 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ("cache = 1", "cache is 1, expected true or false"),
         ("slo = 3", "unknown key 'slo'; known are slo_ms, batch_sizes"),
         ("slo_ms = 0", "slo_ms is 0, expected a positive number"),
         ("slo_ms = nan", "slo_ms is nan"),

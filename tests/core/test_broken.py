@@ -119,13 +119,9 @@ class Cluster:
             elif due_ns is not None and due_ns <= until_ns:
                 _, _, event = heappop(self.agenda)
                 self.now_ns = max(self.now_ns, due_ns)
-                if isinstance(event, ActionSucceeded | ActionFailed) and (
-                    event.action_id in self.cancelled
-                ):
-                    if (
-                        isinstance(event, ActionSucceeded)
-                        or event.error is not ActionError.WITHDRAWN
-                    ):
+                if isinstance(event, ActionSucceeded | ActionFailed):
+                    withdrawn = getattr(event, "error", None) is ActionError.WITHDRAWN
+                    if event.action_id in self.cancelled and not withdrawn:
                         continue
                 self.tell(event)
             else:

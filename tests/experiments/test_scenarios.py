@@ -80,15 +80,26 @@ CLOSED = Scenario(
 )
 
 
-@pytest.mark.parametrize("scenario", [OVERLOAD, PRESSED, CLOSED], ids=lambda scenario: scenario.key)
-def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(scenario: Scenario) -> None:
+# The shares are two points below what each policy reached when they were set. Nothing in them depends on
+# the machine.
+@pytest.mark.parametrize(
+    ("scenario", "least"),
+    [
+        pytest.param(OVERLOAD, {"clockwork": 0.75, "edf_mh": 0.85}, id=OVERLOAD.key),
+        pytest.param(PRESSED, {"clockwork": 0.68, "edf_mh": 0.87}, id=PRESSED.key),
+        pytest.param(CLOSED, {"clockwork": 0.81, "edf_mh": 0.93}, id=CLOSED.key),
+    ],
+)
+def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(
+    scenario: Scenario, least: dict[str, float]
+) -> None:
     bound = bound_of(scenario, 1)
     outcomes = {
         name: measure(scenario, POLICIES[name], 1, bound=bound) for name in ("clockwork", "edf_mh")
     }
-    for outcome in outcomes.values():
+    for name, outcome in outcomes.items():
         assert 0 < outcome.answered <= bound
-    assert outcomes["edf_mh"].bound_share > 0.85
+        assert outcome.bound_share > least[name], name
     assert outcomes["edf_mh"].bound_share > outcomes["clockwork"].bound_share + 0.05
 
 

@@ -368,6 +368,8 @@ class InLoopWorker(ScriptedWorker):
         super().__init__()
         self.runtime = runtime
         self.catalogue = catalogue
+        #: What is held back is being computed, so it cannot be taken back.
+        self.has_begun = False
         #: Models whose Infer actions are kept until `release`, ones that fail, and ones whose labels
         #: are all one off.
         self.slow: set[str] = set()
@@ -444,6 +446,8 @@ class InLoopWorker(ScriptedWorker):
 
     def withdraw_action(self, action_id: ActionId) -> None:
         """Answer that an action which is held back was dropped."""
+        if self.has_begun:
+            return
         for number, (action, _) in enumerate(self.held):
             if action.action_id == action_id:
                 del self.held[number]

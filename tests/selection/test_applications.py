@@ -31,7 +31,7 @@ from controller.runtime import Answer
 from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.queries import Answered
-from tests.kit.desk import Desk, desk, label, run, run_on_real_time
+from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import serving, until
 from tests.kit.scripted_worker import SCRIPTS, Script
 
@@ -230,7 +230,7 @@ def test_a_late_member_of_a_query_of_several_rows_is_heard_for_each(tmp_path: Pa
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong")
-            app.worker.slow = {"wrong"}
+            app.worker.slow, app.worker.has_begun = {"wrong"}, True
             answered = await app.ask_rows(2, 1, slo_ns=NS_PER_S)
             app.worker.release()
             await until(lambda: app.front_end.runtime.num_waiting == 0)
@@ -325,7 +325,7 @@ def test_what_a_late_member_says_reaches_the_cache_and_the_feedback(
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong", "right-too", cache=True)
-            app.worker.slow = {"wrong"}
+            app.worker.slow, app.worker.has_begun = {"wrong"}, True
             asking = [app.ask(2, slo_ns=NS_PER_S) for _ in range(1 + joined)]
             answers = await asyncio.gather(*asking)
             assert [a.parameters["missing"] for a in answers] == ["wrong"] * len(answers)
@@ -351,7 +351,7 @@ def test_a_late_answer_after_the_feedback_changes_nothing(tmp_path: Path) -> Non
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", "wrong")
-            app.worker.slow = {"wrong"}
+            app.worker.slow, app.worker.has_begun = {"wrong"}, True
             answered = await app.ask(2, slo_ns=NS_PER_S)
             await app.teach(answered, label=2)
             app.worker.release()
@@ -598,6 +598,46 @@ def test_a_repeated_question_is_not_computed_again(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_model_that_is_asked_directly_uses_the_cache_only_if_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "right").mkdir()
+    (tmp_path / "right" / "config.toml").write_text("cache = true\n")
+
+    async def main() -> None:
+        async with desk_with_client(tmp_path) as (app, client):
+
+            async def ask(model: str, *numbers: float, **parameters: Any) -> list[int]:  # noqa: ANN401
+                rows = np.array([[number, 0, 0] for number in numbers], np.float32)
+                image = triton.InferInput("x", list(rows.shape), "FP32")
+                image.set_data_from_numpy(rows)
+                result = await client.infer(
+                    model, [image], parameters={"slo_ms": 30_000, **parameters}
+                )
+                return [int(label) for label in result.as_numpy("label")]
+
+            def num_asked(model: str) -> int:
+                return sum(infer.model_id == model for infer in app.worker.infers)
+
+            for _ in range(3):
+                assert await ask("right", 2) == [2]
+                assert await ask("right", 2, 3) == [2, 3]
+                assert await ask("wrong", 2) == [3]
+            assert (num_asked("right"), num_asked("wrong")) == (2, 3)
+            # Who wants to know where the time went gets an answer that took some.
+            assert await ask("right", 2, explain=True) == [2]
+            assert num_asked("right") == 3
+            # An application finds what was asked for directly, and another version is asked anew.
+            await app.put("right", cache=True)
+            assert label(await app.ask(2)) == 2
+            assert num_asked("right") == 3
+            await app.front_end.catalogue.reload("right")
+            assert await ask("right", 2) == [2]
+            assert num_asked("right@2") == 1
+
+    run_on_real_time(main)
+
+
 def test_questions_at_the_same_time_share_one_computation(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
@@ -632,16 +672,19 @@ def test_with_the_last_who_waits_the_request_is_withdrawn(tmp_path: Path) -> Non
     run(main)
 
 
-def test_who_joined_a_computation_that_failed_asks_for_itself(tmp_path: Path) -> None:
+def test_who_joined_a_computation_that_was_refused_asks_for_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", cache=True)
             app.worker.hold = True
-            asking = [asyncio.create_task(app.ask(1)) for _ in range(2)]
+            asking = [
+                asyncio.create_task(app.ask(1, slo_ns=slo_ns)) for slo_ns in (NS_PER_S, SLO_NS)
+            ]
             await until(lambda: len(app.worker.held) == 1)
-            app.worker.failing = {"right"}
+            assert len(app.worker.infers) == 1
+            await asyncio.wait(asking[:1])
+            await until(lambda: len(app.worker.infers) == 2)
             app.worker.release()
-            app.worker.failing = set()
             first, second = await asyncio.gather(*asking, return_exceptions=True)
             assert isinstance(first, RefusedError)
             assert isinstance(second, Answered)

@@ -272,6 +272,9 @@ def test_to_forget_some_queries_costs_nothing_for_all_others(
         answered.add(str(number), watched)
     answered.add("q", record(application="other", context="ann"))
     monkeypatch.setattr(Watched, "looks", 0)
+    # Nor does feedback.
+    assert answered.join(FeedbackItem("q", label=7), now_ns=5).status is FeedbackStatus.APPLIED
+    assert answered.join(FeedbackItem("guess", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
     assert answered.forget("other", None if whole else "ann") == 1
     assert Watched.looks == 0
     assert answered.forget("other") == answered.forget("app", "nobody") == 0

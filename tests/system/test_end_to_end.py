@@ -332,6 +332,9 @@ def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_bac
             with Operator(address) as operator:
                 operator.drain("w")
             assert waiting.wait(PATIENCE_S) == 0
+            command = [sys.executable, "-m", "clockwright.cli", "status", "--server", address]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            assert ": no worker is connected\n" in told
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

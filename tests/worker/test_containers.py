@@ -526,3 +526,17 @@ def test_code_that_no_worker_is_for_says_which_worker_to_start(tmp_path: Path) -
         pytest.raises(ModelError, match=r"it is code.*--device container:FOLDER"),
     ):
         operator.add_model(models / "moody", name="moody", replace=False)
+
+
+def test_a_device_that_is_not_there_ends_the_server_although_its_containers_are_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = write_container(tmp_path / "models", "moody", MOODY_TABLE, model=MOODY).parent
+    arguments = ["--models", str(models), "--device", "abacus", "--cache-dir", str(tmp_path)]
+    server = LocalServer(arguments)
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        server.wait_for("no line begins with this")
+    assert server.stop() == 1
+    told = capfd.readouterr().err
+    assert "error: device 'abacus': expected cpu" in told
+    assert "ended with 78: its settings cannot work" in told

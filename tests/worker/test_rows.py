@@ -173,6 +173,134 @@ def test_a_model_that_fails_in_larger_batches_is_run_one_by_one(tmp_path: Path) 
     assert "a batch of 2 failed" in compiled_one_by_one(model, tmp_path)
 
 
+def graph_of(*nodes: onnx.NodeProto, opset: int = 17, **constants: object) -> onnx.ModelProto:
+    """A graph from `x` of four floats to `y`."""
+    graph = helper.make_graph(
+        list(nodes),
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+
+
+node = helper.make_node
+ROWS = (node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["rows"], axis=0))
+ONES = numpy_helper.from_array(np.ones(1, dtype=np.float32))
+
+
+@pytest.mark.parametrize(
+    ("model", "mixed", "open_at"),
+    [
+        (graph_of(node("Softmax", ["x"], ["y"], axis=1), opset=11), "", ""),
+        (graph_of(node("Softmax", ["x"], ["y"], axis=0), opset=11), "along the rows", ""),
+        (graph_of(node("ReduceMax", ["x"], ["m"], axes=[0]), node("Relu", ["x"], ["y"])), "", ""),
+        (
+            graph_of(
+                node("ReduceMax", ["x"], ["m"], axes=[0]),
+                node("Shape", ["m"], ["s"]),
+                node("Cast", ["s"], ["f"], to=TensorProto.FLOAT),
+                node("ReduceMax", ["f"], ["k"], keepdims=0),
+                node("Add", ["x", "k"], ["y"]),
+            ),
+            "",
+            "",
+        ),
+        (
+            graph_of(
+                node("Concat", ["x", "x"], ["c"], axis=0),
+                node("Split", ["c"], ["y", "z"], axis=0),
+                opset=11,
+            ),
+            "",
+            "",
+        ),
+        (
+            graph_of(
+                node("Reshape", ["x", "two"], ["r"]),
+                node("Softmax", ["r"], ["t"], axis=0),
+                node("Reshape", ["t", "four"], ["y"]),
+                two=[2, -1],
+                four=[-1, 4],
+            ),
+            "folds the rows",
+            "",
+        ),
+        (
+            graph_of(
+                node("Pad", ["x", "pads"], ["p"]),
+                node("Slice", ["p", "begin", "end", "begin"], ["y"]),
+                pads=[1, 0, 0, 0],
+                begin=[0],
+                end=[-1],
+            ),
+            "against each other",
+            "",
+        ),
+        (
+            graph_of(
+                node("Gather", ["x", "zero"], ["f"], axis=0), node("Sub", ["x", "f"], ["y"]), zero=0
+            ),
+            "one result of all rows",
+            "",
+        ),
+        (
+            graph_of(
+                *ROWS,
+                node("Unsqueeze", ["rows", "axes"], ["n"]),
+                node("Concat", ["n", "n"], ["nn"], axis=0),
+                node("ConstantOfShape", ["nn"], ["ones"], value=ONES),
+                node("MatMul", ["ones", "x"], ["y"]),
+                zero=0,
+                axes=[0],
+            ),
+            "adds up over the rows",
+            "",
+        ),
+        (
+            graph_of(
+                *ROWS,
+                node("Range", ["zero", "rows", "one"], ["r"]),
+                node("Cast", ["r"], ["f"], to=TensorProto.FLOAT),
+                node("Unsqueeze", ["f", "axes"], ["u"]),
+                node("Add", ["x", "u"], ["y"]),
+                zero=0,
+                one=1,
+                axes=[1],
+            ),
+            "",
+            "Add",
+        ),
+        (
+            graph_of(
+                node("DynamicQuantizeMatMul", ["x", "w", "scale"], ["y"], domain="com.microsoft"),
+                w=np.ones((4, 4), dtype=np.int8),
+                scale=np.ones(1, dtype=np.float32),
+            ),
+            "one scale",
+            "",
+        ),
+        (
+            graph_of(
+                node("Dropout", ["x", "ratio", "training"], ["y"]),
+                ratio=np.float32(0.5),
+                training=np.bool_(True),
+            ),
+            "by chance",
+            "",
+        ),
+        (graph_of(node("FastGelu", ["x"], ["y"], domain="com.microsoft")), "", "FastGelu"),
+    ],
+)
+def test_what_the_graph_says(model: onnx.ModelProto, mixed: str, open_at: str) -> None:
+    flow = follow_rows(model)
+    assert mixed in flow.mixed
+    assert bool(mixed) == bool(flow.mixed)
+    assert flow.open_at == open_at
+
+
 def test_a_function_inside_a_model_is_looked_into() -> None:
     centre = helper.make_function(
         "here",

@@ -355,7 +355,7 @@ class _Walk:
             axis = 0
         if opened or any(each.axis is None for each in rows):
             return replace(value, open_at=opened or name, source=source)
-        if name in _OPEN or name not in _RULED or axis is None:
+        if name in _OPEN or name not in _RULED or axis is None or _numbers_rows(call):
             return replace(value, open_at=name, source=source)
         outers = {each.outer for each in rows}
         if name in _LAYOUT:
@@ -563,6 +563,24 @@ def _size_in_numbers(call: _Call) -> str:
     return ""
 
 
+def _numbers_rows(call: _Call) -> bool:
+    """Whether a value that does not come from rows may say another thing at each place of the batch."""
+    if call.name in ("Expand", "Reshape", "Tile"):
+        return False
+    for name, value in zip(call.node.input, call.inputs, strict=True):
+        if not name or value.from_rows:
+            continue
+        if value.shapes is None:
+            return True
+        contents = [each for each in value.known if each is not None]
+        alike = len(contents) == len(_BATCHES) and all(
+            (each == each.flat[0]).all() for each in contents if each.size
+        )
+        if _batch_axes(value.shapes) and not alike:
+            return True
+    return False
+
+
 def _reshaped(before: _Value, after: _Value, axis: int) -> int | None:
     """How many batches lie one after the other in a reshaped value's dimension; None if rows are torn apart."""
     shapes, new = before.shapes, after.shapes
@@ -730,7 +748,8 @@ def _constant(tensor: TensorProto) -> _Value:
 
 
 def _unknown(inputs: Sequence[_Value], name: str) -> _Value:
-    return _Value(from_rows=any(each.from_rows for each in inputs), open_at=name)
+    mixed = next((each.mixed for each in inputs if each.mixed), "")
+    return _Value(from_rows=any(each.from_rows for each in inputs), mixed=mixed, open_at=name)
 
 
 def _joined(one: _Value, other: _Value, name: str) -> _Value:
