@@ -150,15 +150,24 @@ class Call:
             what = "bytes of answers that this client does not read"
             self.fail(crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
             return
+        peer.flush()
+        connection = peer.connection
+        # All is ready before the last look at the clock: nothing but the write comes behind it.
+        whole = None if peer.num_unread_bytes else connection.whole_answer(self._stream_id, message)
         error = judge(peer.server.clock())
         if error is not None:
             self.fail(error)
             return
-        connection = peer.connection
-        connection.send_message(self._stream_id, message)
-        connection.send_end(self._stream_id, status_block(0))
+        if whole is not None:
+            peer.send(whole)
+            if self.over:
+                return
+            connection.answered(self._stream_id, message)
+        else:
+            connection.send_message(self._stream_id, message)
+            connection.send_end(self._stream_id, status_block(0))
+            peer.flush()
         self._finish()
-        peer.flush()
 
     def fail(self, error: Exception) -> None:
         """End the call with the status of an error."""
@@ -377,6 +386,7 @@ class _Peer:
         sock: socket.socket,
         address: tuple[Any, ...],
         *,
+        floor_ns: int,
         crowded: bool,
     ) -> None:
         self.server = server
@@ -394,7 +404,7 @@ class _Peer:
         self._calls: dict[int, Call] = {}
         self._held_bytes = 0
         # Every byte that is unread came later than this.
-        self._floor_ns = server.turns.bound_ns
+        self._floor_ns = floor_ns
         # The last read took all that was there.
         self._emptied = False
         self._bytes_read = 0
@@ -550,6 +560,19 @@ class _Peer:
         self._keep(parts)
         self._send()
 
+    def send(self, data: bytes) -> None:
+        """Write bytes at once; nothing is unsent."""
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self.lost(error.strerror or str(error))
+            return
+        if sent < len(data):
+            self._keep([memoryview(data)[sent:]])
+            self._send()
+
     def _keep(self, parts: Sequence[Buffer]) -> None:
         for part in parts:
             if part:
@@ -689,7 +712,8 @@ class Http2Server:
         self._methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
-        self._listening: list[socket.socket] = []
+        # Every connection that is not accepted came later than this, per socket; None: there is none.
+        self._listening: dict[socket.socket, int | None] = {}
         self._peers: set[_Peer] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -771,7 +795,7 @@ class Http2Server:
                 sock.bind((where[0], port, *where[2:]))
                 sock.listen(_BACKLOG)
                 stack.pop_all()
-            self._listening.append(sock)
+            self._listening[sock] = None
             port = sock.getsockname()[1]
         return port
 
@@ -824,11 +848,17 @@ class Http2Server:
 
     def _accept(self, listening: socket.socket) -> None:
         self.turns.used()
+        floor_ns = self._listening[listening]
+        if floor_ns is None:
+            floor_ns = self._listening[listening] = self.turns.bound_ns
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, InterruptedError):
+                self._listening[listening] = None
                 return
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
@@ -843,7 +873,7 @@ class Http2Server:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             too_many = len(self._peers) >= self.max_connections
-            self._peers.add(_Peer(self, sock, address, crowded=too_many))
+            self._peers.add(_Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many))
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._listening:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -114,6 +115,20 @@ def test_a_connection_that_was_not_accepted_for_long_is_charged_too(tmp_path: Pa
             assert client.wait([stream_id])[0].status == LATE
 
 
+def test_more_connections_than_a_turn_accepts_are_all_charged(tmp_path: Path) -> None:
+    ahead_ns = 0
+    with serving_in_thread(tmp_path, clock=lambda: time.monotonic_ns() + ahead_ns) as server:
+        with Standstill(server):
+            clients = [RawClient(server.address) for _ in range(300)]
+            ids = [client.infer(question()) for client in clients]
+            # By the server's clock they lie there for 1000 s; nobody has to wait for it.
+            ahead_ns = 1000 * NS_PER_S
+        ends = [client.wait([i])[0] for client, i in zip(clients, ids, strict=True)]
+        for client in clients:
+            client.socket.close()
+    assert Counter(end.status for end in ends) == {LATE: 300}
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
@@ -141,7 +156,7 @@ def test_more_open_requests_than_the_bound_are_refused_by_name(tmp_path: Path) -
         assert (info.reason, dict(info.metadata)) == ("OVERLOADED", {"found": "20", "bound": "20"})
         # Operators can still look, and there is room again when answers have left.
         with grpc.insecure_channel(server.address) as channel:
-            status = channel.unary_unary("/clockwright.v1.ControlService/Status")
+            status: Any = cast(Any, channel).unary_unary("/clockwright.v1.ControlService/Status")
             assert status(b"", wait_for_ready=True)
         server.do(lambda front: front.worker.release())
         assert {end.status for end in client.wait(open_ones)} == {0}
