@@ -277,6 +277,24 @@ def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None
     asyncio.run(main())
 
 
+def test_a_call_that_a_stop_cuts_short_hears_that_the_server_drains() -> None:
+    async def main() -> None:
+        service = Service()
+        server, address = await start("http2", service)
+        channel: Any = grpc.aio.insecure_channel(address)
+        async with channel:
+            call = channel.unary_unary(f"/{SERVICE}/Wait")(b"w")
+            while not service.waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await server.stop(0)
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert (await call.details()).startswith("DRAINING")
+            assert "grpc-status-details-bin" in dict(await call.trailing_metadata())
+        assert service.left == ["w"]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("front", ["http2", "grpc"])
 def test_a_server_that_stops_lets_calls_finish(front: str) -> None:
     async def main() -> None:
