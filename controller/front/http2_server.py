@@ -16,6 +16,7 @@ import inspect
 import logging
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -28,7 +29,7 @@ import grpc
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S
-from controller.front.door import Door, crowded
+from controller.front.door import Door
 from controller.front.http2 import (
     CallHeaders,
     ErrorCode,
@@ -69,6 +70,8 @@ _SWEEP_S = 1.0
 #: Sweeps of silence after which a peer is pinged, and after which it is given up.
 _PING_AFTER = 20
 _SILENCE_MAX = 30
+#: Sweeps within which a call that takes one message has to have brought it, however large.
+_COMING_MAX = 120
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -105,6 +108,7 @@ class Call:
         "_reader",
         "_request",
         "_stream_id",
+        "_sweeps",
         "_trailing",
         "arrival_ns",
         "half_closed",
@@ -130,6 +134,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self._peer = peer
         self._stream_id = stream_id
+        self._sweeps = 0
         self._request = request
         # Messages that nobody has read, with their arrivals.
         self._messages: deque[tuple[bytes, int]] = deque()
@@ -148,7 +153,8 @@ class Call:
         peer = self._peer
         if peer.num_unread_bytes > _UNREAD_ANSWER_BYTES_MAX:
             what = "bytes of answers that this client does not read"
-            self.fail(crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
+            door = peer.server.door
+            self.fail(door.crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
             return
         peer.flush()
         connection = peer.connection
@@ -324,6 +330,11 @@ class Call:
         if self.task is not None:
             self.task.cancel()
 
+    def sweep(self) -> bool:
+        """Say, once a second, whether the request takes too long to come."""
+        self._sweeps += 1
+        return self._sweeps > _COMING_MAX and self.task is None and not self.half_closed
+
     async def _requests(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not EOF:
             yield message
@@ -416,6 +427,7 @@ class _Peer:
         self._flushing = False
         self._silent_sweeps = 0
         self._stalled_sweeps = 0
+        self._unread_before = 0
         self._loop.add_reader(sock, self._readable)
         self.flush()
 
@@ -586,7 +598,6 @@ class _Peer:
                 first = self._unsent[0]
                 sent = self._socket.send(first)
                 self._unsent_bytes -= sent
-                self._stalled_sweeps = 0
                 if sent < len(first):
                     self._unsent[0] = first[sent:]
                 else:
@@ -644,7 +655,12 @@ class _Peer:
         elif self._silent_sweeps >= _SILENCE_MAX:
             self.lost("the client is silent")
             return
-        self._stalled_sweeps = self._stalled_sweeps + 1 if self.num_unread_bytes else 0
+        for call in [call for call in self._calls.values() if call.sweep()]:
+            text = f"the request did not come within {_COMING_MAX * _SWEEP_S:g} s"
+            call.end_with(grpc.StatusCode.CANCELLED, text)
+        unread, self._unread_before = self._unread_before, self.num_unread_bytes
+        stalled = 0 < unread <= self._unread_before
+        self._stalled_sweeps = self._stalled_sweeps + 1 if stalled else 0
         if self._stalled_sweeps >= _STALL_MAX:
             self.lost(f"the client leaves {self.num_unread_bytes} bytes of answers unread")
 
@@ -766,9 +782,9 @@ class Http2Server:
     def find_fault(self, crowded_connection: bool) -> RefusedError | None:
         """Say why a call cannot be taken; None: it can."""
         if crowded_connection:
-            return crowded("connections", len(self._peers), self.max_connections)
+            return self.door.crowded("connections", len(self._peers), self.max_connections)
         if self.num_calls >= self.door.max_requests:
-            return crowded("open calls", self.num_calls, self.door.max_requests)
+            return self.door.crowded("open calls", self.num_calls, self.door.max_requests)
         return None
 
     # --- life ---------------------------------------------------------------------------------
@@ -906,6 +922,8 @@ def _wake(future: asyncio.Future[None] | None) -> None:
 
 def _prepare(sock: socket.socket) -> None:
     """Have the kernel stamp what comes, and hold a lot of it; accepted sockets inherit both."""
+    if sys.platform != "linux":
+        return
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     # Linux makes the buffer fit the mark, and leaves it when the mark goes down again. SO_RCVBUF would
