@@ -66,9 +66,10 @@ when it contradicts the books (`Scheduler._action_failed`), and by its link when
 
 Who guards the deadline
 -----------------------
-A response after its deadline is never a success. Seven places see to it, each for what the one before
-cannot know:
+A response after its deadline is never a success, and a request's clock starts when its first byte comes
+(`controller.front.turns`). Eight places see to it, each for what the one before cannot know:
 
+0. The front refuses a request (`LATE`) that has waited longer than its SLO before anybody looked at it.
 1. `admission.judge` refuses a request that no worker could finish by `due_ns`, when it arrives and
    whenever it is judged again. `due_ns` is the deadline less the margin (`admission.margin_of`), which
    is for the answer's way back.
@@ -80,7 +81,7 @@ cannot know:
 4. `Scheduler._expire` refuses a request that was sent (`LATE`) when its deadline passes without a result.
 5. `Scheduler._answer` refuses it (`LATE`) when the result comes after the deadline, but before the timer.
 6. The ledger looks at the clock once more when it carries an answer out: the event may have waited its turn.
-7. So does the front when it has encoded the response, because the way to the client's socket takes time too.
+7. So does the front right before it writes the encoded response to the client's socket.
    The last two can be late without the core's knowing.
 
 A policy that does not predict skips 1 to 4: its requests wait until they have run, and 5 to 7 judge them.
