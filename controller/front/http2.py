@@ -49,6 +49,8 @@ CONTINUATIONS_MAX: Final = 16
 #: each request or message earns some, and `forgive` others as time goes by.
 IDLE_FRAMES_MAX: Final = 10_000
 IDLE_FRAMES_PER_MESSAGE: Final = 10
+#: What a message costs beside its bytes while nobody has read it: empty ones are not free.
+MESSAGE_COST_BYTES: Final = 256
 #: Calls that a peer may take back before it has sent them. Who takes back 20,000 at once has either
 #: been away for seconds or means harm.
 RESETS_MAX: Final = 20_000
@@ -522,8 +524,8 @@ class Http2Connection:
                 stream.missing = -1
                 return
         stream.begun = True
-        stream.unread += len(message)
-        self.held_bytes += len(message)
+        stream.unread += len(message) + MESSAGE_COST_BYTES
+        self.held_bytes += len(message) + MESSAGE_COST_BYTES
         self._earn()
         events.append(MessageReceived(stream.stream_id, message, stream.arrival_ns))
 
@@ -765,9 +767,13 @@ class Http2Connection:
 
     # --- what there is ------------------------------------------------------------------------
 
-    def gathering(self) -> Sequence[int]:
-        """Streams whose present message is not complete; linear in streams."""
-        return [stream.stream_id for stream in self._streams.values() if stream.gathered]
+    def holding(self) -> Sequence[int]:
+        """Streams with messages that are not complete, or that nobody has read; linear in streams."""
+        return [
+            stream.stream_id
+            for stream in self._streams.values()
+            if stream.gathered or stream.unread
+        ]
 
     def queued_on(self, stream_id: int) -> bool:
         """Whether messages of a stream wait for the peer's window."""
@@ -780,8 +786,8 @@ class Http2Connection:
         """A message of a stream is out of the way, so that the client may send on."""
         stream = self._streams.get(stream_id)
         if stream is not None:
-            stream.unread -= num_bytes
-            self.held_bytes -= num_bytes
+            stream.unread -= num_bytes + MESSAGE_COST_BYTES
+            self.held_bytes -= num_bytes + MESSAGE_COST_BYTES
             self._credit(stream)
 
     def send_message(self, stream_id: int, message: Buffer) -> None:

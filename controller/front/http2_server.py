@@ -95,6 +95,11 @@ class Method:
     #: Refused when the front is full.
     bounded: bool
 
+    @property
+    def takes_many(self) -> bool:
+        """Whether a call brings any number of messages, and not one."""
+        return self.handler is not None and self.handler.request_streaming
+
 
 class Call:
     """One call, and the context that its handler gets."""
@@ -280,6 +285,9 @@ class Call:
 
     def message_received(self, message: bytes, arrival_ns: int) -> None:
         """A message of the client is complete."""
+        if self._messages and not self.method.takes_many:
+            self.end_with(grpc.StatusCode.INTERNAL, "found 2 messages, expected one")
+            return
         self._messages.append((message, arrival_ns))
         _wake(self._reader)
 
@@ -532,15 +540,16 @@ class _Peer:
     def _weigh(self) -> None:
         """Tell the door how much of messages is here; refuse what is coming in if that is too much."""
         door = self.server.door
-        held_bytes = self.connection.held_bytes
-        door.num_bytes += held_bytes - self._held_bytes
-        if held_bytes > self._held_bytes and not door.has_room:
-            for stream_id in self.connection.gathering():
-                if (call := self._calls.get(stream_id)) is not None and call.method.bounded:
-                    call.fail(door.no_room(0))
-            door.num_bytes += self.connection.held_bytes - held_bytes
-            held_bytes = self.connection.held_bytes
-        self._held_bytes = held_bytes
+        before, self._held_bytes = self._held_bytes, self.connection.held_bytes
+        door.num_bytes += self._held_bytes - before
+        if self._held_bytes > before and not door.has_room:
+            for stream_id in self.connection.holding():
+                if door.has_room:
+                    break
+                call = self._calls.get(stream_id)
+                # Workers, and what an operator uploads, are no part of the load that is refused.
+                if call is not None and (call.method.bounded or not call.method.takes_many):
+                    call.fail(door.no_room(0))  # Which weighs again what is left.
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""

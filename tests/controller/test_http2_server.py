@@ -187,6 +187,61 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
     assert door.num_bytes == 0
 
 
+def test_thousands_of_messages_in_parts_are_refused_as_far_as_they_are_too_much(
+    tmp_path: Path,
+) -> None:
+    door = Door(max_requests=5000, max_bytes=1000)
+    announced = struct.pack(">BI", 0, 1 << 20)
+    with serving_in_thread(tmp_path, door=door) as server:
+        with RawClient(server.address) as client:
+            ids = [client.next_id() for _ in range(4000)]
+            opening = [frame(HEADERS, END_HEADERS, i, headers()) for i in ids]
+            client.send(b"".join(opening))
+            client.send(b"".join(frame(DATA, 0, i, announced + b"x") for i in ids))
+            client.wait(ids[:3000])
+            assert server.do(lambda _: door.num_bytes) == 1000
+            assert len(client.ended) == 3000
+        server.until(lambda _: door.num_bytes == 0)
+
+
+def test_whole_messages_that_nobody_reads_have_a_bound(tmp_path: Path) -> None:
+    door = Door(max_requests=1000, max_bytes=100_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        # The calls go on, as far as these say: nothing asks for their messages yet.
+        ids = [client.next_id() for _ in range(20)]
+        for stream_id in ids:
+            opening = frame(HEADERS, END_HEADERS, stream_id, headers())
+            client.send(opening + frame(DATA, 0, stream_id, message(bytes(10_000))))
+        refused = client.wait([i for i in ids if i in client.ended] or ids[:1])
+        assert refused[0].status == OVERLOADED
+        assert "bytes of open requests" in refused[0].text
+    assert door.num_bytes == 0
+
+
+def test_empty_messages_are_not_free(tmp_path: Path) -> None:
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    door = Door(max_requests=1000, max_bytes=1_000_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        stream_id = client.next_id()
+        client.send(frame(HEADERS, END_HEADERS, stream_id, headers(path)))
+        for _ in range(10):
+            client.send(frame(DATA, 0, stream_id, message(b"") * 3000))
+        [refused] = client.wait([stream_id])
+        assert refused.status == OVERLOADED
+
+
+def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id = client.next_id()
+        client.send(
+            frame(HEADERS, END_HEADERS, stream_id, headers())
+            + frame(DATA, 0, stream_id, 2 * message(b"x"))
+        )
+        [end] = client.wait([stream_id])
+        assert end.text == "found 2 messages, expected one"
+
+
 def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, max_connections=2) as server:
         clients = [RawClient(server.address) for _ in range(3)]
