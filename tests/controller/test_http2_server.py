@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -252,6 +253,53 @@ def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) 
         )
         for client in clients:
             client.socket.close()
+
+
+def test_idle_connections_make_room_for_those_that_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    with serving_in_thread(tmp_path, max_connections=20) as server, ExitStack() as stack:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        busy = stack.enter_context(RawClient(server.address))
+        waiting = busy.infer(question())
+        server.until(lambda front: front.runtime.num_waiting == 1)
+        for _ in range(60):
+            stack.enter_context(RawClient(server.address))
+        # It is told by sweeps how long they are idle; until then a newcomer is refused.
+        end = None
+        while end is None or end.status == OVERLOADED:
+            with RawClient(server.address) as newcomer:
+                stream_id = newcomer.infer(question(50))
+                [end] = newcomer.wait([stream_id])
+                assert "connections" in end.text or end.status == LATE
+        # One that has a call stays.
+        server.do(lambda front: front.worker.release())
+        assert busy.wait([waiting])[0].status == 0
+
+
+def test_unread_answers_of_all_clients_together_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    closed = struct.pack(">HI", 4, 0)
+    door = Door(max_requests=1000, max_bytes=20_000)
+    with serving_in_thread(tmp_path, door=door) as server, ExitStack() as stack:
+        modest, greedy = (
+            stack.enter_context(RawClient(server.address, settings=closed, window=b""))
+            for _ in range(2)
+        )
+        for _ in range(5):
+            modest.infer(question())
+        for _ in range(2000):
+            if greedy.closed:
+                break
+            with suppress(OSError):
+                greedy.infer(question())
+            greedy.take(0.005)
+        assert greedy.closed
+        modest.take()
+        assert not modest.closed
 
 
 def test_every_call_of_a_burst_ends_with_a_status_of_ours(tmp_path: Path) -> None:
