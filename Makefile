@@ -50,6 +50,20 @@ bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_serve
 	$(BIN)/python -m experiments.bench_selection
 
+# What a live server promises its clients, in six minutes, and what broken workers cost, in four; on a machine
+# with nothing else to do.
+.PHONY: bench-promises bench-broken
+bench-promises: $(STAMP)
+	@$(BIN)/python -m experiments.live_promises
+
+bench-broken: $(STAMP)
+	@$(BIN)/python -m experiments.broken
+
+# Models of all kinds, each asked while six other clients send outliers to it.
+.PHONY: bench-mixing
+bench-mixing: $(STAMP)
+	$(BIN)/python -m experiments.mixing
+
 # Figures of the paper, each also alone; they leave JSON, CSV and PNG in experiments/results.
 experiments: $(FIGURES) poisoned
 	@$(BIN)/python -m experiments.results_page

@@ -21,55 +21,78 @@ _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
 # Below this size protobuf's own parser is faster than walking tags in Python.
 SMALL_MESSAGE_BYTES = 16 * 1024
 
+# A message is parsed in the event loop, where everybody waits for it, so its cost has a bound that its
+# size alone does not give: a field takes two bytes on the wire, a hundred in memory, and a microsecond.
+# No message has more top-level fields than a small one could have, and models have some tens of inputs.
+FIELDS_MAX = SMALL_MESSAGE_BYTES // 2
+ENTRIES_MAX = 1024
 
-def split_bulk(message: bytes, field: int) -> tuple[bytes, list[memoryview]]:
+# What is left of a message without its tensors goes to protobuf, which takes 50 ns for a field that is
+# nested in others. Typed contents of an image of 602 kB fit in; larger tensors travel raw.
+HEADER_BYTES_MAX = 1 << 20
+
+
+def split_bulk(
+    message: bytes, field: int, *, entries_max: int | None = ENTRIES_MAX
+) -> tuple[bytes, list[memoryview]]:
     """Separate the entries of one top-level `bytes` field from the rest of a message.
 
     Args:
         message: a serialised message.
         field: number of the field to take out.
+        entries_max: how many entries it may have; None: the sender is trusted, and nothing is bounded.
 
     Returns:
         The message without the field, and the entries in order, as views into `message`.
 
     Raises:
-        ProtocolError: `message` is not well-formed protobuf at its top level.
+        ProtocolError: `message` is not well-formed protobuf at its top level, or has more entries, other
+            fields or other bytes than any message needs. At most `entries_max + FIELDS_MAX` fields are
+            looked at.
     """
     view = memoryview(message)
     entries: list[memoryview] = []
     rest: list[memoryview] = []
     wanted = field << 3 | _LEN
     position, kept_from, end = 0, 0, len(message)
-    try:
-        while position < end:
-            start = position
-            tag, position = _varint(message, position)
-            kind = tag & 7
-            if kind == _LEN:
-                length, position = _varint(message, position)
-                if position + length > end:
-                    raise ProtocolError(
-                        f"field {tag >> 3} claims {length} bytes, {end - position} are left"
-                    )
-                if tag == wanted:
-                    entries.append(view[position : position + length])
-                    if kept_from < start:
-                        rest.append(view[kept_from:start])
-                    kept_from = position + length
-                position += length
-            elif kind == _VARINT:
-                _, position = _varint(message, position)
-            elif kind == _I64:
-                position += 8
-            elif kind == _I32:
-                position += 4
-            else:
-                raise ProtocolError(f"field {tag >> 3} has wire type {kind}, which does not exist")
-    except IndexError:
-        raise ProtocolError("message ends inside a tag or length") from None
+    num_fields = num_kept = 0
+    while position < end:
+        start = position
+        tag, begin, position = _field(message, position, end)
+        if tag != wanted:
+            num_fields += 1
+            if num_fields > FIELDS_MAX and entries_max is not None:
+                raise _too_many("fields", FIELDS_MAX)
+            continue
+        if len(entries) == entries_max:
+            raise _too_many(f"entries of field {field}", entries_max)
+        entries.append(view[begin:position])
+        if kept_from < start:
+            num_kept += start - kept_from
+            rest.append(view[kept_from:start])
+        kept_from = position
     if kept_from < end:
+        num_kept += end - kept_from
         rest.append(view[kept_from:end])
+    if entries_max is not None:
+        _check_header_bytes(num_kept)
     return b"".join(rest), entries
+
+
+def check_fields(data: bytes, *, fields_max: int = FIELDS_MAX) -> None:
+    """Look whether a message without bulk may be parsed.
+
+    Raises:
+        ProtocolError: it is larger, or has more top-level fields, than any message of its kind.
+    """
+    _check_header_bytes(len(data))
+    if len(data) > 2 * fields_max:  # Shorter ones cannot have as many fields.
+        position, num_fields = 0, 0
+        while position < len(data):
+            _, _, position = _field(data, position, len(data))
+            num_fields += 1
+            if num_fields > fields_max:
+                raise _too_many("fields", fields_max)
 
 
 def join_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> bytes:
@@ -87,6 +110,40 @@ def join_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> bytes:
 def total_bytes(entries: Iterable[Buffer]) -> int:
     """Sum of the entries' lengths."""
     return sum(len(entry) for entry in entries)
+
+
+def _too_many(what: str, most: int) -> ProtocolError:
+    return ProtocolError(f"found more than {most} {what}, expected {most} at most")
+
+
+def _check_header_bytes(num_bytes: int) -> None:
+    if num_bytes > HEADER_BYTES_MAX:
+        raise ProtocolError(
+            f"found {num_bytes} bytes besides raw tensors, expected {HEADER_BYTES_MAX} at most"
+        )
+
+
+def _field(message: bytes, position: int, end: int) -> tuple[int, int, int]:
+    """Read a field's tag; returns it, and where the field's content begins and ends."""
+    try:
+        tag, position = _varint(message, position)
+        kind = tag & 7
+        if kind == _LEN:
+            length, position = _varint(message, position)
+            if position + length > end:
+                raise ProtocolError(
+                    f"field {tag >> 3} claims {length} bytes, {end - position} are left"
+                )
+            return tag, position, position + length
+        if kind == _VARINT:
+            return tag, position, _varint(message, position)[1]
+    except IndexError:
+        raise ProtocolError("message ends inside a tag or length") from None
+    if kind == _I64:
+        return tag, position, position + 8
+    if kind == _I32:
+        return tag, position, position + 4
+    raise ProtocolError(f"field {tag >> 3} has wire type {kind}, which does not exist")
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:

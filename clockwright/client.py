@@ -60,9 +60,11 @@ class InferResult:
     #: Arrays by output name; shape (rows, ...), read-only.
     outputs: dict[str, Array]
     #: A model says here how long each step took, in microseconds, if `explain` asks for it. An application
-    #: always says: `query_id`, `confidence`, `weight_mass`, the `models` that answered, those `missing`,
-    #: whether the answer is the `default`, and then the `default_reason`.
-    explanation: dict[str, bool | int | float | str]
+    #: always says: `query_id`, `confidence` and `weight_mass` (of several rows, one for each), the `models`
+    #: that answered, those `missing`, whether the answer is the `default`, and then the `default_reason`
+    #: and, if only some of several rows are, the `default_rows`. Values are bool, int, float, str or, for
+    #: one number per row, a tuple of floats.
+    explanation: dict[str, Any]
 
     @property
     def query_id(self) -> str:
@@ -72,7 +74,10 @@ class InferResult:
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """A verdict on an application's answer: either the true label, or how good the answer was."""
+    """A verdict on an application's answer: either the true label, or how good the answer was.
+
+    Of an answer with several rows, each row has an id: `f"{result.query_id}/{row}"`.
+    """
 
     query_id: str
     label: int | None = None
@@ -341,6 +346,10 @@ def _encode_request(
     return join_bulk(header.SerializeToString(), 7, buffers)
 
 
+# KServe's parameters have no type for these numbers, so they travel as texts.
+_FRACTIONS = {"confidence", "weight_mass"}
+
+
 def _decode_response(data: bytes) -> InferResult:
     header, raw = split_bulk(data, 6)
     response = pb.ModelInferResponse.FromString(header)
@@ -348,10 +357,13 @@ def _decode_response(data: bytes) -> InferResult:
     for tensor, buffer in zip(response.outputs, raw, strict=True):
         dtype = np.dtype(_DTYPES[tensor.datatype]).newbyteorder("<")
         outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
-    explanation: dict[str, bool | int | float | str] = {}
+    explanation: dict[str, Any] = {}
     for name in sorted(response.parameters):
         parameter = response.parameters[name]
         explanation[name] = getattr(parameter, parameter.WhichOneof("parameter_choice") or "")
+    for name in _FRACTIONS & explanation.keys():
+        numbers = tuple(map(float, str(explanation[name]).split(",")))
+        explanation[name] = numbers[0] if len(numbers) == 1 else numbers
     return InferResult(response.model_name, response.model_version, outputs, explanation)
 
 

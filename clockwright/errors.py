@@ -4,7 +4,11 @@ ClockwrightError
 +- ConfigError       the person who started the process must fix it
 +- DeviceGoneError   a worker's device is lost for good; the process leaves, another may serve
 +- ModelError        a model cannot be served; the message says why
+   +- OtherWorkersError  (worker) workers of another kind are to serve the model
    +- UnknownModelError  there is no model, or no version, of that name
+   +- NameTakenError     there is a model or an application of that name already
++- UnknownWorkerError  there is no worker of that name
++- NoRoomError       uploaded models have no room on the controller; says how much there is
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
 +- StoreError        what applications learn cannot be read or written now; the message says why
@@ -38,8 +42,24 @@ class ModelError(ClockwrightError):
     """A model is not fit to be served."""
 
 
+class OtherWorkersError(ModelError):
+    """A model is for workers of another kind; here nobody has looked whether it is fit."""
+
+
 class UnknownModelError(ModelError):
     """There is no model of that name, or it is served in another version."""
+
+
+class NameTakenError(ModelError):
+    """There is a model or an application of that name already."""
+
+
+class UnknownWorkerError(ClockwrightError):
+    """There is no worker of that name."""
+
+
+class NoRoomError(ClockwrightError):
+    """Uploaded models have no room on the controller."""
 
 
 class BadRequestError(ClockwrightError):

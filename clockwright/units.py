@@ -17,6 +17,17 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+# Longest duration of a step that a worker may report, and that anything is expected to take. An action
+# that takes longer has been given up long before.
+DURATION_NS_MAX = 3600 * NS_PER_S
+
+# A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
+SLO_NS_MAX = 24 * 3600 * NS_PER_S
+
+# Names that people give are shorter: ids of requests and queries, tenants, contexts, outputs. The
+# scheduler keeps some tenants, and applications keep contexts.
+NAME_CHARS_MAX = 256
+
 # Clockwork's page size (cache.cpp); a page is the unit of allocation in the weights cache.
 PAGE_BYTES = 16 * 1024 * 1024
 

@@ -19,7 +19,7 @@ from clockwright.actions import (
 )
 from clockwright.bulk import join_bulk
 from clockwright.errors import ProtocolError
-from clockwright.units import ActionId, ModelId
+from clockwright.units import DURATION_NS_MAX, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 
 # A worker of another version is refused and told both versions; there is no negotiation.
@@ -28,6 +28,9 @@ PROTOCOL_VERSION = 1
 # Field numbers of `payload` and `next` in both envelopes.
 PAYLOAD_FIELD = 15
 NEXT_FIELD = 14
+
+# 73 years. A clock beyond it is nonsense, and translated times would no longer fit the wire.
+TIME_NS_MAX = 1 << 61
 
 # Messages are put together up to this size: enough for dozens of actions with small tensors, little
 # enough that copying it once more does not count.
@@ -127,7 +130,11 @@ def encode_result(result: Result) -> pb.FromWorker:
 
 
 def decode_result(message: pb.Result, *, shift_ns: int = 0) -> Result:
-    """Read a result; `shift_ns` is added to every time."""
+    """Read a result; `shift_ns` is added to every time.
+
+    Raises:
+        ProtocolError: it names an unknown error, or times that no clock shows.
+    """
     try:
         error = ActionError(message.error)
     except ValueError:
@@ -137,8 +144,20 @@ def decode_result(message: pb.Result, *, shift_ns: int = 0) -> Result:
         if not message.HasField(name):
             return None
         time: pb.StepTime = getattr(message, name)
-        return StepTime(time.begin_ns + shift_ns, time.end_ns + shift_ns, time.duration_ns)
+        begin_ns, end_ns, duration_ns = time.begin_ns, time.end_ns, time.duration_ns
+        if not (
+            -TIME_NS_MAX < begin_ns < TIME_NS_MAX
+            and -TIME_NS_MAX < end_ns < TIME_NS_MAX
+            and 0 <= duration_ns <= DURATION_NS_MAX
+        ):
+            raise ProtocolError(
+                f"action {message.action_id}: found {name} from {begin_ns} to {end_ns} ns that took"
+                f" {duration_ns} ns, expected an hour at most, on a clock within 73 years of 0"
+            )
+        return StepTime(begin_ns + shift_ns, end_ns + shift_ns, duration_ns)
 
+    if not -TIME_NS_MAX < message.received_ns < TIME_NS_MAX:
+        raise ProtocolError(f"action {message.action_id}: received at {message.received_ns} ns")
     return Result(
         action_id=ActionId(message.action_id),
         error=error,

@@ -27,7 +27,9 @@ from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
-from controller.telemetry import Telemetry, TelemetryFiles
+from controller.spool import Spool
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -82,15 +84,17 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         telemetry = Telemetry(config.telemetry_capacity)
         if config.telemetry_dir is not None:
             files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
-            telemetry.write_to(files)
+            telemetry.write_to(files.requests.add, files.actions.add)
             await stack.enter_async_context(_background(_write_telemetry(files)))
-        spool = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir)
         links = WorkerLinks(
             runtime,
             catalogue,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
+            message_bytes_max=config.max_message_bytes,
         )
         if config.models_dir is not None:
             try:
@@ -128,7 +132,6 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             lag_ns=lag_ns,
         )
         service.mount(server)
-        server.add_generic_rpc_handlers((links.handler(),))
         control = ControlService(
             runtime,
             catalogue,
@@ -138,7 +141,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             default_slo_ns=config.default_slo_ns,
             spool=spool,
         )
-        control.mount(server)
+        server.add_generic_rpc_handlers((*control.handlers(), links.handler()))
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -253,15 +256,11 @@ def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> in
 async def _write_telemetry(files: TelemetryFiles) -> None:
     while True:
         await asyncio.sleep(_FLUSH_INTERVAL_S)
-        try:
-            rows_left = True
-            while rows_left:
-                rows_left = files.write_slice()
-                await asyncio.sleep(0)  # Let requests go first.
-            await asyncio.to_thread(files.flush)
-        except OSError as error:
-            log.error("telemetry is no longer written: %s", error)
-            return
+        rows_left = True
+        while rows_left:
+            rows_left = files.write_slice()
+            await asyncio.sleep(0)  # Let requests go first.
+        await asyncio.to_thread(files.flush)
 
 
 @asynccontextmanager

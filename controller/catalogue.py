@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,14 @@ log = logging.getLogger(__name__)
 # A replaced model serves its last requests for this long at most. A request may have an SLO of hours.
 RETIRE_LIMIT_S = 10
 
+# Instances of a folder that anybody may upload. Each is offered to each worker and waits for its word.
+UPLOADED_COPIES_MAX = 1000
+# Models that are offered before requests get their turn.
+_OFFERS_SLICE = 64
+
+# Names without a model whose last generation is remembered one by one.
+_NAMES_GONE_MAX = 10_000
+
 # Between a name and a generation. No name has it, so an id is never another model's name.
 _SEPARATOR = "@"
 
@@ -41,6 +49,14 @@ class ModelState(enum.Enum):
     LOADING = "LOADING"
     READY = "READY"
     UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True)
+class _Upload:
+    """Files that were uploaded for some models, and go with the last of them."""
+
+    num_models: int
+    discard: Callable[[], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -54,18 +70,28 @@ class Entry:
     folder: ModelFolder | None
     #: How the folder is malformed; empty when it is not.
     fault: str = ""
-    #: Tensors of one row, in the model's order; empty until a worker was ready. So are `outputs`.
+    #: Tensors of one row, in the model's order; empty until a worker was ready, and while those who
+    #: have been ready disagree. So are `outputs`.
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
     architecture_id: ArchitectureId | None = None
     num_pages: int = 0
     weights_bytes: int = 0
+    #: Why the latest worker runs its rows one by one although larger batches were asked for; empty if it does
+    #: not.
+    one_by_one: str = ""
     #: Batch sizes, ascending, of each worker that has the model ready.
     ready_on: dict[WorkerId, tuple[int, ...]] = field(default_factory=dict)
     #: Reason of each worker that refused the model.
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    #: Those of them that did not look at the model, because workers of another kind are to serve it.
+    not_for: set[WorkerId] = field(default_factory=set)
+    #: Those of them who describe its tensors otherwise than an earlier one that has it ready.
+    disagreeing: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
+    #: None: the files are not ours.
+    upload: _Upload | None = None
 
     @property
     def version(self) -> str:
@@ -76,6 +102,11 @@ class Entry:
     def slo_ns(self) -> int | None:
         """Default latency objective; None: the controller's."""
         return self.folder.settings.slo_ns if self.folder else None
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the prediction cache may answer requests for the model."""
+        return self.folder is not None and self.folder.settings.cache
 
     @property
     def largest_batch(self) -> int:
@@ -111,7 +142,10 @@ class Catalogue:
         self._by_id: dict[ModelId, Entry] = {}
         #: Workers that have joined and take new models.
         self._workers: dict[WorkerId, OfferTo] = {}
+        #: Number of the last model of a name, and of the last of any name that is forgotten. No id is ever
+        #: given twice: what is under way for a removed model would be taken for its successor's.
         self._generations: dict[str, int] = {}
+        self._last_forgotten = 0
         #: Names of models that are being added or replaced.
         self._busy: set[str] = set()
         #: Names of applications, which share the models' name space.
@@ -202,15 +236,23 @@ class Catalogue:
                     fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
                     self._by_name[path.name] = fault
                 continue
-            for model in self._start_trial(folder):
+            for model in await self._start_trial(folder):
                 self._by_name[model.name] = model
 
-    async def add(self, path: Path, *, replace: bool = False) -> list[Entry]:
+    async def add(
+        self,
+        path: Path,
+        *,
+        replace: bool = False,
+        discard: Callable[[], object] | None = None,
+    ) -> list[Entry]:
         """Add the models of a folder once a worker is ready for each of them, or change nothing.
 
         Args:
             path: the folder. It has to stay where it is: workers that join later get its files.
             replace: take the place of the models of the same folder name, which serve until then.
+            discard: deletes the folder, which was uploaded; called when the last of its models is gone,
+                also of models that are not added after all. None: the folder is not ours.
 
         Returns:
             The new models, which are ready.
@@ -220,6 +262,11 @@ class Catalogue:
                 there is no worker.
         """
         folder = await asyncio.to_thread(read_model_folder, path)
+        if discard is not None and folder.settings.copies > UPLOADED_COPIES_MAX:
+            raise ModelError(
+                f"config.toml: copies is {folder.settings.copies}, expected a whole number from 1 to"
+                f" {UPLOADED_COPIES_MAX} in a model that is uploaded"
+            )
         replaced = self._instances(folder.name) if replace else []
         names = folder.instance_names
         self._check_free(name for name in names if name not in {m.name for m in replaced})
@@ -228,7 +275,7 @@ class Catalogue:
             raise ModelError(f"model {min(clash)} is being added or replaced by somebody else")
         self._busy |= claimed
         try:
-            return await self._try_and_switch(folder, replaced)
+            return await self._try_and_switch(folder, replaced, discard)
         finally:
             self._busy -= claimed
 
@@ -276,10 +323,15 @@ class Catalogue:
             if name in self._reserved:
                 raise ModelError(f"there is an application {name} already")
 
-    async def _try_and_switch(self, folder: ModelFolder, replaced: Sequence[Entry]) -> list[Entry]:
+    async def _try_and_switch(
+        self,
+        folder: ModelFolder,
+        replaced: Sequence[Entry],
+        discard: Callable[[], object] | None,
+    ) -> list[Entry]:
         if not self._workers:
             raise ModelError("there is no worker that could say whether the model is fit")
-        models = self._start_trial(folder)
+        models = await self._start_trial(folder, discard)
         try:
             for model in models:
                 while self.state(model) is ModelState.LOADING:
@@ -307,27 +359,53 @@ class Catalogue:
         delay_s = min(delay_s, RETIRE_LIMIT_S)
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
 
-    def _start_trial(self, folder: ModelFolder) -> list[Entry]:
-        models = []
-        for name in folder.instance_names:
-            generation = self._generations.get(name, 0) + 1
-            self._generations[name] = generation
-            model_id = generation_id(name, generation)
-            model = Entry(model_id, name, folder)
-            self._by_id[model_id] = model
-            self._runtime.tell(ModelAdded(model_id=model_id))
-            models.append(model)
-            for worker in self._workers.values():
-                worker.offer(model)
+    async def _start_trial(
+        self, folder: ModelFolder, discard: Callable[[], object] | None = None
+    ) -> list[Entry]:
+        names = folder.instance_names
+        upload = _Upload(len(names), discard) if discard is not None else None
+        models: list[Entry] = []
+        try:
+            for index, name in enumerate(names):
+                if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
+                    await asyncio.sleep(0)
+                model = Entry(self._new_id(name), name, folder, upload=upload)
+                models.append(model)
+                self._by_id[model.model_id] = model
+                self._runtime.telemetry.add_model(model.model_id)
+                self._runtime.tell(ModelAdded(model_id=model.model_id))
+                for worker in self._workers.values():
+                    worker.offer(model)
+        except BaseException:
+            for model in models:
+                self._forget(model)
+            raise
         return models
+
+    def _new_id(self, name: str) -> ModelId:
+        generation = self._generations.get(name, self._last_forgotten) + 1
+        self._generations[name] = generation
+        if len(self._generations) > _NAMES_GONE_MAX + len(self._by_id):
+            gone = (
+                self._generations.keys() - {model.name for model in self._by_id.values()} - {name}
+            )
+            self._last_forgotten = max(self._generations[name] for name in gone)
+            for each in gone:
+                del self._generations[each]
+        return generation_id(name, generation)
 
     def _forget(self, model: Entry) -> None:
         if self._by_id.get(model.model_id) is not model:
             return  # A malformed model was never announced, and its id may be its successor's.
         del self._by_id[model.model_id]
         self._runtime.tell(ModelRemoved(model_id=model.model_id))
+        self._runtime.telemetry.remove_model(model.model_id)
         for worker in self._workers.values():
             worker.withdraw(model)
+        if model.upload is not None:
+            model.upload.num_models -= 1
+            if model.upload.num_models == 0:
+                model.upload.discard()
 
     # --- what workers say ---------------------------------------------------------------------
 
@@ -335,8 +413,21 @@ class Catalogue:
         """Offer a worker all models, and let its opinion count from now on."""
         self._workers[worker_id] = worker
         self._announce_change()
-        for model in self._by_id.values():
-            worker.offer(model)
+        self._offer_from(0, list(self._by_id.values()), worker_id, worker)
+
+    def _offer_from(
+        self, start: int, models: Sequence[Entry], worker_id: WorkerId, worker: OfferTo
+    ) -> None:
+        """Offer a slice of the models that were there when a worker joined, and later the next."""
+        if self._workers.get(worker_id) is not worker:
+            return
+        end = start + _OFFERS_SLICE
+        for model in models[start:end]:
+            if self._by_id.get(model.model_id) is model:
+                worker.offer(model)
+        if end < len(models):
+            loop = asyncio.get_running_loop()
+            loop.call_soon(self._offer_from, end, models, worker_id, worker)
 
     def worker_left(self, worker_id: WorkerId) -> None:
         """Offer a worker nothing more, and forget its opinions: it is gone, or it drains.
@@ -348,7 +439,19 @@ class Catalogue:
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
             model.refused_by.pop(worker_id, None)
+            model.not_for.discard(worker_id)
+            model.disagreeing.discard(worker_id)
+            if not model.ready_on and model.disagreeing:
+                self._ask_again(model)
         self._announce_change()
+
+    def _ask_again(self, model: Entry) -> None:
+        """Forget a description that nobody stands for any more, and ask those whom it shut out."""
+        model.inputs = model.outputs = ()
+        for worker_id in sorted(model.disagreeing):
+            model.refused_by.pop(worker_id, None)
+            self._workers[worker_id].offer(model)
+        model.disagreeing.clear()
 
     def model_progress(self, model_id: ModelId, stage: str) -> None:
         """Note what a worker is doing with a model."""
@@ -362,27 +465,32 @@ class Catalogue:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         weights_bytes: int,
+        one_by_one: str = "",
     ) -> bool:
         """Note that a worker has a model ready, and tell the scheduler.
 
         Returns:
             False when the worker is to forget the model, because it was removed, or because another
-            worker describes its tensors differently.
+            worker that has it ready describes its tensors differently.
         """
         model = self._by_id.get(event.model_id)
         if model is None:
             return False
-        if model.inputs and (model.inputs, model.outputs) != (inputs, outputs):
+        described = (model.inputs, model.outputs)
+        if model.ready_on and described != (inputs, outputs):
             reason = (
                 f"the worker finds inputs {_shapes(inputs)} and outputs {_shapes(outputs)}, "
                 f"an earlier one {_shapes(model.inputs)} and {_shapes(model.outputs)}"
             )
             self.model_refused(event.worker_id, event.model_id, reason)
+            model.disagreeing.add(event.worker_id)
             return False
-        model.inputs, model.outputs = inputs, outputs
+        if described != (inputs, outputs):
+            model.inputs, model.outputs = inputs, outputs
         model.architecture_id = event.architecture_id
         model.num_pages = event.num_pages
         model.weights_bytes = weights_bytes
+        model.one_by_one = one_by_one
         model.ready_on[event.worker_id] = tuple(sorted(event.exec_ns))
         model.refused_by.pop(event.worker_id, None)
         model.progress = ""
@@ -391,13 +499,21 @@ class Catalogue:
         self._announce_change()
         return True
 
-    def model_refused(self, worker_id: WorkerId, model_id: ModelId, reason: str) -> None:
-        """Note that a worker cannot serve a model, and why."""
+    def model_refused(
+        self, worker_id: WorkerId, model_id: ModelId, reason: str, *, for_others: bool = False
+    ) -> None:
+        """Note that a worker cannot serve a model, and why.
+
+        `for_others`: workers of another kind are to serve it, so it is no news while there is one.
+        """
         model = self._by_id.get(model_id)
         if model is None:
             return
         model.refused_by[worker_id] = reason
-        log.warning("model %s is refused by worker %s: %s", model_id, worker_id, reason)
+        if for_others:
+            model.not_for.add(worker_id)
+        level = logging.INFO if for_others else logging.WARNING
+        log.log(level, "model %s is refused by worker %s: %s", model_id, worker_id, reason)
         self._announce_change()
 
     def _announce_change(self) -> None:
@@ -422,8 +538,12 @@ def name_of(model_id: str) -> str:
 
 
 def _refusals(model: Entry) -> str:
-    """Join the reasons of all workers that refused a model, each reason once."""
-    reasons = dict.fromkeys(model.refused_by.values())
+    """Join the reasons of the workers that refused a model, each reason once.
+
+    Where some have looked at it, what the others say would only drown the truth.
+    """
+    looked = {key: why for key, why in model.refused_by.items() if key not in model.not_for}
+    reasons = dict.fromkeys((looked or model.refused_by).values())
     return "; ".join(reasons)
 
 

@@ -112,6 +112,12 @@ class ControllerFlags:
     max_connections: Annotated[
         int, typer.Option(help="Connections beyond which requests are refused (http2).")
     ] = 1000
+    max_message_mib: Annotated[
+        int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
+    ] = 64
+    upload_limit_mib: Annotated[
+        int, typer.Option(help="Disk for models that `models add` brings, together.")
+    ] = 16384
 
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
@@ -134,6 +140,8 @@ class ControllerFlags:
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
             max_connections=self.max_connections,
+            max_message_bytes=self.max_message_mib << 20,
+            upload_limit_bytes=self.upload_limit_mib << 20,
         )
 
 

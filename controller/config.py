@@ -35,8 +35,9 @@ class ControllerConfig:
     #: its workers; too long: requests wait for a machine that is gone. A process that ends is noticed at
     #: once without it, and a worker that hangs at its first action that takes `action_timeout_ns` too long.
     silence_limit_ms: int = 10_000
-    #: Largest message that is accepted. A message occupies its size in memory before it is looked at.
-    max_message_bytes: int = 512 * 1024 * 1024
+    #: Largest message that is accepted. A message occupies its size in memory before it is looked at, so
+    #: this times the calls at once is what strangers can fill; a batch's outputs have to fit in too.
+    max_message_bytes: int = 64 * 1024 * 1024
     #: Who speaks HTTP/2: `http2` is our own server, which knows when a request came; `grpc` is grpcio's,
     #: which does not tell how long a request waited in its own queue, so that only the event loop's lag
     #: counts there. Below, what bounds `http2` alone is marked so.
@@ -49,6 +50,8 @@ class ControllerConfig:
     max_open_bytes: int = 1024 * 1024 * 1024
     #: Connections (`http2`) beyond which requests are refused. Each takes a file handle.
     max_connections: int = 1000
+    #: What models that were added by upload may occupy on this machine's disk, together.
+    upload_limit_bytes: int = 16 << 30
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
@@ -70,6 +73,7 @@ class ControllerConfig:
             "max_open_requests",
             "max_open_bytes",
             "max_connections",
+            "upload_limit_bytes",
             "telemetry_capacity",
         ):
             if getattr(self, name) <= 0:

@@ -47,6 +47,7 @@ from controller.core.events import (
     RequestCancelled,
     SendAction,
     TimerFired,
+    WithdrawAction,
     WorkerJoined,
     WorkerLost,
 )
@@ -104,6 +105,7 @@ class Ledger(Generic[W, K]):
         clock: Callable[[], int],
         telemetry: Telemetry | None,
         send: Callable[[W, Sent], None],
+        withdraw_action: Callable[[W, ActionId], None],
         answer: Callable[[RequestArrived, K, AnswerRequest, Finished, int, bool], None],
         refuse: Callable[[RequestArrived, K, RefuseRequest, int], None],
         forget: Callable[[W, ModelId], None],
@@ -119,6 +121,8 @@ class Ledger(Generic[W, K]):
             clock: the present in ns, on the clock that all the events' times are on.
             telemetry: takes a row per request and action; None: none are made.
             send: puts an action on a worker's link.
+            withdraw_action: tells a worker to drop an action that it has not begun. The action stays in
+                the books until its result comes.
             answer: gives (request, what is kept of it, command, the Infer, departure in ns, whether it
                 is in time) to whoever waits. An answer that is not in time is a refusal for lateness.
             refuse: gives (request, what is kept of it, command, departure in ns) to whoever waits.
@@ -136,6 +140,7 @@ class Ledger(Generic[W, K]):
         self._clock = clock
         self._telemetry = telemetry
         self._send = send
+        self._withdraw_action = withdraw_action
         self._answer = answer
         self._refuse = refuse
         self._forget = forget
@@ -304,6 +309,10 @@ class Ledger(Generic[W, K]):
                 self._send(worker.link, sent)
             elif isinstance(command, RefuseRequest):
                 self._give_refusal(command)
+            elif isinstance(command, WithdrawAction):
+                holder = self._workers.get(command.worker_id)
+                if holder is not None:
+                    self._withdraw_action(holder.link, command.action_id)
             elif isinstance(command, ForgetModel):
                 here = self._workers.get(command.worker_id)
                 if here is not None:
@@ -339,7 +348,10 @@ class Ledger(Generic[W, K]):
         request, kept = entry
         now_ns = self._clock()
         if self._telemetry is not None:
-            self._telemetry.add_request(request_row(request, now_ns, command.refusal.value))
+            row = request_row(request, now_ns, command.refusal.value)
+            row.load_ns, row.exec_ns = command.load_ns, command.exec_ns
+            row.queue_ns, row.margin_ns = command.queue_ns, command.margin_ns
+            self._telemetry.add_request(row)
         self._refuse(request, kept, command, now_ns)
 
     # --- the timer ----------------------------------------------------------------------------
@@ -399,13 +411,14 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
 
 
 def request_row(request: RequestArrived, departure_ns: int, outcome: str) -> RequestRow:
-    """Make the row of a closed request, without the columns that only an answered one has."""
+    """Make the row of a closed request, without the columns that only an answered or a refused one has."""
     return RequestRow(
         request_id=request.request_id,
         model_id=request.model_id,
         rows=request.rows,
         arrival_ns=request.arrival_ns,
         slo_ns=request.slo_ns,
+        tenant=request.tenant,
         departure_ns=departure_ns,
         outcome=outcome,
     )

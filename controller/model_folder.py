@@ -55,6 +55,10 @@ class ModelSettings:
     copies: int = 1
     #: Row of the profile that a modelled device uses; None: the folder's name.
     profile: str | None = None
+    #: Requests that name the model may be answered from the prediction cache, which applications use
+    #: anyway. A repeated question is answered at once then, also while the model is not loaded; a model
+    #: whose answers to one question differ must not set it. With `explain`, the model is always asked.
+    cache: bool = False
     #: The model is code, which container workers run; None: it is ONNX.
     container: ContainerSpec | None = None
 
@@ -80,9 +84,9 @@ class ModelFolder:
 
 def check_name(name: str) -> None:
     """Raise ModelError unless `name` may name a model."""
-    if not NAME_PATTERN.fullmatch(name) or name.startswith("."):
+    if not NAME_PATTERN.fullmatch(name) or name.startswith((".", "-")):
         raise ModelError(
-            f"model name {name[:200]!r}: expected 1 to 128 of A-Z a-z 0-9 _ . -, not starting with ."
+            f"model name {name[:200]!r}: expected 1 to 128 of A-Z a-z 0-9 _ . -, not starting with . or -"
         )
 
 
@@ -171,6 +175,10 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
                 if not isinstance(value, str) or not value:
                     raise _unexpected("profile", value, "the name of a row of the profile")
                 values["profile"] = value
+            case "cache":
+                if not isinstance(value, bool):
+                    raise _unexpected("cache", value, "true or false")
+                values["cache"] = value
             case "container":
                 try:
                     values["container"] = parse_container(value)
@@ -179,7 +187,7 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
             case _:
                 raise ModelError(
                     f"{CONFIG_FILE}: unknown key {key!r}; "
-                    "known are slo_ms, batch_sizes, dimensions, copies, profile, container"
+                    "known are slo_ms, batch_sizes, dimensions, copies, profile, cache, container"
                 )
     if "container" in values:
         for key in ("dimensions", "copies", "profile"):

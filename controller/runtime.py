@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from clockwright.actions import Action, Result
+from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_S, ModelId, RequestId, WorkerId
+from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
@@ -34,6 +34,9 @@ from controller.core.events import (
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
 from controller.telemetry import Telemetry
+
+# Requests under way whose late outputs somebody wants. Beyond it the oldest ones' are dropped.
+_LATE_MAX = 10_000
 
 
 @dataclass(slots=True)
@@ -81,6 +84,9 @@ class Link(Protocol):
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Send an action; `payload` is per request, per input tensor."""
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
 
@@ -94,6 +100,8 @@ class _Waiting:
 
     inputs: Sequence[Buffer]
     future: asyncio.Future[Answer]
+    #: Takes the outputs whenever they come; None: nobody wants them but in time.
+    late: Callable[[Sequence[Buffer]], object] | None
 
 
 class Runtime:
@@ -124,6 +132,7 @@ class Runtime:
             clock=clock,
             telemetry=telemetry,
             send=self._send,
+            withdraw_action=_withdraw_action,
             answer=self._answer,
             refuse=self._refuse,
             forget=_forget,
@@ -131,6 +140,8 @@ class Runtime:
             settled=self._settled,
             arm=self._arm,
         )
+        #: Who wants the outputs of requests that were sent, even if they are late; the oldest first.
+        self._late: dict[RequestId, Callable[[Sequence[Buffer]], object]] = {}
         self._last_request_id = 0
         #: In this turn of the event loop.
         self._arrived: list[RequestArrived] = []
@@ -166,6 +177,7 @@ class Runtime:
         arrival_ns: int,
         slo_ns: int,
         tenant: str = "",
+        late: Callable[[Sequence[Buffer]], object] | None = None,
     ) -> asyncio.Future[Answer]:
         """Ask for an answer inside the SLO.
 
@@ -180,6 +192,8 @@ class Runtime:
             arrival_ns: `clock()` when the front end had the request in hand.
             slo_ns: the answer is due this long after.
             tenant: whose it is; empty: nobody's in particular.
+            late: takes the outputs of a batch that was sent for the request, also when the future was
+                cancelled or refused before they came.
 
         Returns:
             A future of the answer, which was in time when the future was resolved.
@@ -198,7 +212,7 @@ class Runtime:
             tenant=tenant,
         )
         future: asyncio.Future[Answer] = loop.create_future()
-        self._ledger.open(request, _Waiting(inputs, future))
+        self._ledger.open(request, _Waiting(inputs, future, late))
         future.add_done_callback(functools.partial(self._withdraw_if_cancelled, request.request_id))
         if not self._arrived:
             loop.call_soon(self._tell_arrivals)
@@ -206,12 +220,18 @@ class Runtime:
         return future
 
     def forecast(
-        self, model_ids: Sequence[ModelId], *, arrival_ns: int, slo_ns: int, together: bool
+        self,
+        model_ids: Sequence[ModelId],
+        *,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        together: bool,
     ) -> list[Forecast]:
-        """Predict what a request of one row to each of some models would come to; see `Scheduler`."""
+        """Predict what a request to each of some models would come to; see `Scheduler`."""
         return self._scheduler.forecast(
             model_ids,
-            rows=1,
+            rows=rows,
             arrival_ns=arrival_ns,
             slo_ns=slo_ns,
             now_ns=self.clock(),
@@ -279,7 +299,15 @@ class Runtime:
         Raises:
             ProtocolError: the worker was not sent this action, or the result lacks something.
         """
-        self._ledger.finish(worker_id, result, outputs)
+        sent = self._ledger.finish(worker_id, result, outputs)
+        if sent is None or not self._late:
+            return
+        request_ids = sent.command.request_ids
+        for index, request_id in enumerate(request_ids):
+            late = self._late.pop(request_id, None)
+            if late is not None and result.error is ActionError.NONE:
+                num_outputs = len(outputs) // len(request_ids)
+                late(outputs[index * num_outputs : (index + 1) * num_outputs])
 
     # --- events and commands ------------------------------------------------------------------
 
@@ -291,7 +319,13 @@ class Runtime:
         waiting = self._ledger.requests
         payload: list[Buffer] = []
         for request_id in sent.command.request_ids:
-            payload += waiting[request_id][1].inputs
+            kept = waiting[request_id][1]
+            payload += kept.inputs
+            if kept.late is not None:
+                self._late[request_id] = kept.late
+                # Actions whose worker is lost leave theirs behind.
+                if len(self._late) > _LATE_MAX:
+                    del self._late[next(iter(self._late))]
         link.send(sent.command.action, payload)
 
     def _answer(
@@ -343,6 +377,10 @@ class Runtime:
     def _fire(self) -> None:
         self._timer = None
         self._ledger.fire()
+
+
+def _withdraw_action(link: Link, action_id: ActionId) -> None:
+    link.withdraw_action(action_id)
 
 
 def _forget(link: Link, model_id: ModelId) -> None:

@@ -4,22 +4,17 @@ Every figure, live or simulated, is computed from these rows. All times are nano
 controller's monotonic clock unless a column says otherwise; its zero is arbitrary, so only
 differences mean anything outside the process.
 
-The tables keep the last rows in memory. `TelemetryFiles` writes them to `requests.csv` and
-`actions.csv` in small slices, so that whoever owns the event loop can serve requests in between.
+The tables keep the last rows in memory; `controller.telemetry_files` writes them to a folder.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO, TypeVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from clockwright.actions import StepTime
-from clockwright.errors import ConfigError, Refusal
+from clockwright.errors import Refusal
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
 
 #: Rows kept per table. About 100 MB when both are full.
@@ -27,8 +22,6 @@ CAPACITY = 200_000
 
 OK = "OK"
 CANCELLED = "CANCELLED"
-
-_Row = TypeVar("_Row")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,10 +36,17 @@ class RequestRow:
     arrival_ns: int
     #: Latency objective; the deadline is `arrival_ns + slo_ns`.
     slo_ns: int
+    #: Who asked; empty: nobody in particular.
+    tenant: str = ""
     #: When the answer or refusal was handed to the front end.
     departure_ns: int = 0
     #: "OK", "CANCELLED" or the name of a `Refusal`.
     outcome: str = ""
+    #: What was predicted when the scheduler refused it, as in `RefuseRequest`; 0 for all others.
+    load_ns: int = 0
+    exec_ns: int = 0
+    queue_ns: int = 0
+    margin_ns: int = 0
     #: No resident copy at arrival. Known for answered requests only, like all that follows.
     cold: bool = False
     worker_id: WorkerId | None = None
@@ -123,19 +123,20 @@ class Telemetry:
         #: In order of completion.
         self.actions: deque[ActionRow] = deque(maxlen=capacity)
         self.total = Counts()
+        #: Totals of every model there is; `add_model` and `remove_model` say which those are.
         self.by_model: dict[ModelId, Counts] = {}
-        self._files: TelemetryFiles | None = None
+        self._write_request: Callable[[RequestRow], None] | None = None
+        self._write_action: Callable[[ActionRow], None] | None = None
 
     def add_request(self, row: RequestRow) -> None:
         """Append a complete row; the caller changes it no more."""
         self.requests.append(row)
         self.total.add(row)
         counts = self.by_model.get(row.model_id)
-        if counts is None:
-            counts = self.by_model[row.model_id] = Counts()
-        counts.add(row)
-        if self._files is not None:
-            self._files.pending_requests.append(row)
+        if counts is not None:
+            counts.add(row)
+        if self._write_request is not None:
+            self._write_request(row)
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a request that the front refused before it knew enough of it for a row."""
@@ -145,111 +146,19 @@ class Telemetry:
     def add_action(self, row: ActionRow) -> None:
         """Append a complete row; the caller changes it no more."""
         self.actions.append(row)
-        if self._files is not None:
-            self._files.pending_actions.append(row)
+        if self._write_action is not None:
+            self._write_action(row)
 
-    def write_to(self, files: TelemetryFiles) -> None:
-        """From now on every row goes to `files` as well."""
-        self._files = files
+    def add_model(self, model_id: ModelId) -> None:
+        """Count the requests of a model apart from now on."""
+        self.by_model[model_id] = Counts()
 
+    def remove_model(self, model_id: ModelId) -> None:
+        """Forget the counts of a model. Rows that it still leaves are in the totals only."""
+        self.by_model.pop(model_id, None)
 
-REQUEST_COLUMNS = [column.name for column in fields(RequestRow)]
-
-_STEPS = ("load", "input", "exec", "output")
-_ACTION_FIELDS = [column.name for column in fields(ActionRow) if column.name not in _STEPS]
-ACTION_COLUMNS = _ACTION_FIELDS + [
-    f"{step}_{part}_ns" for step in _STEPS for part in ("begin", "end", "duration")
-]
-
-
-def request_values(row: RequestRow) -> Iterator[object]:
-    """Values of a row in the order of `REQUEST_COLUMNS`."""
-    return (_cell(getattr(row, name)) for name in REQUEST_COLUMNS)
-
-
-def action_values(row: ActionRow) -> Iterator[object]:
-    """Values of a row in the order of `ACTION_COLUMNS`."""
-    yield from (_cell(getattr(row, name)) for name in _ACTION_FIELDS)
-    for name in _STEPS:
-        step: StepTime | None = getattr(row, name)
-        if step is None:
-            yield from ("", "", "")
-        else:
-            yield from (step.begin_ns, step.end_ns, step.duration_ns)
-
-
-def _cell(value: object) -> object:
-    # csv writes True as "True", which other readers take for text.
-    return int(value) if isinstance(value, bool) else value
-
-
-class TelemetryFiles:
-    """`requests.csv` and `actions.csv` in one directory; replaces those of an earlier run."""
-
-    def __init__(self, directory: Path, *, capacity: int = CAPACITY) -> None:
-        """Open both files and write their header lines.
-
-        Args:
-            directory: made when it does not exist.
-            capacity: rows that may wait to be written; beyond it the oldest are lost.
-
-        Raises:
-            ConfigError: the directory cannot be written to.
-        """
-        self.pending_requests: deque[RequestRow] = deque(maxlen=capacity)
-        self.pending_actions: deque[ActionRow] = deque(maxlen=capacity)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._requests = _open(directory / "requests.csv", REQUEST_COLUMNS)
-            self._actions = _open(directory / "actions.csv", ACTION_COLUMNS)
-        except OSError as error:
-            raise ConfigError(f"telemetry directory {directory}: {error}") from error
-
-    def write_slice(self, max_rows: int = 64) -> bool:
-        """Write at most `max_rows` waiting rows of each table; 64 take a fraction of a millisecond.
-
-        Returns:
-            Whether rows are left.
-        """
-        _write(self._requests, map(request_values, _take(self.pending_requests, max_rows)))
-        _write(self._actions, map(action_values, _take(self.pending_actions, max_rows)))
-        return bool(self.pending_requests or self.pending_actions)
-
-    def flush(self) -> None:
-        """Hand what was written to the operating system; may block on the disk."""
-        self._requests.flush()
-        self._actions.flush()
-
-    def close(self) -> None:
-        """Write everything that waits, and close."""
-        while self.write_slice():
-            pass
-        self._requests.close()
-        self._actions.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+    def write_to(
+        self, request: Callable[[RequestRow], None], action: Callable[[ActionRow], None]
     ) -> None:
-        self.close()
-
-
-def _open(path: Path, columns: list[str]) -> TextIO:
-    # The buffer outlasts a second of rows, so the disk is met in `flush` only.
-    file = path.open("w", encoding="utf-8", newline="", buffering=1 << 22)
-    csv.writer(file).writerow(columns)
-    return file
-
-
-def _write(file: TextIO, rows: Iterable[Iterator[object]]) -> None:
-    csv.writer(file).writerows(rows)
-
-
-def _take(rows: deque[_Row], max_rows: int) -> Iterator[_Row]:
-    for _ in range(min(max_rows, len(rows))):
-        yield rows.popleft()
+        """From now on hand every row to one of two as well."""
+        self._write_request, self._write_action = request, action

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-import sys
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -36,21 +36,25 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
         workers: local ones, which are started here and have left when this returns; may be none.
 
     Returns:
-        The exit code: 0, or 1 when all local workers died before one of them joined.
+        The exit code: 0, or 1 when no local worker can work with its settings.
 
     Raises:
         ConfigError: the controller cannot start.
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    announcement: list[asyncio.Task[bool]] = []
+    announcement: list[asyncio.Task[None]] = []
     # The announcement says the same of every refused model; with -v, all is said as it happens.
     if not _catalogue_log.isEnabledFor(logging.INFO):
         _catalogue_log.setLevel(logging.ERROR)
 
     def started(port: int) -> None:
         address = f"{_reachable(config.host)}:{port}"
-        workers.start(address)
         loop = asyncio.get_running_loop()
+        workers.start(
+            address,
+            again=lambda pause_s, start: loop.call_soon_threadsafe(loop.call_later, pause_s, start),
+            give_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        )
         console.print(f"listening on {config.host}:{port}")
         announcement.append(loop.create_task(_announce(console, address, workers)))
 
@@ -58,39 +62,32 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
         code = run(config, started=started, draining=workers.leave)
     finally:
         workers.stop()
-    for task in announcement:
-        if task.done() and not task.cancelled() and not task.result():
-            return 1
+    if workers.unable:
+        return 1
     console.print("stopped")
     return code
 
 
-async def _announce(console: Console, address: str, workers: LocalWorkers) -> bool:
-    """Show the models being prepared, until all are ready or refused.
+async def _announce(console: Console, address: str, workers: LocalWorkers) -> None:
+    """Show the models being prepared, until all are ready or refused, or the controller stops."""
+    with suppress(grpc.aio.AioRpcError):  # it stopped while it was asked
+        await _show_preparation(console, address, workers)
 
-    Returns:
-        False when that will not come, because no local worker is left of those there should be.
-    """
-    num_workers = workers.num_alive
+
+async def _show_preparation(console: Console, address: str, workers: LocalWorkers) -> None:
     channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
     async with channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
-            joined = False
             while True:
                 status = await stub.Status(pb.StatusRequest())
                 if status.draining:
-                    return True
-                joined = joined or status.num_workers > 0
-                if num_workers and not joined and workers.num_alive == 0:
-                    print(
-                        "every local worker died before it had joined; what it said is above",
-                        file=sys.stderr,
-                    )
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return False
+                    return
                 if status.num_models <= _MODELS_LISTED:
-                    preparation.show((await stub.ListModels(pb.ListModelsRequest())).models)
+                    models = (await stub.ListModels(pb.ListModelsRequest())).models
+                    # A worker that is still to come may serve what the others refuse.
+                    all_here = status.num_workers >= workers.num_alive
+                    preparation.show(m for m in models if all_here or m.state != "UNAVAILABLE")
                 preparation.count(status.num_models_ready, status.num_models)
                 if status.ready and status.num_workers >= workers.num_alive:
                     break
@@ -101,7 +98,6 @@ async def _announce(console: Console, address: str, workers: LocalWorkers) -> bo
     _catalogue_log.setLevel(logging.NOTSET)
     num_ready = sum(model.state == "READY" for model in models)
     console.print(f"ready: {num_ready} of {len(models)} models on {address}")
-    return True
 
 
 def _reachable(host: str) -> str:

@@ -24,8 +24,16 @@ from clockwright import wire
 from clockwright.actions import Action, ActionError, Infer
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
 from clockwright.errors import ProtocolError
+from clockwright.foreign import TEXT_CHARS_MAX, printable
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import (
+    DURATION_NS_MAX,
+    ActionId,
+    ArchitectureId,
+    GpuKind,
+    ModelId,
+    WorkerId,
+)
 from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
@@ -48,15 +56,23 @@ CHUNKS_IN_FLIGHT = 4
 
 _WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 
-# 73 years. A worker's clock beyond it is nonsense, and translated times would no longer fit the wire.
-_TIME_MAX_NS = 1 << 61
-
 # A worker that was told to leave and has not left after this long has its stream cut.
 LEAVE_LIMIT_S = 5.0
 
 # Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
-_COMPLAINT_LENGTH_MAX = 200
+
+# Words on a model or an action may quote an engine or two; a status that carries them has room for these.
+_WORDS_CHARS_MAX = 1000
+
+# Largest of what there is, and generously more. A petabyte of weights still fits in.
+_ARENA_BYTES_MAX = 1 << 50
+_CLOCK_MHZ_MAX = 100_000
+_TENSORS_MAX = 256
+_RANK_MAX = 32
+
+# Files that a worker has asked for and was not sent. It asks for those of one model at a time.
+_TRANSFERS_MAX = 20_000
 
 # When a worker has been silent for this many heartbeats, another that registers under its name is taken for
 # its successor. A busy machine skips a few heartbeats; a worker that starts again takes longer than that.
@@ -97,6 +113,8 @@ class WorkerLink:
     register: pb.Register
     #: The RPC. Its `read` and `write` take whole messages as bytes.
     context: Context
+    #: Largest message that the server takes.
+    message_bytes_max: int = 1 << 26
     clock: ClockSync = field(default_factory=ClockSync)
     draining: bool = False
     #: The scheduler does not trust the worker any more and has let it go.
@@ -123,6 +141,8 @@ class WorkerLink:
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
+    #: Most output tensors that an Infer has asked for; no message has more.
+    _num_outputs_max: int = 0
     #: The output sizes of each model that the worker has ready: bytes of one row, by output.
     _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
     #: Set once `WorkerLinks` does not list the worker any more.
@@ -146,8 +166,16 @@ class WorkerLink:
         if isinstance(action, Infer):
             row_bytes = self._output_row_bytes[action.model_id]
             self._infers[action.action_id] = _SentInfer(action.rows, row_bytes)
+            num_outputs = len(action.rows) * len(row_bytes)
+            if num_outputs > self._num_outputs_max:
+                self._num_outputs_max = num_outputs
         header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
         self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
+
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+        withdrawal = pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id))
+        self._post(withdrawal.SerializeToString())
 
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
@@ -241,10 +269,11 @@ class WorkerLink:
         while (message := await self.context.read()) is not EOF:
             received_ns = self.runtime.clock()
             self.silent_ticks = 0
-            envelope, payload = parse(message)
+            envelope, payload = parse(message, num_outputs_max=self._num_outputs_max)
             self._take(envelope, payload, received_ns)
             for further in envelope.next:
-                self._take(*parse(further), received_ns)
+                further_envelope, payload = parse(further, num_outputs_max=self._num_outputs_max)
+                self._take(further_envelope, payload, received_ns)
 
     async def _write(self) -> None:
         while True:
@@ -325,14 +354,20 @@ class WorkerLink:
                 self._chunk_permits.release()
             case "model_progress":
                 progress = envelope.model_progress
-                self.catalogue.model_progress(ModelId(progress.model_id), progress.stage)
+                if progress.model_id in self._unanswered:
+                    stage = printable(progress.stage)
+                    self.catalogue.model_progress(ModelId(progress.model_id), stage)
             case "model_ready":
                 self._take_ready(envelope.model_ready)
             case "model_refused":
                 refused = envelope.model_refused
-                self._refused(ModelId(refused.model_id), refused.reason or "no reason given")
+                # Another was withdrawn a moment ago, or is answered already.
+                if refused.model_id in self._unanswered:
+                    reason = printable(refused.reason, _WORDS_CHARS_MAX) or "no reason given"
+                    self._refused(ModelId(refused.model_id), reason, for_others=refused.for_others)
             case "drain":
-                log.info("worker %s wants to leave: %s", self.worker_id, envelope.drain.reason)
+                reason = printable(envelope.drain.reason)
+                log.info("worker %s wants to leave: %s", self.worker_id, reason)
                 self.drain()
             case "register":
                 raise ProtocolError("registered twice")
@@ -352,7 +387,7 @@ class WorkerLink:
 
     def _take_heartbeat(self, beat: pb.Heartbeat, received_ns: int) -> None:
         peer_min = beat.min_delta_ns if beat.HasField("min_delta_ns") else None
-        if max(abs(beat.sent_ns), abs(peer_min or 0)) > _TIME_MAX_NS:
+        if max(abs(beat.sent_ns), abs(peer_min or 0)) > wire.TIME_NS_MAX:
             raise ProtocolError(f"heartbeat sent at {beat.sent_ns} ns, delta {peer_min} ns")
         self.clock.heard(sent_ns=beat.sent_ns, received_ns=received_ns, peer_min_delta_ns=peer_min)
         if not self.joined and not self.draining and self.clock.offset_ns is not None:
@@ -365,7 +400,11 @@ class WorkerLink:
             raise ProtocolError(
                 f"{len(card.complaints)} complaints of a card, expected {_COMPLAINTS_MAX} at most"
             )
-        card.complaints[:] = [words[:_COMPLAINT_LENGTH_MAX] for words in card.complaints]
+        if max(card.clock_mhz, card.clock_mhz_max) > _CLOCK_MHZ_MAX:
+            raise ProtocolError(
+                f"a card at {card.clock_mhz} of {card.clock_mhz_max} MHz, expected {_CLOCK_MHZ_MAX} at most"
+            )
+        card.complaints[:] = map(printable, card.complaints)
         known, self.card = self.card, card
         for words in card.complaints:
             if words not in known.complaints:
@@ -402,6 +441,8 @@ class WorkerLink:
         if self.clock.offset_ns is None:
             raise ProtocolError(f"result of action {message.action_id} before any heartbeat")
         result = wire.decode_result(message, shift_ns=-self.clock.offset_ns)
+        if result.message:
+            result.message = printable(result.message, _WORDS_CHARS_MAX)
         sent = self._infers.pop(result.action_id, None)
         if sent is not None and result.error is ActionError.NONE:
             _check_outputs(result.action_id, sent, payload)
@@ -412,10 +453,14 @@ class WorkerLink:
         if model is None or model.folder is None:
             return  # The model was removed a moment ago.
         files = {file.sha256: file for file in model.folder.files}
+        if self._transfers.qsize() + len(needed.sha256) > _TRANSFERS_MAX:
+            raise ProtocolError(f"it waits for more than {_TRANSFERS_MAX} files, which is the most")
         for sha256 in dict.fromkeys(needed.sha256):
             file = files.get(sha256)
             if file is None:
-                raise ProtocolError(f"model {model.model_id} has no file with sha256 {sha256!r}")
+                raise ProtocolError(
+                    f"model {model.model_id} has no file with sha256 {sha256[:TEXT_CHARS_MAX]!r}"
+                )
             self._transfers.put_nowait(_Transfer(model.model_id, file))
 
     def _take_ready(self, ready: pb.ModelReady) -> None:
@@ -423,17 +468,31 @@ class WorkerLink:
         if model_id not in self._unanswered:
             return  # The offer was withdrawn a moment ago.
         self._unanswered.discard(model_id)
-        if fault := _find_fault(ready, num_pages=self.register.num_pages):
+        model = self.catalogue.find_id(model_id)
+        if model is None or model.folder is None:
+            return  # The model was removed a moment ago.
+        if fault := _find_fault(
+            ready,
+            num_pages=self.register.num_pages,
+            batch_sizes=model.folder.settings.batch_sizes,
+            message_bytes_max=self.message_bytes_max,
+        ):
             self._refused(model_id, fault)
             self.forget_model(model_id)
             return
+        row_bytes = _row_bytes(ready.outputs)
         event = ModelReady(
             worker_id=self.worker_id,
             model_id=model_id,
             architecture_id=ArchitectureId(ready.architecture_id),
             num_pages=ready.num_pages,
             load_ns=ready.load_ns,
-            exec_ns={batch.batch_size: batch.exec_ns for batch in ready.batches},
+            # Not what no message could bring back.
+            exec_ns={
+                batch.batch_size: batch.exec_ns
+                for batch in ready.batches
+                if batch.batch_size * row_bytes <= self.message_bytes_max
+            },
             clock_mhz=ready.clock_mhz,
         )
         if self.draining:
@@ -446,30 +505,39 @@ class WorkerLink:
             inputs=_specs(ready.inputs),
             outputs=outputs,
             weights_bytes=ready.weights_bytes,
+            one_by_one=ready.one_by_one,
         )
         if not known:
             self.forget_model(model_id)
 
-    def _refused(self, model_id: ModelId, reason: str) -> None:
+    def _refused(self, model_id: ModelId, reason: str, *, for_others: bool = False) -> None:
         self._unanswered.discard(model_id)
         if self.catalogue.find_id(model_id) is None:
             return  # The model was removed a moment ago.
-        self.refused[model_id] = reason
+        if not for_others:
+            self.refused[model_id] = reason
         if not self.draining:
-            self.catalogue.model_refused(self.worker_id, model_id, reason)
+            self.catalogue.model_refused(self.worker_id, model_id, reason, for_others=for_others)
 
 
 class WorkerLinks:
     """All workers' streams, by worker id."""
 
     def __init__(
-        self, runtime: Runtime, catalogue: Catalogue, heartbeats: HeartbeatConfig | None = None
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        heartbeats: HeartbeatConfig | None = None,
+        *,
+        message_bytes_max: int = 1 << 26,
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
+        self._message_bytes_max = message_bytes_max
         self._links: dict[WorkerId, WorkerLink] = {}
-        self._closing = False
+        #: Why no worker is welcome any more; empty while they are.
+        self._closing = ""
         self._all_left = asyncio.Event()
         self._all_left.set()
 
@@ -488,18 +556,31 @@ class WorkerLinks:
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
 
     async def close(self, reason: str) -> None:
-        """Tell all workers to leave, and wait until they have or `LEAVE_LIMIT_S` is over."""
-        self._closing = True
+        """End all streams, and wait until they have ended or `LEAVE_LIMIT_S` is over.
+
+        No worker is sent home: like those of a controller that crashed, they dial until one answers.
+        """
+        self._closing = reason
         for link in self.links:
-            link.close("")
-        await self._all_left.wait()
-        log.info("all workers left: %s", reason)
+            link.cut(reason)
+        try:
+            async with asyncio.timeout(LEAVE_LIMIT_S):
+                await self._all_left.wait()
+        except TimeoutError:
+            log.warning("%d workers' streams have not ended", len(self._links))
 
     async def _attach(self, _requests: AsyncIterator[bytes], context: Context) -> None:
         register = await self._welcome(context)
         if register is None:
             return
-        link = WorkerLink(self._runtime, self._catalogue, self._heartbeats, register, context)
+        link = WorkerLink(
+            self._runtime,
+            self._catalogue,
+            self._heartbeats,
+            register,
+            context,
+            self._message_bytes_max,
+        )
         self._links[link.worker_id] = link
         self._all_left.clear()
         reason = "the connection broke"
@@ -517,7 +598,9 @@ class WorkerLinks:
             return  # Its successor has taken its place.
         # A worker that drained was expected to leave; the operator should hear of any other. Which end of
         # a drained worker's stream closes first is chance, so the reason is no news.
-        if link.draining and not link.dropped:
+        if self._closing:
+            log.info("worker %s is left waiting: %s", link.worker_id, reason)
+        elif link.draining and not link.dropped:
             log.info("worker %s left: it was drained", link.worker_id)
         else:
             log.warning("worker %s left: %s", link.worker_id, reason)
@@ -536,7 +619,8 @@ class WorkerLinks:
                 message = await context.read()
             if message is EOF:
                 return None
-            envelope, _ = parse(message)
+            envelope, _ = parse(message, num_outputs_max=0)
+            await self._send_away_when_closing(context)
             fault = self._find_fault(envelope)
         except TimeoutError:
             fault = f"no registration within {limit_s:g} s"
@@ -554,10 +638,17 @@ class WorkerLinks:
             silence_limit_ms=self._heartbeats.silence_limit_ms,
         )
         await context.write(pb.ToWorker(welcome=welcome).SerializeToString())
-        # Look again, because the write let others run: two workers of one name may have come together.
+        # Look again, because the write let others run: the controller may close now, and two workers of
+        # one name may have come together.
+        await self._send_away_when_closing(context)
         if fault := self._clash(envelope.register):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
         return envelope.register
+
+    async def _send_away_when_closing(self, context: Context) -> None:
+        """End the stream when the controller closes; a rejection would end the worker, so it gets none."""
+        if self._closing:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self._closing)
 
     def _find_fault(self, envelope: pb.FromWorker) -> str:
         """Say what is wrong with a first message; empty when nothing is."""
@@ -574,11 +665,19 @@ class WorkerLinks:
         for name in ("device", "gpu_kind"):
             if not getattr(register, name):
                 return f"{name} is empty"
+        for name in ("device", "gpu_kind", "host", "software_version"):
+            text = getattr(register, name)
+            if fault := _text_fault(text):
+                return f"{name} {fault}"
         for name in ("num_pages", "page_bytes"):
             if getattr(register, name) == 0:
                 return f"{name} is 0, expected at least 1"
-        if self._closing:
-            return "the controller is shutting down"
+        for name, num_bytes in (
+            ("num_pages * page_bytes", register.num_pages * register.page_bytes),
+            ("arena_bytes", register.arena_bytes),
+        ):
+            if num_bytes > _ARENA_BYTES_MAX:
+                return f"{name} is {num_bytes}, expected {_ARENA_BYTES_MAX} at most"
         return self._clash(register)
 
     def _clash(self, register: pb.Register) -> str:
@@ -598,17 +697,17 @@ class WorkerLinks:
         return ""
 
 
-def parse(message: bytes) -> tuple[pb.FromWorker, Sequence[Buffer]]:
+def parse(message: bytes, *, num_outputs_max: int) -> tuple[pb.FromWorker, Sequence[Buffer]]:
     """Read an envelope and its payload; big payloads are not copied.
 
     Raises:
-        ProtocolError: it is not a `FromWorker`.
+        ProtocolError: it is not a `FromWorker`, or has more tensors in its payload than any was asked for.
     """
     try:
         if len(message) < SMALL_MESSAGE_BYTES:
             envelope = pb.FromWorker.FromString(message)
             return envelope, envelope.payload
-        header, payload = split_bulk(message, wire.PAYLOAD_FIELD)
+        header, payload = split_bulk(message, wire.PAYLOAD_FIELD, entries_max=num_outputs_max)
         return pb.FromWorker.FromString(header), payload
     except DecodeError:
         raise ProtocolError(f"{len(message)} bytes that are no FromWorker message") from None
@@ -621,28 +720,75 @@ def _check_outputs(action_id: ActionId, sent: _SentInfer, payload: Sequence[Buff
         raise ProtocolError(f"action {action_id}: outputs of {found} bytes, expected {expected}")
 
 
-def _find_fault(ready: pb.ModelReady, *, num_pages: int) -> str:
-    """Say what cannot be true in a worker's description of a model; empty when all of it can."""
-    sizes = [batch.batch_size for batch in ready.batches]
-    if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
-        return f"the worker reports batch sizes {sizes}, expected at least one, ascending"
+def _find_fault(
+    ready: pb.ModelReady, *, num_pages: int, batch_sizes: Sequence[int], message_bytes_max: int
+) -> str:
+    """Say what cannot be true in a worker's description of a model; empty when all of it can.
+
+    Args:
+        ready: the description.
+        num_pages: of the worker's cache.
+        batch_sizes: that the worker was offered, ascending.
+        message_bytes_max: a batch's outputs come in one message.
+    """
+    sizes = [batch.batch_size for batch in ready.batches[: len(batch_sizes) + 1]]
+    if not sizes or sizes != sorted(set(sizes)) or not set(sizes) <= set(batch_sizes):
+        return f"the worker reports batch sizes {sizes}, expected some of {list(batch_sizes)}, ascending"
     for batch in ready.batches:
-        if batch.exec_ns <= 0:
-            return f"the worker reports exec_ns {batch.exec_ns} for batch {batch.batch_size}"
-    if ready.load_ns <= 0:
-        return f"the worker reports load_ns {ready.load_ns}, expected more than 0"
+        if not 0 < batch.exec_ns <= DURATION_NS_MAX:
+            return (
+                f"the worker reports exec_ns {batch.exec_ns} for batch {batch.batch_size},"
+                f" expected 1 to {DURATION_NS_MAX}"
+            )
+    if not 0 < ready.load_ns <= DURATION_NS_MAX:
+        return f"the worker reports load_ns {ready.load_ns}, expected 1 to {DURATION_NS_MAX}"
     if not 1 <= ready.num_pages <= num_pages:
         return f"it needs {ready.num_pages} pages, the worker's cache has {num_pages}"
+    if ready.clock_mhz > _CLOCK_MHZ_MAX:
+        return f"it was measured at {ready.clock_mhz} MHz, expected {_CLOCK_MHZ_MAX} at most"
     if not ready.architecture_id:
         return "the worker reports an empty architecture_id"
-    if not ready.inputs or not ready.outputs:
-        return f"it has {len(ready.inputs)} inputs and {len(ready.outputs)} outputs"
+    if fault := _text_fault(ready.architecture_id):
+        return f"architecture_id {fault}"
+    if not (1 <= len(ready.inputs) <= _TENSORS_MAX and 1 <= len(ready.outputs) <= _TENSORS_MAX):
+        return (
+            f"it has {len(ready.inputs)} inputs and {len(ready.outputs)} outputs,"
+            f" expected 1 to {_TENSORS_MAX} each"
+        )
     for spec in (*ready.inputs, *ready.outputs):
+        if fault := _text_fault(spec.name):
+            return f"a tensor's name {fault}"
         if spec.datatype not in DATATYPE_BYTES:
-            return f"tensor {spec.name} has datatype {spec.datatype!r}, which is not served"
-        if any(size < 1 for size in spec.row_shape):
-            return f"tensor {spec.name} has shape {list(spec.row_shape)}"
+            return (
+                f"tensor {spec.name} has datatype {spec.datatype[:TEXT_CHARS_MAX]!r},"
+                " which is not served"
+            )
+        shape = list(spec.row_shape[: _RANK_MAX + 1])
+        if len(shape) > _RANK_MAX or any(size < 1 for size in shape):
+            return (
+                f"tensor {spec.name} has shape {shape}, expected {_RANK_MAX} dimensions at most,"
+                " of 1 or more each"
+            )
+    if (num_bytes := sizes[0] * _row_bytes(ready.outputs)) > message_bytes_max:
+        return (
+            f"the outputs of batch {sizes[0]} have {num_bytes} bytes, a message"
+            f" {message_bytes_max} at most (--max-message-mib)"
+        )
     return ""
+
+
+def _row_bytes(specs: Sequence[pb.TensorSpec]) -> int:
+    return sum(spec.row_bytes for spec in _specs(specs))
+
+
+def _text_fault(text: str) -> str:
+    """Say why a text cannot be a name; empty when it can."""
+    if len(text) <= TEXT_CHARS_MAX and text.isprintable():
+        return ""
+    return (
+        f"is '{printable(text, 80)}', {len(text)} characters,"
+        f" expected {TEXT_CHARS_MAX} at most, all printable"
+    )
 
 
 def _specs(specs: Sequence[pb.TensorSpec]) -> tuple[TensorSpec, ...]:

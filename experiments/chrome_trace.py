@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from clockwright.units import NS_PER_US
-from controller.telemetry import ACTION_COLUMNS, OK, REQUEST_COLUMNS
+from controller.telemetry import OK
+from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
 from experiments.telemetry_tables import TelemetryRow, TelemetryTable
 
 _Event = dict[str, object]
@@ -46,7 +47,10 @@ _CLOCK_ERROR_NS = 100 * NS_PER_US
 _MAX_REMEMBERED = 100_000
 
 _ACTION_NUMBERS = ["action_id", *(name for name in ACTION_COLUMNS if name.endswith("_ns"))]
-_REQUEST_NUMBERS = ("request_id", "arrival_ns", "slo_ns", "departure_ns", "expected_departure_ns")
+_REQUEST_NUMBERS = [
+    "request_id",
+    *(name for name in REQUEST_COLUMNS if name.endswith("_ns")),
+]
 
 
 @dataclass(slots=True)
@@ -59,7 +63,7 @@ class Exported:
 
 
 def export_chrome_trace(directory: Path, target: Path, *, windows: bool = True) -> Exported:
-    """Write `actions.csv` and `requests.csv` of a run as a Chrome trace.
+    """Write `actions.csv` and `requests.csv` of the last run in a folder as a Chrome trace.
 
     Args:
         directory: a telemetry folder, of a live or a simulated run.
@@ -71,8 +75,8 @@ def export_chrome_trace(directory: Path, target: Path, *, windows: bool = True) 
         OSError: `target` cannot be written.
     """
     with ExitStack() as stack:
-        actions = TelemetryTable(directory / "actions.csv", ACTION_COLUMNS, stack)
-        requests = TelemetryTable(directory / "requests.csv", REQUEST_COLUMNS, stack)
+        actions = TelemetryTable(directory, "actions", ACTION_COLUMNS, stack)
+        requests = TelemetryTable(directory, "requests", REQUEST_COLUMNS, stack)
         file = stack.enter_context(target.open("w", encoding="utf-8"))
         export = _Export(_Writer(file), windows=windows)
         export.begin()

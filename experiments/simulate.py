@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
-from controller.telemetry import Telemetry, TelemetryFiles
-from experiments.simulator import Progress, Run, run
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles
+from experiments.simulator import Progress, Run, bottleneck, run
 from experiments.simulator.case import Case
 
 # Enough buckets to tell the end of the arrivals from the time after; few enough for a run of any length.
@@ -41,10 +42,13 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
         telemetry: Telemetry | None = None
         files: TelemetryFiles | None = None
         if telemetry_dir is not None:
-            files = stack.enter_context(TelemetryFiles(telemetry_dir))
+            # Virtual time begins in 1970, so that equal cases leave equal rows. Nothing is deleted.
+            files = stack.enter_context(
+                TelemetryFiles(telemetry_dir, file_bytes=None, wall_zero_ns=lambda: 0)
+            )
             # The rows are in the files, so memory keeps none.
             telemetry = Telemetry(capacity=0)
-            telemetry.write_to(files)
+            telemetry.write_to(files.requests.add, files.actions.add)
         live = stack.enter_context(_live())
 
         update_s = _QUIET_S
@@ -52,14 +56,15 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
         def on_progress(progress: Progress) -> None:
             nonlocal update_s
             while files is not None and files.write_slice(4096):
-                pass
+                files.flush()
             if progress.wall_s >= update_s:
                 update_s = progress.wall_s + _UPDATE_S
                 live.update(Text(progress_line(progress, case.duration_ns)))
 
         done = run(
             case,
-            bucket_ns=max(1, case.duration_ns // _BUCKETS),
+            # Answers come for milliseconds after the last request, however soon that was.
+            bucket_ns=max(NS_PER_MS, case.duration_ns // _BUCKETS),
             telemetry=telemetry,
             on_progress=on_progress,
             progress_ns=NS_PER_S // 10,
@@ -88,6 +93,8 @@ def figures(done: Run) -> dict[str, object]:
     duration_ns = done.case.duration_ns
     seconds = duration_ns / NS_PER_S
     inside = summary.total(0, duration_ns)
+    utilisations = done.utilisations()
+    busiest, busy = bottleneck(utilisations)
     return {
         "policy": done.case.scheduler.policy,
         "seed": done.case.seed,
@@ -103,12 +110,19 @@ def figures(done: Run) -> dict[str, object]:
         "latency_p99_ms": total.latency_ns(99) / NS_PER_MS,
         "latency_p999_ms": total.latency_ns(99.9) / NS_PER_MS,
         "latency_max_ms": total.latency_ns(100) / NS_PER_MS,
+        "refusal_p50_ms": total.refusal_ns(50) / NS_PER_MS,
+        "refusal_p99_ms": total.refusal_ns(99) / NS_PER_MS,
         "batches": {str(size): count for size, count in sorted(total.batches.items())},
         "mean_batch_size": total.mean_batch_size,
         "loads": total.loads,
         "action_errors": dict(sorted(total.action_errors.items())),
-        "gpu_utilisation": summary.utilisation(inside.exec_ns, 0, duration_ns),
-        "pcie_utilisation": summary.utilisation(inside.load_ns, 0, duration_ns),
+        "front_utilisation": utilisations["front"],
+        "controller_utilisation": utilisations["controller"],
+        "link_utilisation": utilisations["link"],
+        "gpu_utilisation": utilisations["EXEC"],
+        "pcie_utilisation": utilisations["PCIe"],
+        "bottleneck": busiest,
+        "bottleneck_utilisation": busy,
         "wall_s": done.wall_s,
         "requests_per_wall_s": done.requests_per_wall_s,
     }

@@ -1,4 +1,7 @@
-"""The telemetry of a run, read back from its files, a row at a time."""
+"""The telemetry of a run, read back from its files, a row at a time.
+
+A folder may hold several runs; these readers give the last one.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,26 @@ from pathlib import Path
 from clockwright.actions import StepTime
 from clockwright.errors import TraceFormatError
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
-from controller.telemetry import ACTION_COLUMNS, REQUEST_COLUMNS, ActionRow, RequestRow
+from controller.telemetry import ActionRow, RequestRow
+from controller.telemetry_files import (
+    ACTION_COLUMNS,
+    REQUEST_COLUMNS,
+    last_run,
+    last_run_in,
+    table_files,
+)
 
 TelemetryRow = dict[str, str]
 
 
 def read_requests(directory: Path) -> Iterator[RequestRow]:
-    """Give the rows of `requests.csv`.
+    """Give the rows of the folder's last run in `requests.csv`.
 
     Raises:
         TraceFormatError: the table is missing or not what it should be; names the file and the line.
     """
     with ExitStack() as stack:
-        table = TelemetryTable(directory / "requests.csv", REQUEST_COLUMNS, stack)
+        table = TelemetryTable(directory, "requests", REQUEST_COLUMNS, stack)
         for row in table:
             action_id = table.optional(row, "action_id")
             yield RequestRow(
@@ -31,8 +41,13 @@ def read_requests(directory: Path) -> Iterator[RequestRow]:
                 rows=table.number(row, "rows"),
                 arrival_ns=table.number(row, "arrival_ns"),
                 slo_ns=table.number(row, "slo_ns"),
+                tenant=row["tenant"],
                 departure_ns=table.number(row, "departure_ns"),
                 outcome=row["outcome"],
+                load_ns=table.number(row, "load_ns"),
+                exec_ns=table.number(row, "exec_ns"),
+                queue_ns=table.number(row, "queue_ns"),
+                margin_ns=table.number(row, "margin_ns"),
                 cold=bool(table.number(row, "cold")),
                 worker_id=WorkerId(row["worker_id"]) if row["worker_id"] else None,
                 action_id=None if action_id is None else ActionId(action_id),
@@ -42,13 +57,13 @@ def read_requests(directory: Path) -> Iterator[RequestRow]:
 
 
 def read_actions(directory: Path) -> Iterator[ActionRow]:
-    """Give the rows of `actions.csv`.
+    """Give the rows of the folder's last run in `actions.csv`.
 
     Raises:
         TraceFormatError: the table is missing or not what it should be; names the file and the line.
     """
     with ExitStack() as stack:
-        table = TelemetryTable(directory / "actions.csv", ACTION_COLUMNS, stack)
+        table = TelemetryTable(directory, "actions", ACTION_COLUMNS, stack)
         for row in table:
             yield ActionRow(
                 action_id=ActionId(table.number(row, "action_id")),
@@ -82,28 +97,60 @@ def _step(table: TelemetryTable, row: TelemetryRow, step: str) -> StepTime | Non
 
 
 class TelemetryTable:
-    """A telemetry table, a row at a time."""
+    """A telemetry table, a row of its last run at a time."""
 
-    def __init__(self, path: Path, columns: Sequence[str], stack: ExitStack) -> None:
+    def __init__(
+        self, directory: Path, name: str, columns: Sequence[str], stack: ExitStack
+    ) -> None:
+        """Open the table.
+
+        Args:
+            directory: the telemetry folder.
+            name: `requests` or `actions`.
+            columns: what it has to have.
+            stack: closes the files.
+
+        Raises:
+            TraceFormatError: the table is missing, or lacks a column.
+        """
+        self._columns = columns
+        self._stack = stack
+        files = table_files(directory, name)
+        #: 0: no row says its run, which is an error that the row's reader names.
+        self._run = last_run(directory)
+        first = len(files) - 1
+        while self._run and first and last_run_in(files[first - 1]) == self._run:
+            first -= 1
+        self._files = iter(files[first:])
+        self._open(next(self._files))
+
+    def __iter__(self) -> Iterator[TelemetryRow]:
+        while True:
+            while (cells := self._next()) is not None:
+                if len(cells) != len(self._header):
+                    raise self.error(f"{len(cells)} cells, expected {len(self._header)}")
+                row = dict(zip(self._header, cells, strict=True))
+                if not self._run or row["run"] == str(self._run):
+                    yield row
+            following = next(self._files, None)
+            if following is None:
+                return
+            self._open(following)
+
+    def _open(self, path: Path) -> None:
         self._path = path
         try:
-            file = stack.enter_context(path.open(encoding="utf-8", newline=""))
+            file = self._stack.enter_context(path.open(encoding="utf-8", newline=""))
         except OSError as error:
             raise TraceFormatError(f"{path}: {error.strerror}") from None
         self._reader = csv.reader(file, strict=True)
         header = self._next()
         if header is None:
             raise TraceFormatError(f"{path}: empty, expected a line of column names")
-        missing = [name for name in columns if name not in header]
+        missing = [name for name in self._columns if name not in header]
         if missing:
             raise TraceFormatError(f"{path}:1: no column {', '.join(missing)}")
         self._header = header
-
-    def __iter__(self) -> Iterator[TelemetryRow]:
-        while (cells := self._next()) is not None:
-            if len(cells) != len(self._header):
-                raise self.error(f"{len(cells)} cells, expected {len(self._header)}")
-            yield dict(zip(self._header, cells, strict=True))
 
     def number(self, row: TelemetryRow, column: str) -> int:
         """A cell that has to hold a whole number, in the row read last."""

@@ -17,9 +17,10 @@ _PREDICTED_LANE = {"LoadWeights": "load", "Infer": "exec"}
 
 
 def read_actions(path: Path) -> list[Row]:
-    """Read an `actions.csv`, successful actions only."""
+    """Read an `actions.csv`, successful actions of the run that wrote to it last only."""
     with path.open(newline="", encoding="utf-8") as file:
-        return [row for row in csv.DictReader(file) if row["error"] == "NONE"]
+        rows = list(csv.DictReader(file))
+    return [row for row in rows if row["error"] == "NONE" and row["run"] == rows[-1]["run"]]
 
 
 def draw_timeline(actions: Sequence[Row], target: Path, *, span_ns: int = NS_PER_S) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from typing import Annotated
 
 import typer
 
 from clockwright.cli.flags import SERVER, Server, WorkerFlags, log, takes_flags
+from clockwright.errors import ConfigError
 
 _MIB = 1 << 20
 
@@ -51,10 +53,19 @@ def worker(
         host_bytes=flags.host_mib * _MIB,
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
     )
-    if flags.device == "cuda":
-        from worker.gpu_workers import run_on_each_gpu, visible_gpus
+    try:
+        if flags.device == "cuda":
+            from worker.gpu_workers import run_on_each_gpu, visible_gpus
 
-        num_gpus = visible_gpus()
-        check_host_memory(config, num_gpus)
-        raise typer.Exit(run_on_each_gpu(num_gpus, config.name, controller, flags))
-    raise typer.Exit(run_worker(config))
+            num_gpus = visible_gpus()
+            check_host_memory(config, num_gpus)
+            code = run_on_each_gpu(num_gpus, config.name, controller, flags)
+        else:
+            code = run_worker(config)
+    except ConfigError as error:
+        if parent_pid is None:
+            raise
+        # Whoever supervises this worker learns that starting it again is of no use.
+        print(f"error: {error}", file=sys.stderr)
+        code = os.EX_CONFIG
+    raise typer.Exit(code)

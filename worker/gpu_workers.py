@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from dataclasses import replace
@@ -38,7 +39,8 @@ def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlag
         flags: the settings that all workers share; only the device differs.
 
     Returns:
-        The exit code: 0 when all left as they were told to, else 1.
+        The exit code: 0 when all left as they were told to, `os.EX_CONFIG` when none can work with these
+        settings, else 1.
     """
     workers = LocalWorkers()
     for index in range(num_gpus):
@@ -52,5 +54,7 @@ def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlag
     if told_to_leave.is_set():
         # Each worker asks the controller for permission to go, and finishes its actions.
         workers.tell_to_leave()
-    codes = workers.wait()
-    return 0 if all(code == 0 for code in codes) else 1
+    codes = set(workers.wait())
+    if codes == {os.EX_CONFIG}:
+        return os.EX_CONFIG
+    return 0 if codes == {0} else 1

@@ -184,6 +184,12 @@ class LaneThreads(Generic[M]):
         if step is not None:
             self._run(step)
 
+    def withdraw(self, action_id: ActionId) -> None:
+        """Drop an action that has not begun; its result says so. Nothing else changes."""
+        with self._lock:
+            self._core.withdraw(action_id)
+            self._after_change()
+
     # --- threads --------------------------------------------------------------------------------
 
     def _serve(self, lane: Lane) -> None:

@@ -17,6 +17,7 @@ import enum
 import logging
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ from google.protobuf.message import DecodeError
 from clockwright import __version__, wire
 from clockwright.bulk import SMALL_MESSAGE_BYTES, join_bulk, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
-from clockwright.units import PAGE_BYTES, ModelId
+from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
@@ -81,7 +82,9 @@ class ControllerLink(Generic[M]):
         self._leaving = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
-        self._outcomes: deque[Outcome] = deque()
+        #: Those that the loop has not taken yet. Lanes' threads add to them, so the lock goes with them.
+        self._outcomes: list[Outcome] = []
+        self._outcomes_lock = threading.Lock()
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
         self._health: GpuHealth | None = None
@@ -116,7 +119,7 @@ class ControllerLink(Generic[M]):
                 finally:
                     self._session = None
                     self._lanes.abandon()
-                    self._outcomes.clear()
+                    self._take_outcomes()
                 await self._let_steps_end()
                 if end is _End.DRAINED:
                     logger.info("drained: leaving")
@@ -163,8 +166,9 @@ class ControllerLink(Generic[M]):
 
     def _on_outcome(self, outcome: Outcome) -> None:
         # Called from any thread. One wake-up of the loop serves all outcomes that gather until it comes.
-        first = not self._outcomes
-        self._outcomes.append(outcome)
+        with self._outcomes_lock:
+            first = not self._outcomes
+            self._outcomes.append(outcome)
         if first:
             self._loop.call_soon_threadsafe(self._send_outcomes)
 
@@ -176,9 +180,13 @@ class ControllerLink(Generic[M]):
         if self._session is not None:
             self._session.give_up(reason)
 
+    def _take_outcomes(self) -> list[Outcome]:
+        with self._outcomes_lock:
+            outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
     def _send_outcomes(self) -> None:
-        while self._outcomes:
-            result, outputs = self._outcomes.popleft()
+        for result, outputs in self._take_outcomes():
             if self._session is not None:
                 header = wire.encode_result(result).SerializeToString()
                 self._session.send_bytes(join_bulk(header, wire.PAYLOAD_FIELD, outputs))
@@ -397,6 +405,8 @@ class _Session(Generic[M]):
         match message.WhichOneof("kind"):
             case "infer" | "load_weights" | "evict_weights":
                 self._lanes.submit(wire.decode_action(message), payload)
+            case "withdraw_action":
+                self._lanes.withdraw(ActionId(message.withdraw_action.action_id))
             case "heartbeat":
                 self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
             case "model_offer":
@@ -443,7 +453,7 @@ def _decode_all(data: bytes) -> Iterator[tuple[pb.ToWorker, Sequence[memoryview 
 def _decode(data: bytes) -> tuple[pb.ToWorker, Sequence[memoryview | bytes]]:
     payload: Sequence[memoryview | bytes] | None = None
     if len(data) > SMALL_MESSAGE_BYTES:
-        data, payload = split_bulk(data, wire.PAYLOAD_FIELD)
+        data, payload = split_bulk(data, wire.PAYLOAD_FIELD, entries_max=None)
     try:
         message = pb.ToWorker.FromString(data)
     except DecodeError as error:

@@ -4,6 +4,8 @@ Files come in chunks over the same stream as actions. Chunks are written and has
 and acknowledged one by one, so that the controller can keep a few in flight and actions never queue
 behind a file. Chunks that nobody needs any more are acknowledged too: the controller counts them as in
 flight, and would otherwise send no other file.
+
+An offer whose compiler was killed is answered again after a pause, and others have their turn meanwhile.
 """
 
 from __future__ import annotations
@@ -16,14 +18,18 @@ from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import BinaryIO, Generic
 
-from clockwright.errors import ModelError, ProtocolError
+from clockwright.errors import ModelError, OtherWorkersError, ProtocolError
 from clockwright.units import ModelId
 from clockwright.v1 import worker_pb2 as pb
+from worker.compiling.compiler import CompilerKilledError
 from worker.devices.device import Device, M
 from worker.models.file_store import FileStore
 from worker.models.served_model import Offer, OfferedFile, ServedModel
 
 logger = logging.getLogger(__name__)
+
+# Before each further try of an offer whose compiler was killed.
+RETRY_PAUSES_S = (1.0, 10.0, 60.0)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -52,7 +58,8 @@ class Offers(Generic[M]):
         self._files = files
         self._send = send
         self._ready = ready
-        self._queue: asyncio.Queue[Offer] = asyncio.Queue()
+        #: Offers, and how often their compiler was killed.
+        self._queue: asyncio.Queue[tuple[Offer, int]] = asyncio.Queue()
         #: Offers that are neither answered nor withdrawn.
         self._open: dict[ModelId, Offer] = {}
         #: The offer that is being answered, and the task that does it.
@@ -70,7 +77,7 @@ class Offers(Generic[M]):
         offer = _decode(message)
         self.withdraw(offer.model_id)
         self._open[offer.model_id] = offer
-        self._queue.put_nowait(offer)
+        self._queue.put_nowait((offer, 0))
 
     def withdraw(self, model_id: ModelId) -> None:
         """Forget an offer if it is not answered yet.
@@ -91,10 +98,10 @@ class Offers(Generic[M]):
     async def run(self) -> None:
         """Answer offers until cancelled."""
         while True:
-            offer = await self._queue.get()
+            offer, num_kills = await self._queue.get()
             if self._open.get(offer.model_id) is not offer:
                 continue
-            task = asyncio.create_task(self._answer(offer))
+            task = asyncio.create_task(self._answer(offer, num_kills))
             self._current = offer, task
             try:
                 await asyncio.wait([task])
@@ -105,7 +112,7 @@ class Offers(Generic[M]):
             if not task.cancelled():
                 task.result()
 
-    async def _answer(self, offer: Offer) -> None:
+    async def _answer(self, offer: Offer, num_kills: int) -> None:
         def progress(stage: str) -> None:
             logger.info("model %s: %s", offer.model_id, stage)
             self._send(
@@ -118,11 +125,20 @@ class Offers(Generic[M]):
                 await self._fetch(offer.model_id, files)
 
         reason: str | None = None
+        for_others = False
         model: M | None = None
         try:
             model = await self._device.prepare(offer, fetch, progress)
+        except CompilerKilledError as error:
+            if num_kills < len(RETRY_PAUSES_S):
+                pause_s = RETRY_PAUSES_S[num_kills]
+                progress(f"{error}; trying again in {pause_s:g} s")
+                again = offer, num_kills + 1
+                asyncio.get_running_loop().call_later(pause_s, self._queue.put_nowait, again)
+                return
+            reason = f"{error}, {num_kills + 1} times in a row"
         except ModelError as error:
-            reason = str(error)
+            reason, for_others = str(error), isinstance(error, OtherWorkersError)
         except (
             Exception
         ) as error:  # a full disk, for example: about this model, not about the worker
@@ -132,12 +148,17 @@ class Offers(Generic[M]):
             return  # Withdrawn meanwhile.
         del self._open[offer.model_id]
         if model is None:
-            logger.warning("model %s: refused: %s", offer.model_id, reason)
-            refused = pb.ModelRefused(model_id=offer.model_id, reason=reason or "")
+            level = logging.INFO if for_others else logging.WARNING
+            logger.log(level, "model %s: refused: %s", offer.model_id, reason)
+            refused = pb.ModelRefused(
+                model_id=offer.model_id, reason=reason or "", for_others=for_others
+            )
             self._send(pb.FromWorker(model_refused=refused))
             return
         self._ready(model)
         logger.info("model %s: ready, %d pages", offer.model_id, model.num_pages)
+        if model.one_by_one:
+            logger.warning("model %s: rows run one by one: %s", offer.model_id, model.one_by_one)
         self._send(pb.FromWorker(model_ready=_encode_ready(model)))
 
     async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
@@ -265,4 +286,5 @@ def _encode_ready(model: ServedModel) -> pb.ModelReady:
         ],
         from_cache=model.from_cache,
         clock_mhz=model.clock_mhz,
+        one_by_one=model.one_by_one,
     )

@@ -31,7 +31,7 @@ def settings(
         fields: the rest of the message.
 
     Raises:
-        ConfigError: an option has another form.
+        ConfigError: an option has another form, or a number is out of range.
     """
     from clockwright.v1 import control_pb2 as pb
 
@@ -42,11 +42,14 @@ def settings(
             raise ConfigError(f"--option: found {option!r}, expected NAME=VALUE")
         try:
             values[key] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             values[key] = text
-    return pb.Application(
-        name=name, models=models, options_json=json.dumps(values) if values else "", **fields
-    )
+    try:
+        return pb.Application(
+            name=name, models=models, options_json=json.dumps(values) if values else "", **fields
+        )
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"the settings do not fit into a message: {error}") from None
 
 
 def print_applications(infos: Sequence[pb.ApplicationInfo]) -> None:

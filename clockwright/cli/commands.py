@@ -68,7 +68,9 @@ def add_application(
     threshold: Annotated[
         float, typer.Option(help="Answers with less confidence are withheld.")
     ] = 0.0,
-    combination: Annotated[str, typer.Option(help="vote, average or one.")] = "vote",
+    combination: Annotated[
+        str, typer.Option(help="vote, average, mean (of numbers) or one.")
+    ] = "vote",
     label_output: Annotated[str, typer.Option(help="Of the models.")] = "label",
     probability_output: Annotated[
         str, typer.Option(help="Of the models, for average.")
@@ -138,7 +140,10 @@ def erase_context(name: str, context: str, server: Server = SERVER) -> None:
 def give_feedback(
     query_id: str,
     label: Annotated[int | None, typer.Option(help="The true one.")] = None,
-    reward: Annotated[float | None, typer.Option(help="How good the answer was, 0 to 1.")] = None,
+    reward: Annotated[
+        float | None,
+        typer.Option(help="How good the answer was, 0 to 1. Policy exp4-full needs labels."),
+    ] = None,
     server: Server = SERVER,
     json: Json = False,
 ) -> None:

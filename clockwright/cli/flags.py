@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typing_extensions import override
 
 from clockwright.errors import ConfigError
+from clockwright.foreign import printable
 from clockwright.units import NS_PER_MS
 
 #: Where commands look for a server that is not named.
 SERVER = "127.0.0.1:8001"
 
+_LINE_CHARS_MAX = 10_000
+
 Server = Annotated[str, typer.Option(help="HOST:PORT of the controller.")]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
 Telemetry = Annotated[
-    Path | None, typer.Option(help="Folder for requests.csv and actions.csv; made if need be.")
+    Path | None,
+    typer.Option(help="Folder for requests.csv and actions.csv, which are appended to."),
 ]
 
 
@@ -105,7 +110,17 @@ def ns(milliseconds: float, flag: str) -> int:
 
 def log(verbose: bool, level: int = logging.WARNING) -> None:
     """Log to standard error: from `level` up, or what happens."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else level,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(formatter())
+    logging.basicConfig(level=logging.INFO if verbose else level, handlers=[handler])
+
+
+def formatter() -> logging.Formatter:
+    """Make one line of each message, whatever strangers' words it quotes; a traceback stays as it is."""
+    return _Lines("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+class _Lines(logging.Formatter):
+    @override
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record), chars_max=_LINE_CHARS_MAX)

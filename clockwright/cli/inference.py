@@ -69,7 +69,7 @@ def print_result(result: InferResult, *, json: bool) -> None:
         more = " ..." if array.size > _VALUES_SHOWN else ""
         print(f"{name}: {array.dtype.name} ({shape}): {values}{more}")
     for name, value in result.explanation.items():
-        if name.endswith("_us"):
-            print(f"  {name.removesuffix('_us')}: {format_ns(int(value) * NS_PER_US)}")
+        if name.endswith("_us") and isinstance(value, int):
+            print(f"  {name.removesuffix('_us')}: {format_ns(value * NS_PER_US)}")
         else:
             print(f"  {name}: {value}")

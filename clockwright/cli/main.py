@@ -8,7 +8,8 @@ typed or listed; so what it needs, beyond its flags, it imports when it runs, an
 from __future__ import annotations
 
 import sys
-from importlib.metadata import EntryPoint, entry_points
+from contextlib import suppress
+from importlib.metadata import EntryPoint, distributions
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +29,7 @@ class _Commands(TyperGroup):
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401
         super().__init__(**settings)
         # The last of a name holds, so ours come last: nobody's package replaces `up` unnoticed.
-        points = sorted(entry_points(group="clockwright.commands"), key=_is_ours)
+        points = sorted(_registered(), key=_is_ours)
         found = {point.name: point for point in points}
         others = sorted(found.keys() - set(_FIRST))
         #: Entry points until somebody asks for the command.
@@ -69,6 +70,16 @@ def main() -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _registered() -> list[EntryPoint]:
+    """Find the commands of all installed packages; of a name, the one first on the path comes last."""
+    points: list[EntryPoint] = []
+    for distribution in reversed(list(distributions())):
+        # A stranger's file may be broken in any way, and has nothing to do with us.
+        with suppress(Exception):
+            points += distribution.entry_points.select(group="clockwright.commands")
+    return points
 
 
 def _is_ours(point: EntryPoint) -> bool:

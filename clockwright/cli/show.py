@@ -58,7 +58,11 @@ def print_json(value: object) -> None:
 
 def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) -> None:
     """Print totals, and a row per worker."""
-    state = "draining" if status.draining else "ready" if status.ready else "preparing models"
+    state = "ready" if status.ready else "preparing models"
+    if status.draining:
+        state = "draining"
+    elif status.num_workers == 0:
+        state = "no worker is connected"
     console = _console()
     console.print(
         f"Clockwright {status.version}, policy {status.policy}, up {format_ns(status.uptime_ns)}: "
@@ -113,6 +117,11 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
         )
     if ready:
         console.print(table)
+    for model in ready:
+        if model.one_by_one:
+            console.print(
+                f"{model.model_id}: rows run one by one: {model.one_by_one}", soft_wrap=True
+            )
     for model in models:
         if model.state != "READY":
             state = f"{model.state}: {model.reason}" if model.reason else model.state

@@ -55,7 +55,7 @@ class FromWorker(_message.Message):
     def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., model_needed: _Optional[_Union[ModelNeeded, _Mapping]] = ..., model_progress: _Optional[_Union[ModelProgress, _Mapping]] = ..., model_ready: _Optional[_Union[ModelReady, _Mapping]] = ..., model_refused: _Optional[_Union[ModelRefused, _Mapping]] = ..., chunk_received: _Optional[_Union[ChunkReceived, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("welcome", "rejected", "model_offer", "model_chunk", "model_drop", "load_weights", "evict_weights", "infer", "heartbeat", "drain", "next", "payload")
+    __slots__ = ("welcome", "rejected", "model_offer", "model_chunk", "model_drop", "load_weights", "evict_weights", "infer", "heartbeat", "drain", "withdraw_action", "next", "payload")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     MODEL_OFFER_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class ToWorker(_message.Message):
     INFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAW_ACTION_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -78,9 +79,10 @@ class ToWorker(_message.Message):
     infer: Infer
     heartbeat: Heartbeat
     drain: Drain
+    withdraw_action: WithdrawAction
     next: _containers.RepeatedScalarFieldContainer[bytes]
     payload: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., model_offer: _Optional[_Union[ModelOffer, _Mapping]] = ..., model_chunk: _Optional[_Union[ModelChunk, _Mapping]] = ..., model_drop: _Optional[_Union[ModelDrop, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., evict_weights: _Optional[_Union[EvictWeights, _Mapping]] = ..., infer: _Optional[_Union[Infer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., model_offer: _Optional[_Union[ModelOffer, _Mapping]] = ..., model_chunk: _Optional[_Union[ModelChunk, _Mapping]] = ..., model_drop: _Optional[_Union[ModelDrop, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., evict_weights: _Optional[_Union[EvictWeights, _Mapping]] = ..., infer: _Optional[_Union[Infer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., withdraw_action: _Optional[_Union[WithdrawAction, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "device", "gpu_kind", "num_pages", "page_bytes", "arena_bytes", "host", "pid", "software_version")
@@ -229,7 +231,7 @@ class BatchProfile(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelReady(_message.Message):
-    __slots__ = ("model_id", "architecture_id", "num_pages", "weights_bytes", "inputs", "outputs", "load_ns", "batches", "from_cache", "clock_mhz")
+    __slots__ = ("model_id", "architecture_id", "num_pages", "weights_bytes", "inputs", "outputs", "load_ns", "batches", "from_cache", "clock_mhz", "one_by_one")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +242,7 @@ class ModelReady(_message.Message):
     BATCHES_FIELD_NUMBER: _ClassVar[int]
     FROM_CACHE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
+    ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     architecture_id: str
     num_pages: int
@@ -250,15 +253,18 @@ class ModelReady(_message.Message):
     batches: _containers.RepeatedCompositeFieldContainer[BatchProfile]
     from_cache: bool
     clock_mhz: int
-    def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ..., clock_mhz: _Optional[int] = ...) -> None: ...
+    one_by_one: str
+    def __init__(self, model_id: _Optional[str] = ..., architecture_id: _Optional[str] = ..., num_pages: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., inputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., outputs: _Optional[_Iterable[_Union[TensorSpec, _Mapping]]] = ..., load_ns: _Optional[int] = ..., batches: _Optional[_Iterable[_Union[BatchProfile, _Mapping]]] = ..., from_cache: _Optional[bool] = ..., clock_mhz: _Optional[int] = ..., one_by_one: _Optional[str] = ...) -> None: ...
 
 class ModelRefused(_message.Message):
-    __slots__ = ("model_id", "reason")
+    __slots__ = ("model_id", "reason", "for_others")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    FOR_OTHERS_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     reason: str
-    def __init__(self, model_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    for_others: bool
+    def __init__(self, model_id: _Optional[str] = ..., reason: _Optional[str] = ..., for_others: _Optional[bool] = ...) -> None: ...
 
 class ModelDrop(_message.Message):
     __slots__ = ("model_id",)
@@ -305,6 +311,12 @@ class Infer(_message.Message):
     latest_ns: int
     expected_duration_ns: int
     def __init__(self, action_id: _Optional[int] = ..., model_id: _Optional[str] = ..., batch_size: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., earliest_ns: _Optional[int] = ..., latest_ns: _Optional[int] = ..., expected_duration_ns: _Optional[int] = ...) -> None: ...
+
+class WithdrawAction(_message.Message):
+    __slots__ = ("action_id",)
+    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    action_id: int
+    def __init__(self, action_id: _Optional[int] = ...) -> None: ...
 
 class StepTime(_message.Message):
     __slots__ = ("begin_ns", "end_ns", "duration_ns")

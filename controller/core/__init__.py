@@ -35,10 +35,10 @@ import point down only::
     +--+-----------+------------+-----+                     |
        |           |            |                           |
        |           v            v                           v
-       |      +- copies -+   +- books ------------------+  +- admission, forecast ---+
+       |      +- copies -+   +- books, health ----------+  +- admission, forecast ---+
        |      |  why     |   |  what is true; the only  |  |  can it be in time      |
        |      |  another |   |  one that tells          |  |                         |
-       |      |  copy    |   |  the policy              |  |                         |
+       |      |  copy    |   |  the policy; who is sick |  |                         |
        |      +----+-----+   +-----------+--------------+  +-----------+-------------+
        |           |                     |                             |
        |           +----------+----------+                             |
@@ -52,14 +52,17 @@ import point down only::
     +- state ----------------------------------------------------------+
     |  records: Request, Model, Copy, SentAction, WorkerState          |
     +------------------------------------------------------------------+
-       timeline   estimator   delivery   shares   events   config
+       timeline   estimator   delivery   shares   sums   events   config
 
 To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
 `Dispatch.fill_exec` and `fill_load`; why a model gets another copy, `copies`; what the policy hears of a
 change, the table in `books`; what is evicted, `policies.eviction`; the margin, `admission.margin_of`; the
-window of an action, `dispatch`; why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`. A worker is given up
-when a result is overdue (`Scheduler._check_timeout`), when it contradicts the books
-(`Scheduler._action_failed`), and by its link when it is silent (`controller.worker_link`).
+window of an action, `dispatch`; why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`; which
+worker is avoided, and when it is tried again, the table in `health`; what becomes of the requests of a run
+that failed, `Scheduler._run_failed`, and of one that is overdue, `Scheduler._do_without`; what is taken back,
+`Scheduler._withdraw`. A worker is given up when a result is overdue for long (`Scheduler._check_timeout`),
+when it contradicts the books (`Scheduler._action_failed`), and by its link when it is silent
+(`controller.worker_link`).
 
 Who guards the deadline
 -----------------------

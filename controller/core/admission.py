@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from clockwright.errors import Refusal
 from controller.core.events import RefuseRequest
-from controller.core.state import Request, due_ns_of
+from controller.core.state import Model, Request, due_ns_of
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
         return Verdict(Refusal.MODEL_REMOVED)
     ready = model.ready
     if not ready:
-        return Verdict(Refusal.NO_WORKER)
+        return _offered_nowhere(model)
     due_ns, rows = request.due_ns, request.rows
     ahead = rows + _rows_ahead(request, arriving)
 
@@ -122,7 +122,7 @@ def judge_without_prediction(request: Request) -> Verdict:
     if model.removed:
         return Verdict(Refusal.MODEL_REMOVED)
     if not model.ready:
-        return Verdict(Refusal.NO_WORKER)
+        return _offered_nowhere(model)
     largest = max(readiness.estimates.sizes[-1] for readiness in model.ready.values())
     if request.rows > largest:
         return Verdict(
@@ -130,6 +130,13 @@ def judge_without_prediction(request: Request) -> Verdict:
             detail=f"{request.rows} rows, the largest batch that any worker runs is {largest}",
         )
     return Verdict()
+
+
+def _offered_nowhere(model: Model) -> Verdict:
+    """No worker is ready for the model, or none that holds it could load it of late."""
+    for suspension in model.suspended.values():
+        return Verdict(Refusal.FAILED, detail=suspension.words)
+    return Verdict(Refusal.NO_WORKER)
 
 
 def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
@@ -169,12 +176,18 @@ def _rows_ahead(request: Request, arriving: bool) -> int:
     queue = model.queue
     if not queue:
         return 0
+    due_ns = request.due_ns
     if not arriving:
-        position = bisect_left(queue, request.due_ns, key=due_ns_of)
-    elif request.due_ns >= queue[-1].due_ns:
-        position = len(queue)
-    else:
-        position = bisect_right(queue, request.due_ns, key=due_ns_of)
+        position = bisect_left(queue, due_ns, key=due_ns_of)
+        return position + model.extra_rows.before(due_ns)
+    if due_ns >= queue[-1].due_ns:
+        return len(queue) + model.extra_rows.total
+    return rows_due(model, due_ns)
+
+
+def rows_due(model: Model, due_ns: int) -> int:
+    """Rows of the model's waiting requests that have to end at a time or before."""
+    position = bisect_right(model.queue, due_ns, key=due_ns_of)
     if not model.num_multi_row:
         return position
-    return sum(other.rows for other in queue[:position])
+    return position + model.extra_rows.before(due_ns + 1)

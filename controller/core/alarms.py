@@ -19,8 +19,13 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from clockwright.units import NS_PER_MS
 from controller.core.config import SchedulerConfig
 from controller.core.state import DONE, Request, SentAction, WorkerState
+
+# A result may be missing for so long, or twice as long as the action should take, before its worker is suspected.
+# A pause of the host may last as long; longer, and requests with ordinary SLOs have no time to go elsewhere.
+_SUSPECT_NS = 50 * NS_PER_MS
 
 # Expiries below this number are never swept.
 _SWEEP_MIN = 1024
@@ -124,11 +129,14 @@ class Alarms:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def expect_result(self, worker: WorkerState, sent: SentAction) -> None:
-        """Look whether an action's result is overdue, unless an older action is looked at first."""
+    def expect_result(self, worker: WorkerState, sent: SentAction, *, alone: bool) -> None:
+        """Look whether an action's result is overdue, unless an older action is looked at first.
+
+        Where the worker is alone, nothing follows from its being late, before it is to be given up.
+        """
         if not worker.watched:
             worker.watched = True
-            at_ns = sent.expected_end_ns + self._action_timeout_ns
+            at_ns = self.overdue_ns(sent) if alone else self.suspect_ns(sent)
             heappush(self.timeouts, (at_ns, next(self._serial), worker))
 
     def expect_result_until(self, worker: WorkerState, at_ns: int) -> None:
@@ -136,14 +144,25 @@ class Alarms:
         worker.watched = True
         heappush(self.timeouts, (at_ns, next(self._serial), worker))
 
-    def timed_out(self) -> WorkerState:
-        """Take out the first of the `timeouts`: the worker whose oldest action has to be looked at.
+    def look_sooner(self, worker: WorkerState, at_ns: int) -> None:
+        """Look at the oldest action of a worker at a time, and not at the time that was arranged before."""
+        self.timeouts[:] = [entry for entry in self.timeouts if entry[2] is not worker]
+        heapify(self.timeouts)
+        self.expect_result_until(worker, at_ns)
 
-        It may be gone.
+    def timed_out(self) -> tuple[int, WorkerState]:
+        """Take out the first of the `timeouts`: its time, and the worker whose oldest action has to be looked at.
+
+        The worker may be gone.
         """
-        _, _, worker = heappop(self.timeouts)
+        at_ns, _, worker = heappop(self.timeouts)
         worker.watched = False
-        return worker
+        return at_ns, worker
+
+    def suspect_ns(self, sent: SentAction) -> int:
+        """From this time on the result is late enough to do without the worker."""
+        late_ns = max(_SUSPECT_NS, 2 * sent.action.expected_duration_ns)
+        return sent.expected_end_ns + min(late_ns, self._action_timeout_ns)
 
     def overdue_ns(self, sent: SentAction) -> int:
         """From this time on an action has waited for its result for too long."""

@@ -6,12 +6,14 @@ the books to tell, in this order, and `tests/core/test_books.py` reads this tabl
 
 | change          | what it changes                                       | the policy hears                   |
 |-----------------|-------------------------------------------------------|------------------------------------|
-| `enqueue`       | phase, open requests, queue, demand, `num_multi_row`  |                                    |
+| `enqueue`       | phase, open requests, queue, demand, rows             |                                    |
 | `came`          | nothing: requests were queued, or estimates changed   | queue_changed demand_changed       |
-| `take_out`      | queue, demand, `num_multi_row`                        | queue_changed demand_changed       |
+| `take_out`      | queue, demand, rows                                   | queue_changed demand_changed       |
 | `close`         | phase, open requests                                  |                                    |
 | `dropped`       | nothing: a request is refused that was never sent     | refused                            |
 | `begin_infer`   | phase, queue, pins, LRU order, timeline, in flight    | queue_changed                      |
+| `begin_probe`   | pins, LRU order, timeline, in flight                  |                                    |
+| `disown`        | `num_sent`, demand: its action may not run in time    | demand_changed                     |
 | `end_infer`     | pins, `num_sent`, demand, timeline                    | demand_changed                     |
 | `infer_over`    | nothing: an Infer succeeded, its requests are settled | infer_ended unpark                 |
 | `exec_freed`    | nothing: one failed, or its worker is gone, likewise  | unpark                             |
@@ -20,6 +22,8 @@ the books to tell, in this order, and `tests/core/test_books.py` reads this tabl
 | `end_load`      | resident, loading, timeline                           | queue_changed                      |
 | `fail_load`     | copies, pages, loading, timeline                      | copy_gone demand_changed           |
 | `drop`          | copies, pages, loading                                | copy_gone demand_changed           |
+| `suspend`       | copies and readiness as one model sees them           | (copy_gone demand_changed)?        |
+| `restore`       | likewise                                              | queue_changed demand_changed       |
 | `drain`         | copies and readiness as models see them               | (copy_gone demand_changed)*        |
 | `lose`          | workers, copies, pages, readiness, in flight          | (copy_gone demand_changed)*        |
 | `ready`         | readiness                                             |                                    |
@@ -42,7 +46,7 @@ The life of a request, which the same test reads:
 |---------|---------|-------------------------------------------------------------------|
 | -       | WAITING | `enqueue`: it was admitted                                        |
 | WAITING | SENT    | `begin_infer`                                                     |
-| SENT    | WAITING | `enqueue`: its action did not run, and some worker may be in time |
+| SENT    | WAITING | `enqueue`: its action failed, or is overdue; some worker may be in time |
 | WAITING | DONE    | `close`: refused, or its client left                              |
 | SENT    | DONE    | `close`: answered, refused, or its client left                    |
 
@@ -65,7 +69,7 @@ from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.delivery import DeliveryDelay
-from controller.core.estimator import EstimateTable
+from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.policy import Batch, Policy
 from controller.core.state import (
@@ -77,6 +81,7 @@ from controller.core.state import (
     Readiness,
     Request,
     SentAction,
+    Suspension,
     WorkerState,
     due_ns_of,
 )
@@ -107,7 +112,9 @@ class Books:
         else:
             insort(queue, request, key=due_ns_of)
         request.phase = WAITING
-        model.num_multi_row += request.rows > 1
+        if request.rows > 1:
+            model.num_multi_row += 1
+            model.extra_rows.add(request.due_ns, request.rows - 1)
         model.demand_ns += request.demand_ns
 
     def came(self, model: Model) -> None:
@@ -122,7 +129,9 @@ class Books:
         while model.queue[position] is not request:
             position += 1
         del model.queue[position]
-        model.num_multi_row -= request.rows > 1
+        if request.rows > 1:
+            model.num_multi_row -= 1
+            model.extra_rows.add(request.due_ns, 1 - request.rows)
         model.demand_ns -= request.demand_ns
         self._policy.queue_changed(model)
         self._policy.demand_changed(model)
@@ -142,15 +151,33 @@ class Books:
         """A batch goes to its copy's worker; its requests leave the queue."""
         copy, action = sent.copy, sent.action
         worker, model = copy.worker, copy.model
-        requests = sent.requests
+        requests, action_id = sent.requests, action.action_id
         del model.queue[batch.first : batch.first + batch.count]
         for request in requests:
             request.phase = SENT
+            request.action_id = action_id
             if request.rows > 1:
                 model.num_multi_row -= 1
+                model.extra_rows.add(request.due_ns, 1 - request.rows)
         model.num_sent += len(requests)
         copy.num_pins += 1
         worker.touch(model)
+        worker.exec_lane.push(
+            action_id,
+            begin_ns=sent.expected_begin_ns,
+            duration_ns=action.expected_duration_ns,
+            now_ns=now_ns,
+        )
+        self.num_idle -= not worker.in_flight
+        worker.in_flight[action_id] = sent
+        self._policy.queue_changed(model)
+
+    def begin_probe(self, sent: SentAction, now_ns: int) -> None:
+        """A request goes to a worker that is avoided, too; it stays where it is."""
+        copy, action = sent.copy, sent.action
+        worker = copy.worker
+        copy.num_pins += 1
+        worker.touch(copy.model)
         worker.exec_lane.push(
             action.action_id,
             begin_ns=sent.expected_begin_ns,
@@ -159,7 +186,15 @@ class Books:
         )
         self.num_idle -= not worker.in_flight
         worker.in_flight[action.action_id] = sent
-        self._policy.queue_changed(model)
+
+    def disown(self, sent: SentAction, request: Request) -> None:
+        """A request of an Infer in flight is that one's no more: it is about to wait again."""
+        sent.shared = True
+        request.action_id = None
+        model = request.model
+        model.num_sent -= 1
+        model.demand_ns -= request.demand_ns
+        self._policy.demand_changed(model)
 
     def end_infer(self, sent: SentAction, end_ns: int) -> None:
         """An Infer, no longer in flight, ended or was refused at `end_ns`."""
@@ -167,8 +202,9 @@ class Books:
         model = copy.model
         copy.worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
         copy.num_pins -= 1
-        model.num_sent -= len(sent.requests)
-        for request in sent.requests:
+        requests = own_requests(sent) if sent.shared else sent.requests
+        model.num_sent -= len(requests)
+        for request in requests:
             model.demand_ns -= request.demand_ns
         self._policy.demand_changed(model)
 
@@ -190,7 +226,9 @@ class Books:
         for infer in infers_of(worker, model):  # behind a load that failed; they find this one
             infer.copy = copy
             copy.num_pins += 1
-        model.copies[worker] = worker.copies[model] = copy
+        worker.copies[model] = copy
+        if worker not in model.suspended:  # else it is a probe
+            model.copies[worker] = copy
         worker.num_free_pages -= copy.num_pages
         worker.load_lane.push(
             action.action_id,
@@ -226,7 +264,7 @@ class Books:
         """A copy is evicted, or lost."""
         worker, model = copy.worker, copy.model
         del worker.copies[model]
-        model.copies.pop(worker, None)  # gone already when the worker drains
+        model.copies.pop(worker, None)  # gone already when the worker drains, or is suspended
         worker.loading.pop(model, None)
         worker.num_free_pages += copy.num_pages
         self._policy.copy_gone(copy)
@@ -259,6 +297,16 @@ class Books:
         """A worker holds the model in host memory."""
         model.ready_on(worker, readiness)
 
+    def estimates_used(self) -> set[Estimates]:
+        """What is planned with, on some worker; linear in models and workers."""
+        used = set()
+        for worker in self.workers.values():
+            used.update([copy.estimates for copy in worker.copies.values()])
+        for model in self.models.values():
+            used.update([readiness.estimates for readiness in model.ready.values()])
+            used.update([each.readiness.estimates for each in model.suspended.values()])
+        return used
+
     def forget(self, model: Model, worker: WorkerState) -> bool:
         """A worker is to hold a removed model no more; tells whether it did."""
         return model.not_ready_on(worker)
@@ -266,6 +314,24 @@ class Books:
     def moved(self, model: Model) -> None:
         """A worker is no longer there for the model, and its waiting requests were judged again."""
         self._policy.queue_changed(model)
+
+    def suspend(self, model: Model, worker: WorkerState, suspension: Suspension) -> None:
+        """To the model, it is from now on as if the worker did not have it."""
+        model.not_ready_on(worker)
+        model.suspended[worker] = suspension
+        copy = model.copies.pop(worker, None)
+        if copy is not None:
+            self._policy.copy_gone(copy)
+            self._policy.demand_changed(model)
+
+    def restore(self, model: Model, worker: WorkerState) -> None:
+        """The model sees the worker again."""
+        model.ready_on(worker, model.suspended.pop(worker).readiness)
+        copy = worker.copies.get(model)
+        if copy is not None:
+            model.copies[worker] = copy
+        self._policy.queue_changed(model)
+        self._policy.demand_changed(model)
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -309,7 +375,10 @@ class Books:
         for model in self.models.values():
             readiness = model.ready.get(worker)
             if readiness is None:
-                continue
+                suspension = model.suspended.get(worker)
+                if suspension is None:
+                    continue
+                readiness = suspension.readiness
             readiness.estimates = estimates.at_clock(
                 worker.gpu_kind,
                 clock_mhz,
@@ -317,7 +386,8 @@ class Books:
                 known=readiness.estimates,
                 known_mhz=left_mhz,
             )
-            model.ready_on(worker, readiness)
+            if worker in model.ready:
+                model.ready_on(worker, readiness)
             copy = worker.copies.get(model)
             if copy is not None:
                 copy.estimates = readiness.estimates
@@ -334,7 +404,8 @@ class Books:
         worker.draining = True
         models = list(worker.copies)
         for copy in worker.copies.values():
-            del copy.model.copies[worker]
+            if copy.model.copies.pop(worker, None) is None:
+                continue  # it is suspended
             self._policy.copy_gone(copy)
             self._policy.demand_changed(copy.model)
         for model in self.models.values():
@@ -356,6 +427,12 @@ class Books:
             if model.not_ready_on(worker) and model.queue:
                 touched[model] = None
         return in_flight, touched
+
+
+def own_requests(sent: SentAction) -> list[Request]:
+    """Requests of an Infer that neither wait again nor run elsewhere, whether they are open or not."""
+    action_id = sent.action.action_id
+    return [request for request in sent.requests if request.action_id == action_id]
 
 
 def infers_of(worker: WorkerState, model: Model) -> list[SentAction]:

@@ -18,7 +18,7 @@ from controller.core.config import SchedulerConfig
 from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
 from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
-from controller.core.state import Copy, Model, Readiness, SentAction, WorkerState
+from controller.core.state import Copy, Model, Readiness, Request, SentAction, WorkerState
 
 
 class Dispatch:
@@ -114,6 +114,8 @@ class Dispatch:
             batch = policy.next_infer(worker, free_ns, now_ns)
             if batch is None:
                 break
+            if now_ns < batch.copy.model.apart_until_ns:
+                _take_apart(batch)
             self._send_infer(worker, batch, now_ns)
         self._look_again(worker, available_ns - lookahead_ns, now_ns)
 
@@ -148,7 +150,7 @@ class Dispatch:
             action, copy, begin_ns, begin_ns + duration_ns, worker.clock_mhz, requests
         )
         self._books.begin_infer(sent, batch, now_ns)
-        self._alarms.expect_result(worker, sent)
+        self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
             SendAction(
                 worker_id=worker.worker_id,
@@ -163,6 +165,61 @@ class Dispatch:
             for other in model.copies:
                 if not other.in_flight and other.load_wakeup_ns is None:
                     self._look_for_room(other, now_ns)
+
+    # --- probes ---------------------------------------------------------------------------------
+
+    def probe_run(self, copy: Copy, request: Request, now_ns: int) -> None:
+        """Run one request on a worker that is avoided, while it waits or runs elsewhere all the same."""
+        worker, estimates = copy.worker, copy.estimates
+        if request.rows > estimates.sizes[-1]:
+            return
+        index = estimates.cover[request.rows]
+        duration_ns = estimates.exec_ns[index]
+        begin_ns = max(
+            worker.exec_lane.available_ns(now_ns), now_ns + worker.delivery.expected_ns(now_ns)
+        )
+        action = Infer(
+            action_id=ActionId(next(self._action_ids)),
+            model_id=copy.model.model_id,
+            batch_size=estimates.sizes[index],
+            rows=(request.rows,),
+            earliest_ns=now_ns,
+            latest_ns=begin_ns + self._config.window_ns,
+            expected_duration_ns=duration_ns,
+        )
+        sent = SentAction(
+            action,
+            copy,
+            begin_ns,
+            begin_ns + duration_ns,
+            worker.clock_mhz,
+            [request],
+            shared=True,
+        )
+        self._books.begin_probe(sent, now_ns)
+        self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
+        self.commands.append(
+            SendAction(
+                worker_id=worker.worker_id,
+                action=action,
+                request_ids=(request.request_id,),
+                expected_begin_ns=begin_ns,
+            )
+        )
+
+    def probe_load(
+        self, worker: WorkerState, model: Model, readiness: Readiness, now_ns: int
+    ) -> None:
+        """Load a model on a worker that is avoided, where its lane is free."""
+        if worker.load_lane:
+            return
+        victims = self._policy.victims(worker, readiness.num_pages)
+        if victims is None:
+            return
+        for victim in victims:
+            self.evict(victim)
+        begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        self._send_load(worker, model, readiness, begin_ns, now_ns)
 
     # --- load lanes -----------------------------------------------------------------------------
 
@@ -285,7 +342,7 @@ class Dispatch:
         copy = Copy(model, worker, readiness.num_pages, readiness.estimates, begin_ns + load_ns)
         sent = SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz)
         self._books.begin_load(sent, now_ns)
-        self._alarms.expect_result(worker, sent)
+        self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
             SendAction(worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns)
         )
@@ -342,6 +399,8 @@ class Dispatch:
             self._policy.want_load(model, now_ns)
         if self._policy.wants_any:
             self.fill_load(worker, now_ns)
+            if not self._traits.predicts and model.load_key is not None:
+                self._load_by_urgency(model, now_ns)  # a replica, for which no request waits
         if model.queue:
             self.place(model, now_ns, seek=False)
 
@@ -357,3 +416,22 @@ class Dispatch:
             if self._policy.wants_any:
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
+
+
+def _take_apart(batch: Batch) -> None:
+    """Leave those out of a batch that must not run with so many others, because a run with them failed."""
+    copy, first = batch.copy, batch.first
+    queue, estimates = copy.model.queue, copy.estimates
+    most = batch.count
+    rows = count = 0
+    for request in queue[first : first + batch.count]:
+        most = min(most, request.most_together or most)
+        if count >= most:
+            break
+        rows += request.rows
+        count += 1
+    if count < batch.count:
+        batch.count = count
+        batch.size_index = estimates.cover[rows]
+        required_ns = queue[first].due_ns - estimates.exec_ns[batch.size_index]
+        batch.required_start_ns = max(batch.required_start_ns, required_ns)

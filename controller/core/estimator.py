@@ -13,10 +13,12 @@ estimates (`settle_exec`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
-from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind
+from clockwright.units import DURATION_NS_MAX, NS_PER_MS, ArchitectureId, GpuKind
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
@@ -26,6 +28,13 @@ PERCENTILE = 0.99
 # An estimate that refuses every request is never measured again, so one outlier could shut a model
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
+
+# With fewer rows, nothing is forgotten: a worker that comes back finds what was learned.
+_MIN_ROWS = 256
+
+# What takes so many times what was predicted, and this much more, is slow: the GPU is not like others of its kind.
+SLOW_FACTOR: Final = 3
+SLOW_NS: Final = NS_PER_MS
 
 # Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
 MAX_CLOCKS = 64
@@ -48,6 +57,12 @@ class DurationWindow:
         """Take a measurement in; the oldest leaves."""
         self._samples.append(duration_ns)
         self._update()
+
+    def begin_again(self, seed_ns: int) -> None:
+        """Forget all, but for a new seed."""
+        self._samples.clear()
+        self._unconfirmed.clear()
+        self.add(seed_ns)
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
@@ -118,7 +133,8 @@ class Estimates:
 
         Args:
             load_ns: duration of LoadWeights.
-            exec_ns: duration of EXEC by compiled batch size; not empty.
+            exec_ns: duration of EXEC by compiled batch size; not empty. Lists as long as the largest size
+                are made of it, so it is one that was offered and not what a worker likes.
         """
         #: Compiled batch sizes, ascending.
         self.sizes = tuple(sorted(exec_ns))
@@ -129,11 +145,8 @@ class Estimates:
         self.load_ns = load_ns
         largest = self.sizes[-1]
         #: fit[n]: index of the largest size <= n, -1 if none; cover[n]: of the smallest size >= n.
-        self.fit = [-1] * (largest + 1)
-        self.cover = [0] * (largest + 1)
-        for n in range(largest + 1):
-            self.fit[n] = sum(size <= n for size in self.sizes) - 1
-            self.cover[n] = min(sum(size < n for size in self.sizes), len(self.sizes) - 1)
+        self.fit = [bisect_right(self.sizes, n) - 1 for n in range(largest + 1)]
+        self.cover = [bisect_left(self.sizes, n) for n in range(largest + 1)]
         self._per_row = [
             duration / size for duration, size in zip(self.exec_ns, self.sizes, strict=True)
         ]
@@ -154,10 +167,20 @@ class Estimates:
         """
         slower = max(clock_mhz / other_mhz, 1.0) if other_mhz else 1.0
         exec_ns = {
-            size: int(duration_ns * slower)
+            size: min(int(duration_ns * slower), DURATION_NS_MAX)
             for size, duration_ns in zip(self.sizes, self.exec_ns, strict=True)
         }
         return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
+
+    def bound(self, profile: Estimates) -> None:
+        """Another GPU of the kind was profiled: what far exceeds that came from a GPU that is slow."""
+        for index, window in enumerate(self._exec):
+            if self.exec_ns[index] > SLOW_FACTOR * profile.exec_ns[index] + SLOW_NS:
+                window.begin_again(profile.exec_ns[index])
+                self._refresh(index)
+        if self.load_ns > SLOW_FACTOR * profile.load_ns + SLOW_NS:
+            self._load.begin_again(profile.load_ns)
+            self.load_ns = profile.load_ns
 
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""
@@ -205,13 +228,17 @@ class Estimates:
         self.ns_per_row = min(self._per_row)
 
 
+_Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
+
+
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_crowded_at", "_rows")
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[GpuKind, int, ArchitectureId, tuple[int, ...]], Estimates] = {}
+        self._crowded_at = _MIN_ROWS
+        self._rows: dict[_Key, Estimates] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -238,9 +265,11 @@ class EstimateTable:
         """
         key = (gpu_kind, clock_mhz, architecture_id, tuple(sorted(exec_ns)))
         estimates = self._rows.get(key)
+        seed = Estimates(load_ns=load_ns, exec_ns=exec_ns).at_clock(profile_mhz, clock_mhz)
         if estimates is None:
-            seed = Estimates(load_ns=load_ns, exec_ns=exec_ns)
-            estimates = self._rows[key] = seed.at_clock(profile_mhz, clock_mhz)
+            estimates = self._rows[key] = seed
+        else:
+            estimates.bound(seed)
         return estimates
 
     def at_clock(
@@ -258,6 +287,16 @@ class EstimateTable:
         if estimates is None:
             estimates = self._rows[key] = known.at_clock(known_mhz, clock_mhz)
         return estimates
+
+    @property
+    def crowded(self) -> bool:
+        """Whether it is time to `keep_used`."""
+        return len(self._rows) > self._crowded_at
+
+    def keep_used(self, used: Collection[Estimates]) -> None:
+        """Forget what no worker has ready: workers name architectures and GPU kinds as they like."""
+        self._rows = {key: row for key, row in self._rows.items() if row in used}
+        self._crowded_at = max(_MIN_ROWS, 2 * len(self._rows))
 
     def forget_clocks(self, gpu_kind: GpuKind, present_mhz: Iterable[int]) -> None:
         """Keep memory bounded whatever clocks workers say.

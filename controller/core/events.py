@@ -49,7 +49,11 @@ class WorkerLost:
 
 @dataclass(slots=True, kw_only=True)
 class ModelAdded:
-    """Requests for the model may arrive from now on."""
+    """Requests for the model may arrive from now on.
+
+    No id is ever given twice: what workers still do for a removed model, and are told to forget then,
+    would be its successor's.
+    """
 
     model_id: ModelId
 

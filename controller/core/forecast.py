@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from clockwright.errors import Refusal
+from controller.core.admission import rows_due
 from controller.core.state import Model, WorkerState
 
 
@@ -57,6 +58,7 @@ def forecast(
         where: WorkerState | None = None
         load_end_ns = 0
         if model is not None:
+            queue_ns = _queue_ns(model, rows, due_ns)
             for worker, readiness in model.ready.items():
                 estimates = readiness.estimates
                 if rows > estimates.sizes[-1]:
@@ -72,7 +74,7 @@ def forecast(
                 elif not copy.resident:
                     loaded_ns = copy.ready_ns
                 exec_ns = estimates.exec_ns[estimates.cover[rows]]
-                busy_ns = max(exec_ns, _queue_ns(model, rows, due_ns))
+                busy_ns = max(exec_ns, queue_ns)
                 wait_ns = max(begin_ns, loaded_ns) + busy_ns - now_ns
                 if where is None or wait_ns < best.wait_ns:
                     best = Forecast(None, wait_ns, exec_ns)
@@ -90,7 +92,7 @@ def forecast(
 
 def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
     """Time for this request and those of its model that go before it, at the best rate, on all copies."""
-    ahead = sum(request.rows for request in model.queue if request.due_ns <= due_ns)
+    ahead = rows_due(model, due_ns)
     if not ahead or model.fastest is None:
         return 0
     return int((ahead + rows) * model.fastest.ns_per_row / max(len(model.copies), 1))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from clockwright.actions import EvictWeights, Infer, LoadWeights
 from clockwright.units import NS_PER_MS
 from controller.core.alarms import Alarms
-from controller.core.books import Books
+from controller.core.books import Books, own_requests
 from controller.core.events import Command, SendAction
 from controller.core.scheduler import Scheduler
 from controller.core.state import Model, Phase, Request, WorkerState
@@ -32,9 +32,10 @@ def check(scheduler: Scheduler) -> None:
     sent_of: defaultdict[Model, list[Request]] = defaultdict(list)
     for worker in workers:
         for action in worker.in_flight.values():
-            sent_of[action.copy.model] += action.requests
+            sent_of[action.copy.model] += own_requests(action) if action.shared else action.requests
     for model in models:
         _check_queue(model, sent_of[model])
+        assert not model.suspended.keys() & (model.ready.keys() | model.copies.keys())
     waiting = sum(len(model.queue) for model in models)
     sent = sum([request.phase is Phase.SENT for request in books.requests.values()])
     assert len(books.requests) == waiting + sent, "an open request is neither waiting nor sent"
@@ -93,7 +94,8 @@ def check_no_gpu_idles(scheduler: Scheduler, now_ns: int) -> None:
             load_ns = 0 if copy else estimates.load_ns + NS_PER_MS
             for request in model.queue:
                 if request.rows <= estimates.sizes[-1]:
-                    exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
+                    # Policies take estimates to grow with the batch size.
+                    exec_ns = max(estimates.exec_ns[: estimates.cover[request.rows] + 1])
                     assert begin_ns + load_ns + exec_ns > request.due_ns, (
                         f"request {request.request_id} of {model.model_id} waits, "
                         f"{worker.worker_id} is idle"
@@ -121,10 +123,12 @@ def _check_copies(worker: WorkerState) -> None:
         pins = infers[copy]
         assert copy.num_pins == pins, f"{copy.model.model_id}: {copy.num_pins} pins, {pins} Infers"
         assert copy.resident is (copy.model not in worker.loading)
-        readiness = copy.model.ready.get(worker)
+        suspension = copy.model.suspended.get(worker)
+        readiness = suspension.readiness if suspension else copy.model.ready.get(worker)
         assert readiness is None or copy.estimates is readiness.estimates
-        # To its model, a copy on a worker that drains is gone already.
-        assert copy.model.copies.get(worker) is (None if worker.draining else copy)
+        # To its model, a copy on a worker that drains is gone already, or where it is suspended.
+        seen = not worker.draining and suspension is None
+        assert copy.model.copies.get(worker) is (copy if seen else None)
 
 
 def _check_pages(worker: WorkerState) -> None:
@@ -143,7 +147,7 @@ def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
             f"action {action.action_id}: begin {sent.expected_begin_ns} outside "
             f"[{action.earliest_ns}, {action.latest_ns}]"
         )
-        if not predicts:
+        if not predicts or sent.shared:
             continue
         due_ns = [request.due_ns for request in sent.requests]
         assert max(due_ns) >= sent.expected_end_ns, (
@@ -153,14 +157,16 @@ def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
 
 def _check_queue(model: Model, sent: list[Request]) -> None:
     # One loop, because a generator for each sum doubled what the audit of a test costs.
-    due_ns, num_multi_row, demand_ns = 0, 0, 0
+    due_ns, num_multi_row, extra_rows, demand_ns = 0, 0, 0, 0
     for request in model.queue:
         assert request.due_ns >= due_ns, f"{model.model_id}: its queue is out of order"
         assert request.phase is Phase.WAITING
         due_ns = request.due_ns
         num_multi_row += request.rows > 1
+        extra_rows += request.rows - 1
         demand_ns += request.demand_ns
     assert model.num_multi_row == num_multi_row
+    assert model.extra_rows.total == extra_rows == model.extra_rows.before(1 << 62)
     assert model.num_sent == len(sent)
     demand_ns += sum([request.demand_ns for request in sent])
     assert model.demand_ns == demand_ns, (

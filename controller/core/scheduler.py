@@ -15,7 +15,8 @@ waiting requests, and refuse nothing by prediction):
   overloaded.
 * A request refused because its model is cold has the model loaded, where nothing else wants the lane.
 * Eviction never takes a model with an action in flight or with waiting requests.
-* An Infer refused for lateness, or lost with its worker, puts its requests back while slack remains.
+* An Infer refused for lateness, or lost with its worker, puts its requests back while slack remains; so does
+  one that failed, in smaller batches, and one whose result is overdue (health.py).
 * Every action has a timeout; a worker that exceeds it, or contradicts the controller's books, is let
   go and starts afresh when it registers again.
 * Refused requests are answered at once, with the reason, not at the deadline.
@@ -30,7 +31,7 @@ from typing import Any
 
 from clockwright.actions import ActionError, Infer
 from clockwright.errors import ConfigError, Refusal
-from clockwright.units import NS_PER_S, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId, RequestId
 from controller.core.admission import (
     Verdict,
     judge,
@@ -39,11 +40,11 @@ from controller.core.admission import (
     refusal_of,
 )
 from controller.core.alarms import Alarms
-from controller.core.books import Books, infers_of
+from controller.core.books import Books, infers_of, own_requests
 from controller.core.config import SchedulerConfig
 from controller.core.delivery import DeliveryDelay
 from controller.core.dispatch import Dispatch
-from controller.core.estimator import EstimateTable
+from controller.core.estimator import SLOW_FACTOR, SLOW_NS, EstimateTable
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
@@ -63,11 +64,13 @@ from controller.core.events import (
     RequestCancelled,
     RequestsArrived,
     TimerFired,
+    WithdrawAction,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
+from controller.core.health import Health
 from controller.core.policies import POLICIES
 from controller.core.policy import PolicyKind
 from controller.core.state import (
@@ -85,8 +88,26 @@ from controller.core.statistics import Statistics, snapshot
 # A worker whose action is overdue is given up if the result is still missing after this time.
 _SECOND_LOOK_NS = NS_PER_S
 
+# Where a timer comes so much too late, this process stood still.
+_STOOD_STILL_NS = 20 * NS_PER_MS
+
+_FOREVER_NS = 1 << 62
+
 # A worker may report these of an action without contradicting what the controller believes.
-_EXPECTED_ERRORS = {ActionError.TOO_LATE, ActionError.DEVICE, ActionError.BAD_INPUT}
+_EXPECTED_ERRORS = {
+    ActionError.TOO_LATE,
+    ActionError.DEVICE,
+    ActionError.BAD_INPUT,
+    ActionError.WITHDRAWN,
+}
+
+# The engine's, or the request's, doing: to try the same again at once would give the same.
+_FAILURES = {ActionError.DEVICE, ActionError.BAD_INPUT}
+
+# A request that fails alone is run alone once more: elsewhere, or here where there is no elsewhere.
+_MAX_FAILURES_ALONE = 2
+# To take a batch of 256 apart takes eight failures.
+_MAX_FAILURES = 10
 
 
 class Scheduler:
@@ -120,6 +141,7 @@ class Scheduler:
         self._estimates = EstimateTable()
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
+        self._health = Health(self._books)
         self._dispatch = Dispatch(
             self.config, kind.traits, self._policy, self._books, self._alarms, self._commands
         )
@@ -231,6 +253,8 @@ class Scheduler:
         if model is not None:
             self._books.came(model)
             self._dispatch.place(model, self._now_ns)
+            if model.suspended:
+                self._probe(model, event.request_id)
 
     def _requests_arrived(self, event: RequestsArrived) -> None:
         # Each model once, in the order of arrival.
@@ -239,6 +263,10 @@ class Scheduler:
             if model is not None:
                 self._books.came(model)
                 self._dispatch.place(model, self._now_ns)
+        for request in event.requests:
+            model = self._books.models.get(request.model_id)
+            if model is not None and model.suspended:
+                self._probe(model, request.request_id)
 
     def _admit(self, event: RequestArrived) -> Model | None:
         """Queue a request, or refuse it; returns its model in the first case."""
@@ -247,6 +275,8 @@ class Scheduler:
         if model is None:
             self._refuse_unknown(event)
             return None
+        if model.suspended and not model.ready:
+            self._health.last_resort(model, self._now_ns)
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
         cold = True
@@ -278,6 +308,8 @@ class Scheduler:
             self._commands.append(refusal_of(request, verdict))
             if len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns, refusal=verdict.refusal)
+            if model.suspended:
+                self._probe(model, request.request_id)
             return None
         books.enqueue(request)
         if self._predicts:  # else it waits until it has run
@@ -303,6 +335,8 @@ class Scheduler:
         self._books.close(request)
         if waited:
             self._leave_queue(request)
+        elif request.action_id is not None:
+            self._withdraw(request.action_id)
 
     def _leave_queue(self, request: Request) -> None:
         model = request.model
@@ -352,6 +386,8 @@ class Scheduler:
 
     def _reconsider(self, model: Model, refusal: Refusal) -> None:
         """A worker is no longer there for the model: refuse what nobody else can do, move the rest."""
+        if model.suspended and not model.ready:
+            self._health.last_resort(model, self._now_ns)
         for request in list(model.queue):
             verdict = self._judge_again(request)
             if verdict.refusal is not None:
@@ -374,15 +410,30 @@ class Scheduler:
         self._learn_delay(worker, sent, event.received_ns)
         # A clock offset that is a little off must not put an end into the future.
         end_ns = min(event.end_ns, now_ns)
-        if isinstance(sent.action, Infer):
-            self._measured_exec(worker, sent, sent.action.batch_size, event.duration_ns)
+        duration_ns, action = event.duration_ns, sent.action
+        learns, touched = True, None
+        if (
+            worker.trouble is not None
+            or duration_ns > SLOW_FACTOR * action.expected_duration_ns + SLOW_NS
+        ):
+            learns, touched = self._health.succeeded(sent, duration_ns, now_ns)
+        if isinstance(action, Infer):
+            if learns:
+                self._measured_exec(worker, sent, action.batch_size, duration_ns)
             books.end_infer(sent, end_ns)
-            self._answer(event, sent, sent.action.batch_size)
-            books.infer_over(sent, event, now_ns)
+            if sent.shared:
+                self._answer_first(event, sent, action.batch_size)
+                books.exec_freed(worker)
+            else:
+                self._answer(event, sent, action.batch_size)
+                books.infer_over(sent, event, now_ns)
         else:
-            sent.copy.estimates.measured_load(event.duration_ns)
+            if learns:
+                sent.copy.estimates.measured_load(duration_ns)
             books.end_load(sent, end_ns)
             self._dispatch.load_ended(worker, now_ns)
+        if touched:
+            self._trust_changed(worker, touched)
         self._settle(worker, sent.copy.model)
 
     def _action_failed(self, event: ActionFailed) -> None:
@@ -402,16 +453,20 @@ class Scheduler:
         self._learn_delay(worker, sent, event.received_ns)
         if isinstance(sent.action, Infer):
             self._books.end_infer(sent, now_ns)
-            if event.error in (ActionError.DEVICE, ActionError.BAD_INPUT):
-                for request in sent.requests:
-                    if request.phase is not DONE:
-                        self._refuse(request, Verdict(Refusal.FAILED, detail=event.message))
+            if event.error in _FAILURES:
+                self._run_failed(event, sent)
             else:
                 self._put_back(sent, Refusal.LATE)
             self._books.exec_freed(worker)
+            if event.error is not ActionError.TOO_LATE:
+                worker.exec_wakeup_ns = None  # the lane has room long before that was to be
         else:
             self._books.fail_load(sent, now_ns)
             self._dispatch.load_lane_freed()
+            if event.error in _FAILURES and not model.removed:
+                self._trust_changed(worker, self._health.load_failed(sent, event.message, now_ns))
+                if not model.ready:
+                    self._reconsider(model, Refusal.FAILED)
         self._settle(worker, model)
         if model.queue:  # another worker may be the better one for those that were put back
             self._dispatch.place(model, self._now_ns)
@@ -457,24 +512,136 @@ class Scheduler:
                 )
             )
 
+    def _answer_first(self, event: ActionSucceeded, sent: SentAction, size: int) -> None:
+        """Respond to those of the requests that nobody has answered yet, though they wait or run elsewhere."""
+        elsewhere: dict[ActionId, None] = {}
+        for request in sent.requests:
+            if request.phase is WAITING:
+                self._leave_queue(request)
+            elif request.action_id is not None and request.action_id != event.action_id:
+                elsewhere[request.action_id] = None
+        self._answer(event, sent, size)
+        for action_id in elsewhere:
+            self._withdraw(action_id)
+        if sent.copy.model.queue:  # a policy that reacts waits for the end of each of its actions
+            self._books.came(sent.copy.model)
+
     def _put_back(self, sent: SentAction, refusal: Refusal) -> None:
         """Requests of an action that did not run wait again while some worker may be in time."""
         model = sent.copy.model
-        for request in sent.requests:
+        for request in own_requests(sent) if sent.shared else sent.requests:
             if request.phase is DONE:
                 continue
             if refusal is Refusal.WORKER_LOST:
                 request.lost_worker = True
             verdict = self._judge_again(request)
             if verdict.refusal is None:
-                self._books.enqueue(request)
-                if self._predicts:
-                    self._alarms.watch_no_later(request, verdict.hopeless_ns)
+                self._wait_again(request, verdict)
             else:
-                if not model.removed:
+                if not model.removed and verdict.refusal is not Refusal.FAILED:
                     verdict.refusal = refusal
                 self._refuse(request, verdict)
         self._books.came(model)
+
+    # --- failures -------------------------------------------------------------------------------
+
+    def _run_failed(self, event: ActionFailed, sent: SentAction) -> None:
+        """The engine failed at an Infer: run its requests elsewhere or again, in smaller batches.
+
+        One that fails alone again is refused with the engine's words, and so is one without time.
+        """
+        now_ns, model = self._now_ns, sent.copy.model
+        if event.error is ActionError.DEVICE and not model.removed:
+            if any(request.num_failures for request in sent.requests):
+                touched = self._health.requests_failed(sent)
+            else:
+                touched = self._health.run_failed(sent, event.message, now_ns)
+            self._trust_changed(sent.copy.worker, touched)
+        together = len(sent.requests)
+        for request in own_requests(sent) if sent.shared else sent.requests:
+            if request.phase is DONE:
+                continue
+            request.num_failures += 1
+            request.num_failures_alone += together == 1
+            in_vain = (
+                request.num_failures_alone >= _MAX_FAILURES_ALONE
+                or request.num_failures >= _MAX_FAILURES
+                or (event.error is ActionError.BAD_INPUT and together == 1)
+            )
+            verdict = Verdict() if in_vain else self._judge_again(request)
+            if in_vain or verdict.refusal is not None:
+                self._refuse(request, Verdict(Refusal.FAILED, detail=event.message))
+                continue
+            request.most_together = max(1, together // 2)
+            # A policy that does not predict runs it when it will.
+            until_ns = request.deadline_ns if self._predicts else _FOREVER_NS
+            model.apart_until_ns = max(model.apart_until_ns, until_ns)
+            self._wait_again(request, verdict)
+        self._books.came(model)
+
+    def _wait_again(self, request: Request, verdict: Verdict) -> None:
+        self._books.enqueue(request)
+        if self._predicts:
+            self._alarms.watch_no_later(request, verdict.hopeless_ns)
+
+    def _trust_changed(self, worker: WorkerState, touched: Sequence[Model]) -> None:
+        """Models were suspended on the worker, or restored there or elsewhere: look at where they may run now."""
+        if not touched:
+            return
+        self._dispatch.load_lane_freed()
+        if worker.trouble is not None and worker.trouble.sick:
+            self._do_without(worker)
+        for model in dict.fromkeys(touched):
+            if model.queue:
+                self._dispatch.place(model, self._now_ns)
+
+    def _do_without(self, worker: WorkerState) -> None:
+        """The requests that a worker has wait again, too, where there is time for another: the first answer counts."""
+        models: dict[Model, None] = {}
+        for action_id, sent in list(worker.in_flight.items()):
+            model = sent.copy.model
+            if not sent.requests or worker not in model.suspended:
+                continue
+            for request in own_requests(sent):
+                if request.phase is DONE:
+                    continue
+                verdict = self._judge_again(request)
+                if verdict.refusal is None:
+                    self._books.disown(sent, request)
+                    self._wait_again(request, verdict)
+                    models[model] = None
+            self._withdraw(action_id)
+        for model in models:
+            self._books.came(model)
+            self._dispatch.place(model, self._now_ns)
+
+    def _withdraw(self, action_id: ActionId) -> None:
+        """Take an Infer back, once, if none of its requests is open, or all of those are somebody else's."""
+        for worker in self._books.workers.values():
+            sent = worker.in_flight.get(action_id)
+            if sent is None:
+                continue
+            for request in sent.requests:
+                if request.phase is not DONE and request.action_id == action_id:
+                    return
+            self._take_back(worker, sent)
+            return
+
+    def _take_back(self, worker: WorkerState, sent: SentAction) -> None:
+        if not sent.withdrawn:
+            sent.withdrawn = True
+            action_id = sent.action.action_id
+            self._commands.append(WithdrawAction(worker_id=worker.worker_id, action_id=action_id))
+
+    def _probe(self, model: Model, request_id: RequestId) -> None:
+        """A request of a model came that is suspended somewhere: find out whether it works there again."""
+        for worker in self._health.to_probe(model, self._now_ns):
+            copy = worker.copies.get(model)
+            if copy is None:
+                readiness = model.suspended[worker].readiness
+                self._dispatch.probe_load(worker, model, readiness, self._now_ns)
+            elif (request := self._books.requests.get(request_id)) is not None:
+                self._dispatch.probe_run(copy, request, self._now_ns)
 
     def _settle(self, worker: WorkerState, model: Model) -> None:
         """After a result: finish what waited for the action's end, keep the lanes busy."""
@@ -491,9 +658,9 @@ class Scheduler:
         self._wake_due()
         timeouts = self._alarms.timeouts
         while timeouts and timeouts[0][0] <= self._now_ns:
-            worker = self._alarms.timed_out()
+            at_ns, worker = self._alarms.timed_out()
             if self._is_here(worker) and worker.in_flight:
-                self._check_timeout(worker)
+                self._check_timeout(worker, at_ns)
 
     def _wake_due(self) -> None:
         """Look at the lanes whose time has come."""
@@ -507,10 +674,21 @@ class Scheduler:
         """Whether it neither left, nor came back as another record."""
         return self._books.workers.get(worker.worker_id) is worker
 
-    def _check_timeout(self, worker: WorkerState) -> None:
+    def _check_timeout(self, worker: WorkerState, at_ns: int) -> None:
+        """Look at the oldest action, as was arranged for `at_ns`: is it late, and how late."""
         action_id, sent = next(iter(worker.in_flight.items()))
-        until_ns = self._alarms.overdue_ns(sent)
-        if until_ns <= self._now_ns:
+        now_ns, until_ns = self._now_ns, self._alarms.overdue_ns(sent)
+        if until_ns > now_ns and len(self._books.workers) > 1:
+            suspect_ns = self._alarms.suspect_ns(sent)
+            if suspect_ns > now_ns:
+                until_ns = suspect_ns
+            else:
+                if now_ns - at_ns > _STOOD_STILL_NS:
+                    # Whatever came meanwhile has not been read yet.
+                    until_ns = min(until_ns, now_ns + _STOOD_STILL_NS)
+                elif worker.trouble is None or not worker.trouble.sick:
+                    self._trust_changed(worker, self._health.overdue(worker, now_ns))
+        if until_ns <= now_ns:
             if worker.suspected == action_id:
                 self._let_go(
                     worker, f"action {action_id} has no result long after its predicted end"
@@ -533,6 +711,9 @@ class Scheduler:
             DeliveryDelay(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
             load_lookahead_ns=config.lookahead_ns,
         )
+        workers = list(self._books.workers.values())
+        if len(workers) == 2 and workers[0].watched:  # from now on it can be done without
+            self._alarms.look_sooner(workers[0], self._now_ns + _STOOD_STILL_NS)
 
     def _clock_seen(self, event: ClockSeen) -> None:
         worker = self._books.workers.get(event.worker_id)
@@ -592,6 +773,8 @@ class Scheduler:
         if model is None:
             self._commands.append(ForgetModel(worker_id=event.worker_id, model_id=event.model_id))
             return
+        if self._estimates.crowded:
+            self._estimates.keep_used(self._books.estimates_used())
         estimates = self._estimates.profiled(
             worker.gpu_kind,
             worker.clock_mhz,
@@ -604,6 +787,8 @@ class Scheduler:
         if not worker.draining:
             readiness = Readiness(event.num_pages, event.architecture_id, estimates)
             self._books.ready(model, worker, readiness)
+            for sick in self._health.replaced(model, self._now_ns):
+                self._trust_changed(sick, [model])
             if len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns)
 
@@ -619,7 +804,14 @@ class Scheduler:
         for request in list(model.queue):
             self._leave_queue(request)
             self._refuse(request, Verdict(Refusal.MODEL_REMOVED))
-        for worker in list(model.ready):
+        for worker in [*model.ready, *model.suspended]:
+            for action_id, sent in worker.in_flight.items():
+                if sent.copy.model is not model:
+                    continue
+                if isinstance(sent.action, Infer):
+                    self._withdraw(action_id)
+                else:
+                    self._take_back(worker, sent)
             self._forget(worker, model)
 
     def _forget(self, worker: WorkerState, model: Model) -> None:
@@ -631,6 +823,7 @@ class Scheduler:
             self._dispatch.evict(copy)
         elif infers_of(worker, model):
             return  # behind a load that failed
+        self._health.forget(worker, model)
         if self._books.forget(model, worker):
             self._commands.append(ForgetModel(worker_id=worker.worker_id, model_id=model.model_id))
 

@@ -21,6 +21,7 @@ from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, Reques
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
 from controller.core.shares import ServedShare
+from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
 
 
@@ -62,10 +63,18 @@ class Request:
 
     # --- the mechanism's ---
     phase: Phase = Phase.WAITING
+    #: The action that it is part of while it is `SENT`, and after; None once it was put back.
+    action_id: ActionId | None = None
     #: A worker vanished with it; it waits for another. `Scheduler` notes that.
     lost_worker: bool = False
     #: When `Alarms` looks at it again; its entry with this time is the one that counts.
     watch_ns: int = 0
+    #: Runs that failed with it. `Scheduler` notes that, and the next two.
+    num_failures: int = 0
+    #: Those in which it was alone.
+    num_failures_alone: int = 0
+    #: Requests that its next batch may have, because a larger one failed; 0: as many as fit.
+    most_together: int = 0
 
 
 #: Key by which a model's queue is sorted and searched.
@@ -87,6 +96,8 @@ class Model:
     queue: list[Request] = field(default_factory=list)
     #: Waiting requests with more than one row; batches of those cannot always be filled exactly.
     num_multi_row: int = 0
+    #: Their rows beyond the first of each, by `due_ns`.
+    extra_rows: SumsInOrder = field(default_factory=SumsInOrder)
     #: Requests in Infer actions.
     num_sent: int = 0
     #: Workers that hold the weights in host memory, and what they know of the model.
@@ -96,6 +107,10 @@ class Model:
     #: Workers where the weights are resident or being loaded.
     copies: dict[WorkerState, Copy] = field(default_factory=dict)
     removed: bool = False
+    #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
+    suspended: dict[WorkerState, Suspension] = field(default_factory=dict)
+    #: Until then some waiting request may have `most_together`.
+    apart_until_ns: int = 0
     #: Appendix B's d_m: predicted execution time of its outstanding requests.
     demand_ns: int = 0
 
@@ -118,7 +133,7 @@ class Model:
         had_it = self.ready.pop(worker, None) is not None
         if had_it:
             self._find_fastest()
-        return had_it
+        return self.suspended.pop(worker, None) is not None or had_it
 
     def _find_fastest(self) -> None:
         kinds = [readiness.estimates for readiness in self.ready.values()]
@@ -132,6 +147,37 @@ class Readiness:
     num_pages: int
     architecture_id: ArchitectureId
     estimates: Estimates
+
+
+@dataclass(slots=True, eq=False)
+class Suspension:
+    """One model on one worker where it is avoided."""
+
+    readiness: Readiness
+    #: It is not probed before.
+    until_ns: int
+    #: What the worker said.
+    words: str
+    #: A load failed; else it is a run that failed, or the worker that is slow or silent.
+    load: bool
+
+
+@dataclass(slots=True, eq=False)
+class Trouble:
+    """What is remembered of a worker's failures; `Health` changes it, and forgets it when all is well."""
+
+    #: It is avoided for all its models, and was probed in vain so often.
+    sick: bool = False
+    strikes: int = 0
+    #: Failures of a model since its last success here.
+    run_strikes: dict[Model, int] = field(default_factory=dict)
+    load_strikes: dict[Model, int] = field(default_factory=dict)
+    #: Models that failed here since any succeeded.
+    failing_runs: dict[Model, None] = field(default_factory=dict)
+    failing_loads: dict[Model, None] = field(default_factory=dict)
+    #: (estimates, batch size or 0 for a load, duration) of actions in a row that took far too long: learned from
+    #: when the row ends, unless the worker is found to be slow.
+    held: list[tuple[Estimates, int, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -171,6 +217,11 @@ class SentAction:
     clock_mhz: int
     #: Requests of an Infer, in payload order.
     requests: list[Request] = field(default_factory=list)
+    #: Some of these requests are not its own: they wait again, or run elsewhere. It answers those that are still
+    #: open when it succeeds.
+    shared: bool = False
+    #: The worker was asked to give it back.
+    withdrawn: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -210,6 +261,8 @@ class WorkerState:
     watched: bool = False
     #: The action whose time was up at the last look.
     suspected: ActionId | None = None
+    #: What is remembered of its failures; None as long as all is well.
+    trouble: Trouble | None = None
 
     # --- both ---
     #: A lane gets its next action when its work is predicted to last no longer than this. A policy that

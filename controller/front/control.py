@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -12,28 +10,45 @@ from typing import Any, BinaryIO
 import grpc
 
 from clockwright import __version__
-from clockwright.errors import BadRequestError, ClockwrightError, ConfigError, UnknownModelError
-from clockwright.units import WorkerId
+from clockwright.bulk import split_bulk
+from clockwright.errors import (
+    BadRequestError,
+    ConfigError,
+    NameTakenError,
+    NoRoomError,
+    UnknownModelError,
+    UnknownWorkerError,
+)
+from clockwright.units import NAME_CHARS_MAX, WorkerId
 from clockwright.v1 import control_pb2 as pb
-from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import ModelStatistics, Statistics, WorkerStatistics
-from controller.front.http2_server import Http2Server
-from controller.front.statuses import abort
+from controller.front.methods import unary
+from controller.front.oip import quote, too_long
+from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
+from controller.spool import Spool
 from controller.telemetry import Counts
 from controller.worker_link import WorkerLink, WorkerLinks
 
-Context = grpc.aio.ServicerContext[Any, Any]
+SERVICE = "clockwright.v1.ControlService"
 
 # Most files in a model's folder: generous for external data, small enough to list.
 FILES_MAX = 10_000
+# Longest path of a file that Linux takes.
+_PATH_CHARS_MAX = 4096
+
+# Most feedback in a message. What is made of it is made in slices, between which requests get their turn.
+FEEDBACK_ITEMS_MAX = 10_000
+_FEEDBACK_SLICE = 256
+
+_CONTENT_FIELD = 3
 
 
-class ControlService(pb_grpc.ControlServiceServicer):
+class ControlService:
     """Answers operators from the catalogue, the links, the scheduler's statistics and telemetry."""
 
     def __init__(
@@ -45,7 +60,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
         *,
         policy: str,
         default_slo_ns: int,
-        spool: Path,
+        spool: Spool,
     ) -> None:
         """Serve one controller.
 
@@ -56,7 +71,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
             applications: know the applications.
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
-            spool: a folder for the files of models that are added; they stay there.
+            spool: takes the files of models that are added.
         """
         self._runtime = runtime
         self._catalogue = catalogue
@@ -65,16 +80,36 @@ class ControlService(pb_grpc.ControlServiceServicer):
         self._policy = policy
         self._default_slo_ns = default_slo_ns
         self._spool = spool
-        self._uploads = itertools.count(1)
         self._started_ns = runtime.clock()
 
-    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
-        """Have a server serve this."""
-        pb_grpc.add_ControlServiceServicer_to_server(self, server)  # type: ignore[no-untyped-call]
+    def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+        """Make the handlers that a grpc.aio server mounts."""
+        methods = {
+            "Status": unary("Status", pb.StatusRequest, self._status),
+            "ListWorkers": unary("ListWorkers", pb.ListWorkersRequest, self._list_workers),
+            "ListModels": unary("ListModels", pb.ListModelsRequest, self._list_models),
+            "DrainWorker": unary("DrainWorker", pb.DrainWorkerRequest, self._drain_worker),
+            "AddModel": grpc.stream_unary_rpc_method_handler(self._add_model),
+            "RemoveModel": unary("RemoveModel", pb.RemoveModelRequest, self._remove_model),
+            "PutApplication": unary(
+                "PutApplication", pb.PutApplicationRequest, self._put_application
+            ),
+            "RemoveApplication": unary(
+                "RemoveApplication", pb.RemoveApplicationRequest, self._remove_application
+            ),
+            "ListApplications": unary(
+                "ListApplications", pb.ListApplicationsRequest, self._list_applications
+            ),
+            "Feedback": unary(
+                "Feedback", pb.FeedbackRequest, self._feedback, fields_max=FEEDBACK_ITEMS_MAX
+            ),
+            "EraseContext": unary("EraseContext", pb.EraseContextRequest, self._erase_context),
+        }
+        return (grpc.method_handlers_generic_handler(SERVICE, methods),)
 
     # --- looking ------------------------------------------------------------------------------
 
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
+    async def _status(self, _: pb.StatusRequest) -> pb.StatusResponse:
         """Totals of the controller since it started."""
         models = self._catalogue.models
         total = self._runtime.telemetry.total
@@ -95,131 +130,150 @@ class ControlService(pb_grpc.ControlServiceServicer):
             waiting=self._runtime.num_waiting,
         )
 
-    async def ListWorkers(
-        self, request: pb.ListWorkersRequest, context: Context
-    ) -> pb.ListWorkersResponse:
+    async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
         """All workers, or the one that is named."""
         links = self._links.links
         if request.worker_id:
-            links = [await self._link(request.worker_id, context, "ListWorkers")]
+            links = [self._link(request.worker_id)]
         statistics = {row.worker_id: row for row in self._runtime.statistics().workers}
         return pb.ListWorkersResponse(
             workers=[_worker_info(link, statistics.get(link.worker_id)) for link in links]
         )
 
-    async def ListModels(
-        self, request: pb.ListModelsRequest, context: Context
-    ) -> pb.ListModelsResponse:
+    async def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         """All models, or the one that is named."""
         models = self._catalogue.models
         if request.model_id:
             model = self._catalogue.find(request.model_id)
             if model is None:
-                error = UnknownModelError(f"there is no model {request.model_id[:200]!r}")
-                await abort(context, error, method="ListModels")
+                raise UnknownModelError(f"there is no model {quote(request.model_id)}")
             models = [model]
         return pb.ListModelsResponse(models=self._model_infos(models))
 
     # --- doing --------------------------------------------------------------------------------
 
-    async def DrainWorker(
-        self, request: pb.DrainWorkerRequest, context: Context
-    ) -> pb.DrainWorkerResponse:
+    async def _drain_worker(self, request: pb.DrainWorkerRequest) -> pb.DrainWorkerResponse:
         """Drain a worker; return once it has left."""
-        link = await self._link(request.worker_id, context, "DrainWorker")
+        link = self._link(request.worker_id)
         link.drain()
         await link.left.wait()
         return pb.DrainWorkerResponse()
 
-    async def AddModel(
-        self, requests: AsyncIterator[pb.AddModelRequest], context: Context
-    ) -> pb.AddModelResponse:
+    async def _add_model(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
         """Add a model; return once a worker is ready for it. After an error nothing has changed."""
-        directory = self._spool / str(next(self._uploads))
+        folder = self._spool.new_folder()
         try:
-            name, replace = await _receive(requests, directory)
+            name, replace = await self._receive(messages, folder)
             if not replace and self._catalogue.find(name) is not None:
-                await context.abort(
-                    grpc.StatusCode.ALREADY_EXISTS, f"there is a model {name} already"
-                )
-            models = await self._catalogue.add(directory / name, replace=replace)
-        except OSError as error:
-            await _discard(directory)
-            await context.abort(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"the controller cannot store the model: {error.strerror}",
+                raise NameTakenError(f"there is a model {name} already")
+            models = await self._catalogue.add(
+                folder / name, replace=replace, discard=lambda: self._spool.discard(folder)
             )
-        except ClockwrightError as error:
-            await _discard(directory)
-            await abort(context, error, method="AddModel")
+            return pb.AddModelResponse(models=self._model_infos(models)).SerializeToString()
+        except Exception as error:
+            await asyncio.shield(self._spool.discard(folder))
+            if isinstance(error, OSError):
+                error = NoRoomError(f"the controller cannot store the model: {error.strerror}")
+            return fail(context, error, method="AddModel")
         except BaseException:
-            await asyncio.shield(_discard(directory))
+            await asyncio.shield(self._spool.discard(folder))
             raise
-        return pb.AddModelResponse(models=self._model_infos(models))
 
-    async def RemoveModel(
-        self, request: pb.RemoveModelRequest, context: Context
-    ) -> pb.RemoveModelResponse:
-        """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
+    async def _receive(self, messages: AsyncIterator[bytes], folder: Path) -> tuple[str, bool]:
+        """Write the files of a model's folder below `folder`.
+
+        Returns:
+            The model's name, and whether it is to replace another.
+
+        Raises:
+            ModelError: no model may have that name.
+            BadRequestError: a path leads out of the folder, or there are no files.
+            NoRoomError: uploads have their limit.
+            ProtocolError: something is no message.
+            DecodeError: likewise.
+            OSError: the disk cannot take the files.
+        """
+        name, replace, path, num_files = "", False, "", 0
+        file: BinaryIO | None = None
         try:
-            self._catalogue.remove(request.model_id)
-        except ClockwrightError as error:
-            await abort(context, error, method="RemoveModel")
+            async for data in messages:
+                header, contents = split_bulk(data, _CONTENT_FIELD)
+                request = pb.AddModelRequest.FromString(header)
+                if not name:
+                    check_name(request.model_id)
+                    name, replace = request.model_id, request.replace
+                if request.path and request.path != path:
+                    path = request.path
+                    num_files += 1
+                    if num_files > FILES_MAX:
+                        raise BadRequestError(f"path: more than {FILES_MAX} files")
+                    if file is not None:
+                        file.close()
+                    self._spool.grow(folder)
+                    file = _create(folder / name, path)
+                if file is None:
+                    raise BadRequestError(
+                        "path: expected in the message that begins a file, found none"
+                    )
+                for content in contents[-1:]:  # The last of a field counts.
+                    self._spool.grow(folder, len(content))
+                    await asyncio.to_thread(file.write, content)
+        finally:
+            if file is not None:
+                file.close()
+        if not name:
+            raise BadRequestError("model_id: expected in the first message, found an empty stream")
+        return name, replace
+
+    async def _remove_model(self, request: pb.RemoveModelRequest) -> pb.RemoveModelResponse:
+        """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
+        self._catalogue.remove(request.model_id)
         return pb.RemoveModelResponse()
 
     # --- applications -------------------------------------------------------------------------
 
-    async def PutApplication(
-        self, request: pb.PutApplicationRequest, context: Context
+    async def _put_application(
+        self, request: pb.PutApplicationRequest
     ) -> pb.PutApplicationResponse:
         """Add an application, or change one."""
+        application = read_application(request.application)
+        if self._applications.find(application.name) is not None and not request.replace:
+            raise NameTakenError(f"there is an application {application.name} already")
         try:
-            application = read_application(request.application)
-            if self._applications.find(application.name) is not None and not request.replace:
-                await context.abort(
-                    grpc.StatusCode.ALREADY_EXISTS,
-                    f"there is an application {application.name} already",
-                )
             running = await asyncio.shield(
                 self._applications.put(application, replace=request.replace)
             )
-        except (
-            ConfigError
-        ) as error:  # Options of a policy are the caller's fault, not the process's.
-            await abort(context, BadRequestError(str(error)), method="PutApplication")
-        except ClockwrightError as error:
-            await abort(context, error, method="PutApplication")
+        except ConfigError as error:
+            # Options of a policy are the caller's fault, not the process's.
+            raise BadRequestError(str(error)) from None
         info = await application_info(self._applications, running, "")
         return pb.PutApplicationResponse(application=info)
 
-    async def RemoveApplication(
-        self, request: pb.RemoveApplicationRequest, context: Context
+    async def _remove_application(
+        self, request: pb.RemoveApplicationRequest
     ) -> pb.RemoveApplicationResponse:
         """Remove an application with all it has learned."""
-        try:
-            await asyncio.shield(self._applications.remove(request.name))
-        except ClockwrightError as error:
-            await abort(context, error, method="RemoveApplication")
+        await asyncio.shield(self._applications.remove(request.name))
         return pb.RemoveApplicationResponse()
 
-    async def ListApplications(
-        self, request: pb.ListApplicationsRequest, context: Context
+    async def _list_applications(
+        self, request: pb.ListApplicationsRequest
     ) -> pb.ListApplicationsResponse:
         """All applications, or the one that is named."""
         found = self._applications.all
         if request.name:
             running = self._applications.find(request.name)
             if running is None:
-                error = UnknownModelError(f"there is no application {request.name[:200]!r}")
-                await abort(context, error, method="ListApplications")
+                raise UnknownModelError(f"there is no application {quote(request.name)}")
             found = [running]
-        try:
-            applications = [
-                await application_info(self._applications, running, request.context)
-                for running in found
-            ]
-        except ClockwrightError as error:
-            await abort(context, error, method="ListApplications")
+        if len(request.context) > NAME_CHARS_MAX:
+            raise too_long("context", request.context)
+        applications = [
+            await application_info(self._applications, running, request.context)
+            for running in found
+        ]
         cache = self._applications.cache_statistics()
         return pb.ListApplicationsResponse(
             applications=applications,
@@ -229,47 +283,42 @@ class ControlService(pb_grpc.ControlServiceServicer):
             cache_bytes=cache.num_bytes,
         )
 
-    async def Feedback(self, request: pb.FeedbackRequest, context: Context) -> pb.FeedbackResponse:
+    async def _feedback(self, request: pb.FeedbackRequest) -> pb.FeedbackResponse:
         """Learn from feedback; the reply says what has changed."""
-        try:
-            results = await self._applications.feedback([read_feedback(i) for i in request.items])
-        except ClockwrightError as error:
-            await abort(context, error, method="Feedback")
-        return pb.FeedbackResponse(
-            outcomes=[
-                pb.FeedbackOutcome(
-                    query_id=result.query_id,
-                    status=result.status.value,
-                    losses=result.losses,
-                    weights=result.weights,
-                    message=result.message,
-                )
-                for result in results
-            ]
-        )
-
-    async def EraseContext(
-        self, request: pb.EraseContextRequest, context: Context
-    ) -> pb.EraseContextResponse:
-        """Have an application forget a user, session or tenant."""
-        try:
-            erased = await asyncio.shield(
-                self._applications.erase(request.application, request.context)
+        items = []
+        for index, item in enumerate(request.items, 1):
+            items.append(read_feedback(item))
+            if index % _FEEDBACK_SLICE == 0:
+                await asyncio.sleep(0)
+        response = pb.FeedbackResponse()
+        for index, result in enumerate(await self._applications.feedback(items), 1):
+            if index % _FEEDBACK_SLICE == 0:
+                await asyncio.sleep(0)
+            response.outcomes.add(
+                query_id=result.query_id,
+                status=result.status.value,
+                losses=result.losses,
+                weights=result.weights,
+                message=result.message,
             )
-        except ClockwrightError as error:
-            await abort(context, error, method="EraseContext")
+        return response
+
+    async def _erase_context(self, request: pb.EraseContextRequest) -> pb.EraseContextResponse:
+        """Have an application forget a user, session or tenant."""
+        if len(request.context) > NAME_CHARS_MAX:
+            raise too_long("context", request.context)
+        erased = await asyncio.shield(
+            self._applications.erase(request.application, request.context)
+        )
         return pb.EraseContextResponse(erased=erased)
 
     # --- rows ---------------------------------------------------------------------------------
 
-    async def _link(self, worker_id: str, context: Context, method: str) -> WorkerLink:
+    def _link(self, worker_id: str) -> WorkerLink:
         link = self._links.find(WorkerId(worker_id))
         if link is None:
             known = ", ".join(link.worker_id for link in self._links.links[:10]) or "none"
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"{method}: there is no worker {worker_id[:200]!r}; connected: {known}",
-            )
+            raise UnknownWorkerError(f"there is no worker {quote(worker_id)}; connected: {known}")
         return link
 
     def _model_infos(self, models: list[Entry]) -> list[pb.ModelInfo]:
@@ -287,6 +336,7 @@ class ControlService(pb_grpc.ControlServiceServicer):
             architecture_id=model.architecture_id or "",
             slo_ns=model.slo_ns or self._default_slo_ns,
             weights_bytes=model.weights_bytes,
+            one_by_one=model.one_by_one,
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,
@@ -339,47 +389,6 @@ def _refusals(counts: Counts) -> list[pb.RefusalCount]:
     ]
 
 
-async def _receive(
-    requests: AsyncIterator[pb.AddModelRequest], directory: Path
-) -> tuple[str, bool]:
-    """Write the files of a model's folder below `directory`.
-
-    Returns:
-        The model's name, and whether it is to replace another.
-
-    Raises:
-        ModelError: no model may have that name.
-        BadRequestError: a path leads out of the folder, or there are no files.
-        OSError: the disk cannot take the files.
-    """
-    name, replace, path, num_files = "", False, "", 0
-    file: BinaryIO | None = None
-    try:
-        async for request in requests:
-            if not name:
-                check_name(request.model_id)
-                name, replace = request.model_id, request.replace
-            if request.path and request.path != path:
-                path = request.path
-                num_files += 1
-                if num_files > FILES_MAX:
-                    raise BadRequestError(f"path: more than {FILES_MAX} files")
-                if file is not None:
-                    file.close()
-                file = _create(directory / name, path)
-            if file is None:
-                raise BadRequestError(
-                    "path: expected in the message that begins a file, found none"
-                )
-            await asyncio.to_thread(file.write, request.content)
-    finally:
-        if file is not None:
-            file.close()
-    if not name:
-        raise BadRequestError("model_id: expected in the first message, found an empty stream")
-    return name, replace
-
-
 def _create(folder: Path, path: str) -> BinaryIO:
     relative = PurePosixPath(path)
     if (
@@ -388,15 +397,12 @@ def _create(folder: Path, path: str) -> BinaryIO:
         or not relative.parts
         or "\\" in path
         or not path.isprintable()
+        or len(path) > _PATH_CHARS_MAX
     ):
-        raise BadRequestError(f"path: found {path[:200]!r}, expected one inside the model's folder")
+        raise BadRequestError(f"path: found {quote(path)}, expected one inside the model's folder")
     target = folder / relative
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         return target.open("xb")
     except (FileExistsError, NotADirectoryError):
-        raise BadRequestError(f"path: {path[:200]!r} was sent before") from None
-
-
-async def _discard(directory: Path) -> None:
-    await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+        raise BadRequestError(f"path: {quote(path)} was sent before") from None

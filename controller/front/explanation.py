@@ -18,7 +18,7 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
         `measured_us` (the latency at the front end) and its parts: `load_us` (waiting for weights, cold
         starts only), `input_us`, `exec_us`, `output_us` (the steps on the worker), `network_us` (between
         controller and worker, both ways) and `queue_us` (all other waiting); `predicted_us` (the latency
-        predicted when the batch was sent) and `predicted_exec_us`; `slo_us`, `deadline_source`,
+        predicted when the batch was sent) and `predicted_exec_us`; `slo_us`, `slo_source`,
         `batch_size`, `worker`, `cold`.
     """
     request, command, result = answer.request, answer.command, answer.finished.result
@@ -43,7 +43,7 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
         "predicted_us": (command.expected_departure_ns - request.arrival_ns) // NS_PER_US,
         "predicted_exec_us": infer.expected_duration_ns // NS_PER_US,
         "slo_us": request.slo_ns // NS_PER_US,
-        "deadline_source": slo_source,
+        "slo_source": slo_source,
         "batch_size": command.batch_size,
         "worker": command.worker_id,
         "cold": command.cold,

@@ -10,6 +10,7 @@ is a `BadRequestError` that names the field, what was found and what is expected
 
 from __future__ import annotations
 
+import difflib
 import math
 from array import array
 from collections.abc import Mapping, Sequence
@@ -18,22 +19,15 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
-from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
+from clockwright.bulk import ENTRIES_MAX, SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
 from clockwright.errors import BadRequestError, ProtocolError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from clockwright.units import NAME_CHARS_MAX, NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX
 from clockwright.v1 import inference_pb2 as pb
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
 STREAM_RESPONSE_FIELD = 2
-
-# A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
-SLO_NS_MAX = 24 * 3600 * NS_PER_S
-
-# Names that people give are shorter. The scheduler keeps some tenants, and applications keep contexts.
-TENANT_CHARS_MAX = 256
-CONTEXT_CHARS_MAX = 256
 
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
 # (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
@@ -62,8 +56,20 @@ _UNSUPPORTED = {
     "sequence_start": "stateful sequences",
     "sequence_end": "stateful sequences",
     "shared_memory_region": "shared memory",
+    "shared_memory_byte_size": "shared memory",
+    "shared_memory_offset": "shared memory",
     "classification": "the classification extension",
 }
+
+# What a request may say to us, most used first.
+PARAMETERS = ("slo_ms", "timeout", "explain", "context", "tenant")
+
+# What clients of other makes send as a matter of course, and what changes no answer here: Triton's
+# priority and how its streams end, KServe's hints on how JSON carries tensors, MLServer's on how it
+# decodes them.
+_HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
+_OF_REQUESTS = frozenset((*PARAMETERS, *_HINTS, "priority", "triton_enable_empty_final_response"))
+_OF_TENSORS = frozenset(_HINTS)
 
 
 # Fields that are looked at before a message is parsed: model_name, model_version, id, parameters. Their
@@ -210,6 +216,8 @@ def read_request(
         BadRequestError: it does not fit, or a parameter is wrong.
     """
     message = request.message
+    if len(message.id) > NAME_CHARS_MAX:
+        raise too_long("id", message.id)
     rows, inputs = _read_inputs(request, servable)
     outputs = _requested_outputs(message, servable.outputs)
     slo_ns, slo_source = request_slo_ns(
@@ -219,10 +227,18 @@ def read_request(
         default_slo_ns=default_slo_ns,
     )
     explain = _wants_explanation(message)
-    context = _context(message) if servable.has_contexts else ""
+    context = _string(message, "context") if servable.has_contexts else ""
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
-        message.id, rows, inputs, outputs, slo_ns, slo_source, explain, context, _tenant(message)
+        message.id,
+        rows,
+        inputs,
+        outputs,
+        slo_ns,
+        slo_source,
+        explain,
+        context,
+        _string(message, "tenant"),
     )
 
 
@@ -333,6 +349,7 @@ def _read_inputs(request: ParsedRequest, servable: Servable) -> tuple[int, list[
         raise BadRequestError(
             f"raw_input_contents: found {len(raw)} entries, expected one for each of the {len(tensors)} inputs"
         )
+    _check_number("inputs", len(tensors))
     positions: dict[str, int] = {}
     for position, tensor in enumerate(tensors):
         if tensor.name in positions:
@@ -389,16 +406,13 @@ def _check_tensor(
             f"input {quote(spec.name)}: found datatype {quote(tensor.datatype)}{why},"
             f" expected {spec.datatype}"
         )
-    if tensor.parameters:
-        for name in tensor.parameters:
-            if name in _UNSUPPORTED:
-                raise BadRequestError(
-                    f"input {quote(spec.name)}: found parameter {name}, but {_UNSUPPORTED[name]} are"
-                    " not supported"
-                )
-    shape = tuple(tensor.shape)
+    for name in tensor.parameters:
+        if name not in _OF_TENSORS:
+            raise _not_a_parameter(name, _HINTS, where=f"input {quote(spec.name)}: ")
+    # As many are looked at as there may be, and one more.
+    shape = tuple(tensor.shape[: len(spec.row_shape) + 2])
     if shape[1:] != spec.row_shape or not shape:
-        found = str(list(shape[:16])) + ("..." if len(shape) > 16 else "")
+        found = str(list(tensor.shape[:16])) + ("..." if len(tensor.shape) > 16 else "")
         raise BadRequestError(
             f"input {quote(spec.name)}: found shape {found}, expected {[-1, *spec.row_shape]}"
             f" with 1 to {max_rows} in the first place"
@@ -463,6 +477,7 @@ def _requested_outputs(
 ) -> Sequence[int]:
     if not message.outputs:
         return range(len(outputs))
+    _check_number("outputs", len(message.outputs))
     known = {spec.name: index for index, spec in enumerate(outputs)}
     indices: list[int] = []
     for asked in message.outputs:
@@ -471,11 +486,8 @@ def _requested_outputs(
                 f"output {quote(asked.name)}: found no such output, expected some of {_names(list(known))}"
             )
         for name in asked.parameters:
-            if name in _UNSUPPORTED:
-                raise BadRequestError(
-                    f"output {quote(asked.name)}: found parameter {name}, but {_UNSUPPORTED[name]} are"
-                    " not supported"
-                )
+            if name not in _OF_TENSORS:
+                raise _not_a_parameter(name, _HINTS, where=f"output {quote(asked.name)}: ")
         if known[asked.name] in indices:
             raise BadRequestError(f"output {quote(asked.name)}: found twice, expected once")
         indices.append(known[asked.name])
@@ -483,13 +495,11 @@ def _requested_outputs(
 
 
 def _wants_explanation(message: pb.ModelInferRequest) -> bool:
-    """Read parameter `explain`, and refuse extensions that are not supported."""
+    """Read parameter `explain`, and refuse parameters that mean nothing here."""
     parameters = message.parameters
     for name in parameters:
-        if name in _UNSUPPORTED:
-            raise BadRequestError(
-                f"parameter {name}: found, but {_UNSUPPORTED[name]} are not supported"
-            )
+        if name not in _OF_REQUESTS:
+            raise _not_a_parameter(name, PARAMETERS)
     if "explain" not in parameters:
         return False
     parameter = parameters["explain"]
@@ -499,22 +509,30 @@ def _wants_explanation(message: pb.ModelInferRequest) -> bool:
     return parameter.bool_param
 
 
-def _context(message: pb.ModelInferRequest) -> str:
-    context = _string(message, "context")
-    if len(context) > CONTEXT_CHARS_MAX:
-        raise BadRequestError(
-            f"parameter context: found {len(context)} characters, expected {CONTEXT_CHARS_MAX} at most"
+def _not_a_parameter(name: str, known: Sequence[str], *, where: str = "") -> BadRequestError:
+    """Say that a parameter is unsupported or unknown; a typo must not pass for the default."""
+    if name in _UNSUPPORTED:
+        return BadRequestError(
+            f"{where}found parameter {name}, but {_UNSUPPORTED[name]} are not supported"
         )
-    return context
+    # Names are compared letter by letter, so a long one is cut.
+    nearest = difflib.get_close_matches(name[:80].lower(), known, n=1)
+    return BadRequestError(
+        f"{where}found parameter {quote(name)}, expected some of {', '.join(known)}"
+        + "".join(f"; did you mean {other}?" for other in nearest)
+    )
 
 
-def _tenant(message: pb.ModelInferRequest) -> str:
-    tenant = _string(message, "tenant")
-    if len(tenant) > TENANT_CHARS_MAX:
-        raise BadRequestError(
-            f"parameter tenant: found {len(tenant)} characters, expected at most {TENANT_CHARS_MAX}"
-        )
-    return tenant
+def _check_number(what: str, number: int) -> None:
+    if number > ENTRIES_MAX:
+        raise BadRequestError(f"{what}: found {number}, expected {ENTRIES_MAX} at most")
+
+
+def too_long(what: str, text: str) -> BadRequestError:
+    """Say that a name is longer than `NAME_CHARS_MAX`."""
+    return BadRequestError(
+        f"{what}: found {len(text)} characters, expected {NAME_CHARS_MAX} at most"
+    )
 
 
 def _string(message: pb.ModelInferRequest, name: str) -> str:
@@ -526,6 +544,8 @@ def _string(message: pb.ModelInferRequest, name: str) -> str:
         raise BadRequestError(
             f"parameter {name}: found {kind or 'no value'}, expected string_param"
         )
+    if len(parameter.string_param) > NAME_CHARS_MAX:
+        raise too_long(f"parameter {name}", parameter.string_param)
     return parameter.string_param
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 from google.protobuf.message import Message
@@ -26,6 +26,7 @@ from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.http2_server import Call, Http2Server
+from controller.front.methods import unary
 from controller.front.oip import (
     CheckedRequest,
     Servable,
@@ -60,8 +61,6 @@ STREAM_REQUESTS_MAX = 1024
 
 # A request that has waited for less is parsed and left to the scheduler.
 _PEEK_AFTER_NS = 2 * NS_PER_MS
-
-RequestT = TypeVar("RequestT", bound=Message)
 
 
 @dataclass(slots=True)
@@ -134,23 +133,21 @@ class InferenceService:
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
-        unary = {
-            "ServerLive": self._unary("ServerLive", pb.ServerLiveRequest, self._server_live),
-            "ServerReady": self._unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
-            "ModelReady": self._unary("ModelReady", pb.ModelReadyRequest, self._model_ready),
-            "ServerMetadata": self._unary(
+        methods = {
+            "ServerLive": unary("ServerLive", pb.ServerLiveRequest, self._server_live),
+            "ServerReady": unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": unary("ModelReady", pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": unary(
                 "ServerMetadata", pb.ServerMetadataRequest, self._server_metadata
             ),
-            "ModelMetadata": self._unary(
-                "ModelMetadata", pb.ModelMetadataRequest, self._model_metadata
-            ),
-            "RepositoryIndex": self._unary(
+            "ModelMetadata": unary("ModelMetadata", pb.ModelMetadataRequest, self._model_metadata),
+            "RepositoryIndex": unary(
                 "RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index
             ),
-            "RepositoryModelLoad": self._unary(
+            "RepositoryModelLoad": unary(
                 "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self._load
             ),
-            "RepositoryModelUnload": self._unary(
+            "RepositoryModelUnload": unary(
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
             ),
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
@@ -158,11 +155,11 @@ class InferenceService:
         if isinstance(server, Http2Server):
             server.answer_directly(SERVICE, "ModelInfer", self._infer_directly)
         else:
-            unary["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
+            methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
         server.add_generic_rpc_handlers(
             (
-                grpc.method_handlers_generic_handler(SERVICE, unary),
+                grpc.method_handlers_generic_handler(SERVICE, methods),
                 grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
             )
         )
@@ -309,9 +306,21 @@ class InferenceService:
                 self._applications.answer(
                     answerer,
                     asked.inputs,
+                    rows=asked.rows,
                     arrival_ns=arrival_ns,
                     slo_ns=asked.slo_ns,
                     context=asked.context,
+                    tenant=asked.tenant,
+                )
+            )
+        elif self._applications is not None and answerer.is_cached and not asked.explain:
+            future = asyncio.create_task(
+                self._applications.predict(
+                    answerer.model_id,
+                    asked.inputs,
+                    rows=asked.rows,
+                    arrival_ns=arrival_ns,
+                    slo_ns=asked.slo_ns,
                     tenant=asked.tenant,
                 )
             )
@@ -367,7 +376,7 @@ class InferenceService:
                 version=running.version,
                 inputs=shape.inputs,
                 outputs=shape.outputs,
-                max_rows=1,  # Feedback is about one answer.
+                max_rows=self._applications.max_rows(running),
                 slo_ns=running.application.slo_ns,
                 has_contexts=True,
             )
@@ -422,22 +431,6 @@ class InferenceService:
         )
 
     # --- health and metadata ------------------------------------------------------------------
-
-    def _unary(
-        self,
-        name: str,
-        request_type: type[RequestT],
-        behaviour: Callable[[RequestT], Awaitable[Message]],
-    ) -> grpc.RpcMethodHandler[Any, Any]:
-        """Make a handler that parses messages itself; gRPC's own hook logs a traceback for a bad one."""
-
-        async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
-            try:
-                return (await behaviour(request_type.FromString(data))).SerializeToString()
-            except Exception as error:
-                return fail(context, error, method=name)
-
-        return grpc.unary_unary_rpc_method_handler(handle)
 
     async def _server_live(self, _: pb.ServerLiveRequest) -> Message:
         return pb.ServerLiveResponse(live=True)

@@ -7,7 +7,7 @@ A refusal carries its reason twice: in words, and as `google.rpc.ErrorInfo` in t
 from __future__ import annotations
 
 import logging
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,12 +15,16 @@ from google.protobuf.message import DecodeError
 from clockwright.errors import (
     BadRequestError,
     ModelError,
+    NameTakenError,
+    NoRoomError,
     ProtocolError,
     Refusal,
     RefusedError,
     StoreError,
     UnknownModelError,
+    UnknownWorkerError,
 )
+from clockwright.foreign import printable
 from controller.front.refusals import refusal_text
 from controller.runtime import NoAnswerError
 
@@ -45,7 +49,7 @@ CODES = {
 }
 
 # Longest text of a status. It travels in HTTP headers, of which clients take 8 KiB in all.
-_TEXT_LENGTH_MAX = 1000
+_TEXT_CHARS_MAX = 1000
 
 
 def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
@@ -55,20 +59,24 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
     """
     match error:
         case NoAnswerError():
-            return CODES[error.refusal], _clip(f"{error.refusal.value}: {refusal_text(error)}")
+            return CODES[error.refusal], _say(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
-            return CODES[error.refusal], _clip(str(error))
-        case UnknownModelError():
-            return grpc.StatusCode.NOT_FOUND, _clip(str(error))
+            return CODES[error.refusal], _say(str(error))
+        case UnknownModelError() | UnknownWorkerError():
+            return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
-            return grpc.StatusCode.INVALID_ARGUMENT, _clip(str(error))
+            return grpc.StatusCode.INVALID_ARGUMENT, _say(str(error))
         case DecodeError():
-            return grpc.StatusCode.INVALID_ARGUMENT, _clip(f"not the request of {method}: {error}")
+            return grpc.StatusCode.INVALID_ARGUMENT, _say(f"not the request of {method}: {error}")
+        case NameTakenError():
+            return grpc.StatusCode.ALREADY_EXISTS, _say(str(error))
+        case NoRoomError():
+            return grpc.StatusCode.RESOURCE_EXHAUSTED, _say(str(error))
         case ModelError():
-            return grpc.StatusCode.FAILED_PRECONDITION, _clip(str(error))
+            return grpc.StatusCode.FAILED_PRECONDITION, _say(str(error))
         case StoreError():
             # UNAVAILABLE would tell clients that there is no server.
-            return grpc.StatusCode.ABORTED, _clip(str(error))
+            return grpc.StatusCode.ABORTED, _say(str(error))
     log.error("%s: unexpected %s: %s", method, type(error).__name__, error)
     log.debug("%s", method, exc_info=error)
     return grpc.StatusCode.INTERNAL, f"internal error in {method}: {type(error).__name__}"
@@ -77,7 +85,7 @@ def status_of(error: Exception, *, method: str) -> tuple[grpc.StatusCode, str]:
 def fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, method: str) -> bytes:
     """Give a call the status of an error; returns the answer, which gRPC throws away.
 
-    Calls that are many or large end this way and not by `abort`. An aborted call is a cycle (gRPC's state
+    Calls end this way and not by gRPC's own `abort`. An aborted call is a cycle (gRPC's state
     of the call, its exception, the frames) and keeps the request's tensors until the garbage collector
     comes by: a thousand refusals of 602 kB held 600 MB, and the collector took 40 ms to find them.
     """
@@ -86,15 +94,6 @@ def fail(context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, metho
     context.set_details(text)
     context.set_trailing_metadata(details(error, code, text))
     return b""
-
-
-async def abort(
-    context: grpc.aio.ServicerContext[Any, Any], error: Exception, *, method: str
-) -> NoReturn:
-    """End a call with the status of an error, by the exception that gRPC wants to be raised."""
-    code, text = status_of(error, method=method)
-    await context.abort(code, text, details(error, code, text))
-    raise AssertionError("abort returned")
 
 
 def details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[str, bytes], ...]:
@@ -124,5 +123,5 @@ def _message(*fields: tuple[int, bytes]) -> bytes:
     return b"".join(parts)
 
 
-def _clip(text: str) -> str:
-    return text if len(text) <= _TEXT_LENGTH_MAX else text[: _TEXT_LENGTH_MAX - 3] + "..."
+def _say(text: str) -> str:
+    return printable(text, _TEXT_CHARS_MAX)

@@ -25,6 +25,9 @@ id. Feedback by that id becomes an `Observation`, and `observe` makes the next s
                   live_application: one revision with its policy, state, shape and counts
                      |
                      v
+     guarded: a policy whose failures stay its application's
+                     |
+                     v
      plugins --> policies/: exp3, exp4, tallies, rollout
                      |
                      v
@@ -37,5 +40,5 @@ down only; no policy imports another, and no store another.
 The paper leaves some questions open. The answers here: a missing member has no say, does not count as
 wrong, and counts against the confidence (core/combination.py); exponents are bounded
 (policies/exp3.py); models that come later weigh what an average one does (policies/weights.py); ties go
-to the earlier model.
+to the earlier model; a member's answer that comes after the query's still counts when feedback comes.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,7 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
 )
-from clockwright.units import NS_PER_S
+from clockwright.units import NS_PER_S, ModelId
 from controller.catalogue import Catalogue, ModelState
 from controller.model_folder import check_name
 from controller.runtime import Runtime
@@ -31,10 +32,11 @@ from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
+from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
-from controller.selection.queries import Answered, Queries
+from controller.selection.queries import Answered, Queries, row_id
 from controller.selection.stores import Store
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class FeedbackResult:
     losses: Mapping[str, float] = field(default_factory=dict)
     #: Weights in the context's state afterwards; empty when nothing has changed.
     weights: Mapping[str, float] = field(default_factory=dict)
-    #: Why learning from it has failed; empty otherwise.
+    #: Why learning from it has failed, or why there was nothing to learn; may be empty.
     message: str = ""
 
 
@@ -91,7 +93,16 @@ class Applications:
                 await self._restore(settings)
         except StoreError as error:
             raise ConfigError(str(error)) from error
-        self._states.start()
+        self._states.start(self._refill)
+
+    async def _refill(self) -> None:
+        """Write all applications and global states again: the store has lost them."""
+        async with self._states.changing:
+            for running in self.all:
+                await self._store.save_application(
+                    running.application.name, _record(running), forget=False
+                )
+                self._states.set(running, GLOBAL, running.state)
 
     async def _restore(self, settings: Mapping[str, Any]) -> None:
         try:
@@ -138,11 +149,7 @@ class Applications:
             keeps = old is not None and old.application.policy == application.policy
             self._catalogue.reserve(name)  # No model may take the name while the store writes.
             try:
-                await self._store.save_application(
-                    name,
-                    {"application": application.dump(), "revision": running.revision},
-                    forget=not keeps,
-                )
+                await self._store.save_application(name, _record(running), forget=not keeps)
             except BaseException:
                 if old is None:
                     self._catalogue.release(name)
@@ -198,12 +205,16 @@ class Applications:
 
     def _make(self, application: Application, revision: int) -> LiveApplication:
         policy = make_policy(application.policy, application.options, others=self._plugins)
-        if application.combination is Rule.ONE and not policy.chooses_one:
+        try:
+            running = LiveApplication(application, policy, revision)
+        except PolicyError as error:
+            raise ConfigError(str(error)) from None
+        if application.combination is Rule.ONE and not running.policy.chooses_one:
             raise ConfigError(
                 f"application {application.name}: combination one: found policy {application.policy}, expected"
                 " one that chooses one model"
             )
-        return LiveApplication(application, policy, revision)
+        return running
 
     def _check_models(self, running: LiveApplication) -> None:
         application = running.application
@@ -241,6 +252,10 @@ class Applications:
         """Inputs and outputs of an application; None while no worker has described any of its models."""
         return running.look_at([self._catalogue.find(m) for m in running.application.models])
 
+    def max_rows(self, running: LiveApplication) -> int:
+        """Most rows that a query may have."""
+        return running.max_rows([self._catalogue.find(m) for m in running.application.models])
+
     def state(self, running: LiveApplication) -> ModelState:
         """State of an application: READY when one of its models is."""
         if self.shape(running) is None:
@@ -256,14 +271,20 @@ class Applications:
             StoreError: the state is not in memory, and the store cannot be read.
         """
         state = await self._states.read(running, context)
-        return running.policy.weights(state), running.policy.remark(state)
+        weights: dict[str, float] = {}
+        remarks = []
+        # The complaint names it if the policy fails here.
+        with suppress(PolicyError):
+            weights = running.policy.weights(state)
+            remarks.append(running.policy.remark(state))
+        return weights, "; ".join(filter(None, [*remarks, running.policy.complaint]))
 
     def num_contexts(self, name: str) -> int:
         """Number of an application's contexts in memory."""
         return self._states.num_contexts(name)
 
     def cache_statistics(self) -> CacheStatistics:
-        """Statistics of the prediction cache, which all applications share."""
+        """Statistics of the prediction cache, which all applications share, and the models that ask for it."""
         return self._queries.cache_statistics()
 
     async def answer(
@@ -271,18 +292,46 @@ class Applications:
         running: LiveApplication,
         inputs: Sequence[Buffer],
         *,
+        rows: int = 1,
         arrival_ns: int,
         slo_ns: int,
         context: str,
         tenant: str = "",
     ) -> Answered:
-        """Answer a query of one row inside its SLO. The query fits the application's shape.
+        """Answer a query inside its SLO. The query fits the application's shape.
+
+        Each row is combined on its own. With several, feedback is given by row: to `ID/0`, `ID/1` and so on.
 
         Raises:
             RefusedError: there is neither an answer in time nor a default.
         """
         return await self._queries.answer(
-            running, inputs, arrival_ns=arrival_ns, slo_ns=slo_ns, context=context, tenant=tenant
+            running,
+            inputs,
+            rows=rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            context=context,
+            tenant=tenant,
+        )
+
+    async def predict(
+        self,
+        model_id: ModelId,
+        inputs: Sequence[Buffer],
+        *,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        tenant: str,
+    ) -> Answered:
+        """Ask one model, through the prediction cache.
+
+        Raises:
+            RefusedError: there is no answer in time.
+        """
+        return await self._queries.predict(
+            model_id, inputs, rows=rows, arrival_ns=arrival_ns, slo_ns=slo_ns, tenant=tenant
         )
 
     # --- feedback -----------------------------------------------------------------------------
@@ -306,7 +355,9 @@ class Applications:
         record = self._journal.find(item.query_id, now_ns=self._clock())
         running = self._running.get(record.application) if record else None
         if record is None or running is None:
-            return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN)
+            rows = self._journal.find(row_id(item.query_id, 0, 2), now_ns=self._clock())
+            message = "it has several rows, expected the id of one: ID/0, ID/1, ..." if rows else ""
+            return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN, message=message)
         policy, counts = running.policy, running.counts.feedbacks
         of_context = bool(record.context) and policy.per_context
         try:
@@ -327,20 +378,25 @@ class Applications:
             everybody = policy.observe(running.state, joined.observation)
             learned = policy.observe(state, joined.observation) if of_context else everybody
             weights = policy.weights(learned)
-        except (
-            Exception
-        ) as error:  # A stranger's policy may raise anything. Its next version may do better.
-            record.closed = False
-            log.warning("application %s: feedback: %r", running.application.name, error)
+        except PolicyError as error:
+            record.closed = False  # The policy's next version may do better.
             counts[FeedbackStatus.FAILED.value] += 1
-            message = f"policy {running.application.policy}: {error!r}"
-            return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=message)
+            return FeedbackResult(item.query_id, FeedbackStatus.FAILED, message=str(error))
+        if everybody is running.state and learned is state:
+            counts[FeedbackStatus.UNINFORMATIVE.value] += 1
+            message = f"policy {running.application.policy} learns nothing from it"
+            return FeedbackResult(item.query_id, FeedbackStatus.UNINFORMATIVE, message=message)
         if of_context:
             self._states.set(running, record.context, learned)
         running.state = everybody
         self._states.set(running, GLOBAL, everybody)
         counts[joined.status.value] += 1
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
+
+
+def _record(running: LiveApplication) -> dict[str, Any]:
+    """Make the store's record of an application."""
+    return {"application": running.application.dump(), "revision": running.revision}
 
 
 def _check_feedback(index: int, item: FeedbackItem) -> None:

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from clockwright.errors import StoreError
-from controller.selection.core.contexts import GLOBAL, Contexts
+from controller.selection.core.contexts import GLOBAL, Address, Contexts
+from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 from controller.selection.stores import Store
 
 log = logging.getLogger(__name__)
 
 _FLUSH_INTERVAL_S = 1.0
+
+# Users whose states are being read at a time. While a store hangs, everybody else gets the global state.
+_READS_MAX = 1000
 
 # States written at a time. The event loop's part of such a slice takes much less than a millisecond.
 _SLICE = 500
@@ -53,18 +57,29 @@ class ContextStates:
         #: Held while a state is written or erased: a write that overtakes an erasure would undo it.
         self.changing = asyncio.Lock()
         self._flushing: asyncio.Task[None] | None = None
+        #: Reads under way; whoever wants the same state waits for the same read.
+        self._reading: dict[Address, asyncio.Task[None]] = {}
         self._away = False
+        #: The store came back empty, and not all is written again yet.
+        self._lost = False
         #: Names of applications with a state that cannot be written; each is logged once.
         self._unwritable: set[str] = set()
 
-    def start(self) -> None:
-        """Write changes from now on, once a second."""
-        self._flushing = asyncio.create_task(self._keep_flushing())
+    def start(self, refill: Callable[[], Awaitable[None]]) -> None:
+        """Write changes from now on, once a second.
+
+        Args:
+            refill: writes what there is beside states, after the store has lost everything. It may raise
+                StoreError, and is called again then.
+        """
+        self._flushing = asyncio.create_task(self._keep_flushing(refill))
 
     async def close(self) -> None:
         """Write all changes that are not written yet."""
         if self._flushing is not None:
             self._flushing.cancel()
+        for reading in self._reading.values():
+            reading.cancel()
         await self.flush()
         if self.num_waiting:
             log.error("%d changes of states are lost", self.num_waiting)
@@ -81,20 +96,17 @@ class ContextStates:
         """
         if not context or not running.policy.per_context:
             return running.state
-        held = self._in_memory(running, context)
-        if held is None:
-            name = running.application.name
-            try:
-                record = await self._store.load((name, context))
-            except StoreError as error:
-                self._note_absence(error)
-                raise
-            self._note_presence()
-            # An erasure that was asked for meanwhile waits for the store behind this read, so it comes
-            # after this and erases the state in memory too.
-            restored = _restored(running, record)
-            if restored is not None:
-                self._contexts.loaded(name, context, restored)
+        held, address = self._in_memory(running, context), (running.application.name, context)
+        if held is None and not self._contexts.is_stateless(*address):
+            reading = self._reading.get(address)
+            if reading is None:
+                if len(self._reading) >= _READS_MAX:
+                    raise StoreError(f"selection store: {_READS_MAX} reads wait for it already")
+                reading = asyncio.create_task(self._load(running, context))
+                self._reading[address] = reading
+                reading.add_done_callback(lambda _: self._reading.pop(address))
+            # Who gives up waiting must not take the state from the others, nor from the next query.
+            await asyncio.shield(reading)
             held = self._in_memory(running, context)
         return running.state if held is None else held.state
 
@@ -105,12 +117,29 @@ class ContextStates:
         held = self._in_memory(running, context)
         if held is not None:
             return held.state
+        if self._contexts.is_stateless(running.application.name, context):
+            return running.state
         try:
             # A store in memory is near: it still has a state that was evicted here, so no limit is needed.
             async with asyncio.timeout(limit_s if self._store.persistent else None):
                 return await self.read(running, context)
         except (TimeoutError, StoreError):
             return running.state
+
+    async def _load(self, running: LiveApplication, context: str) -> None:
+        name = running.application.name
+        try:
+            record = await self._store.load((name, context))
+        except StoreError as error:
+            self._note_absence(error)
+            raise
+        # An erasure that was asked for meanwhile waits for the store behind this read, so it comes after
+        # this and erases the state in memory too.
+        restored = _restored(running, record)
+        if restored is not None:
+            self._contexts.loaded(name, context, restored)
+        elif self._contexts.find(name, context) is None:
+            self._contexts.note_stateless(name, context)
 
     async def restore(self, running: LiveApplication) -> None:
         """Give an application the global state that the store has of it.
@@ -180,12 +209,30 @@ class ContextStates:
                         context,
                         fault,
                     )
-            self._note_presence()
 
-    async def _keep_flushing(self) -> None:
+    async def _look_after_store(self, refill: Callable[[], Awaitable[None]]) -> None:
+        """Find out whether the store is back, and write all again if it has lost everything."""
+        try:
+            if await self._store.has_lost_everything():
+                self._lost = True
+                self._contexts.lost()
+            if self._lost:
+                await refill()
+        except StoreError as error:
+            self._note_absence(error)
+            return
+        if self._lost:
+            log.warning("%s is back, empty; what is known here is written again", self._store.name)
+        elif self._away:
+            lost = self._contexts.num_lost
+            log.info("%s is back; changes lost since the start: %d", self._store.name, lost)
+        self._lost = self._away = False
+
+    async def _keep_flushing(self, refill: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(_FLUSH_INTERVAL_S)
             try:
+                await self._look_after_store(refill)
                 await self.flush()
             except Exception:
                 # Nobody foresaw this error. The next write is tried all the same.
@@ -196,12 +243,6 @@ class ContextStates:
         if not self._away:
             self._away = True
             log.error("%s; what is in memory serves, and is written when it is back", error)
-
-    def _note_presence(self) -> None:
-        if self._away:
-            self._away = False
-            lost = self._contexts.num_lost
-            log.info("the selection store is back; changes lost since the start: %d", lost)
 
 
 def _restored(running: LiveApplication, record: Mapping[str, Any] | None) -> _Held | None:
@@ -214,8 +255,10 @@ def _restored(running: LiveApplication, record: Mapping[str, Any] | None) -> _He
     try:
         state = policy.load(record["state"])
         return _Held(running, policy.resize(state, running.application.models))
-    except Exception as error:  # The record may be another program's, and the policy a stranger's.
+    except (KeyError, ValueError) as error:  # The record may be another program's.
         log.warning("application %s: a state is dropped: %r", running.application.name, error)
+        return None
+    except PolicyError:
         return None
 
 
@@ -224,6 +267,6 @@ def migrated(running: LiveApplication, state: Any) -> Any:  # noqa: ANN401
     policy = running.policy
     try:
         return policy.resize(policy.load(policy.dump(state)), running.application.models)
-    except Exception as error:  # The policy may be a stranger's.
-        log.warning("application %s: a state is dropped: %r", running.application.name, error)
-        return policy.init(running.application.models)
+    except (PolicyError, ValueError) as error:
+        log.warning("application %s: a state is dropped: %s", running.application.name, error)
+        return running.fresh

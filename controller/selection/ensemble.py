@@ -1,13 +1,14 @@
 """Asks several models one question: a request for each, with one deadline, through the cache.
 
-A member that has not answered when time is up is left behind. Its request is withdrawn, so that no batch
-runs for which nobody waits any more.
+A member that has not answered when time is up is left behind. Its request is withdrawn unless a worker has
+it already, so that no batch runs for which nobody waits any more. What the worker answers then still goes
+into the cache, and to those who left, for the feedback to come.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
@@ -22,11 +23,16 @@ Outputs = tuple[bytes, ...]
 class Flight:
     """A request under way, and all ensembles that wait for it."""
 
-    __slots__ = ("_future", "_waiting")
+    __slots__ = ("_future", "_left", "_waiting")
 
-    def __init__(self, future: asyncio.Future[Answer]) -> None:
-        self._future = future
+    def __init__(self) -> None:
+        self._future: asyncio.Future[Answer] | None = None
         self._waiting: dict[tuple[Ensemble, str], bool] = {}
+        self._left: list[tuple[Ensemble, str]] = []
+
+    def start(self, future: asyncio.Future[Answer]) -> None:
+        """Note the request that is under way."""
+        self._future = future
 
     def join(self, ensemble: Ensemble, member: str, *, first: bool) -> None:
         """Have an ensemble told when the request ends; `first`: the ensemble made the request."""
@@ -34,13 +40,23 @@ class Flight:
 
     def leave(self, ensemble: Ensemble, member: str) -> None:
         """Let an ensemble wait no more. When the last one leaves, the request is withdrawn."""
-        self._waiting.pop((ensemble, member), None)
-        if not self._waiting:
+        if self._waiting.pop((ensemble, member), None) is not None:
+            self._left.append((ensemble, member))
+        if not self._waiting and self._future is not None:
             self._future.cancel()
+
+    def came_late(self, outputs: Outputs) -> None:
+        """Tell those who have left that there is an answer after all."""
+        left, self._left = self._left, []
+        for ensemble, member in left:
+            if ensemble.late is not None:
+                ensemble.late(member, outputs)
 
     def ended(self, outputs: Outputs | None, refusal: Refusal) -> None:
         """Tell all that wait how the request ended; `outputs` is None after a refusal."""
         waiting, self._waiting = self._waiting, {}
+        if outputs is not None:
+            self.came_late(outputs)
         for (ensemble, member), first in waiting.items():
             ensemble.member_ended(member, outputs, refusal, first=first)
 
@@ -57,6 +73,7 @@ class Ensemble:
         cache: Cache | None,
         inputs: Sequence[Buffer],
         *,
+        rows: int,
         arrival_ns: int,
         slo_ns: int,
         tenant: str = "",
@@ -67,18 +84,22 @@ class Ensemble:
             runtime: takes the requests.
             cache: is looked into before a model is asked; None: it never is.
             inputs: tensor bytes per input; kept until all have answered or been left behind.
+            rows: of every request.
             arrival_ns: when the question arrived, on the controller's clock.
             slo_ns: the SLO of every request.
             tenant: the tenant of every request.
         """
         #: Outputs of each member that has answered.
         self.answers: dict[str, Outputs] = {}
-        #: Members that will not answer, and why.
+        #: Members that will not answer in time, and why.
         self.missing: dict[str, Refusal] = {}
+        #: Takes the outputs of a member that was left behind; None: nobody wants them.
+        self.late: Callable[[str, Outputs], None] | None = None
         self._runtime = runtime
         self._cache = cache if cache is not None and cache.on else None
         self._inputs = inputs
         self._key_inputs = tuple(map(bytes, inputs)) if self._cache is not None else ()
+        self._rows = rows
         self._arrival_ns = arrival_ns
         self._slo_ns = slo_ns
         self._tenant = tenant
@@ -142,23 +163,37 @@ class Ensemble:
             self._over.set_result(None)
 
     def _start(self, member: str, model_id: ModelId) -> None:
+        flight = Flight()
+        cache, key = self._cache, Key(model_id, self._key_inputs)
+
+        def keep(views: Sequence[Buffer]) -> Outputs:
+            # Outputs are copied: they are views into the message of the whole batch.
+            outputs = tuple(map(bytes, views))
+            if cache is not None:
+                cache.put(key, outputs, sum(map(len, outputs)), now_ns=self._runtime.clock())
+            return outputs
+
+        def came(views: Sequence[Buffer]) -> None:
+            if future.cancelled() or (future.done() and future.exception() is not None):
+                flight.came_late(keep(views))
+
         future = self._runtime.submit(
             model_id,
             self._inputs,
+            rows=self._rows,
             arrival_ns=self._arrival_ns,
             slo_ns=self._slo_ns,
             tenant=self._tenant,
+            late=came,
         )
-        flight = Flight(future)
+        flight.start(future)
         flight.join(self, member, first=True)
         self._under_way[member] = flight, model_id
-        cache, key = self._cache, None
         if cache is not None:
-            key = Key(model_id, self._key_inputs)
             cache.begin(key, flight, deadline_ns=self._arrival_ns + self._slo_ns)
 
         def ended(future: asyncio.Future[Answer]) -> None:
-            if cache is not None and key is not None:
+            if cache is not None:
                 cache.end(key, flight)
             if future.cancelled():
                 # All ensembles have left, or the loop is ending.
@@ -169,10 +204,6 @@ class Ensemble:
                 refusal = error.refusal if isinstance(error, RefusedError) else Refusal.FAILED
                 flight.ended(None, refusal)
                 return
-            # Outputs are copied: they are views into the message of the whole batch.
-            outputs = tuple(map(bytes, future.result().outputs))
-            if cache is not None and key is not None:
-                cache.put(key, outputs, sum(map(len, outputs)), now_ns=self._runtime.clock())
-            flight.ended(outputs, Refusal.LATE)
+            flight.ended(keep(future.result().outputs), Refusal.LATE)
 
         future.add_done_callback(ended)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clockwright.units import ModelId
+from clockwright.tensors import TensorSpec
 from controller.catalogue import Entry
 from controller.selection.core.application import Application
 from controller.selection.core.policy import Policy
 from controller.selection.core.shape import MisfitError, Reading, Shape, reading_of, shape_of
+from controller.selection.guarded import GuardedPolicy
 
 
 @dataclass(slots=True)
@@ -33,18 +34,27 @@ class LiveApplication:
     """One revision of one application."""
 
     def __init__(self, application: Application, policy: Policy[Any], revision: int) -> None:
+        """Begin with a state in which nothing is known.
+
+        Raises:
+            ConfigError: an option of the policy does not fit the application.
+            PolicyError: the policy fails already.
+        """
         self.application = application
-        self.policy = policy
+        self.policy = GuardedPolicy(application.policy, policy)
         #: Number of this revision, from 1; clients see it as the version.
         self.revision = revision
         #: The application was removed, or replaced by another revision. What it learns now is lost.
         self.retired = False
+        #: The state in which nothing is known.
+        self.fresh: Any = self.policy.init(application.models)
         #: The global state, which serves contexts without a state of their own.
-        self.state: Any = policy.init(application.models)
+        self.state: Any = self.fresh
         self.counts = QueryCounts()
         #: Models that do not fit the application, and why. They are never asked.
         self.misfits: dict[str, str] = {}
-        self._models: tuple[ModelId | None, ...] = ()
+        #: Inputs and outputs of each model, as the shape was made of.
+        self._described: tuple[tuple[Sequence[TensorSpec], Sequence[TensorSpec]] | None, ...] = ()
         self._shape: Shape | None = None
         self._readings: dict[str, Reading] = {}
 
@@ -55,15 +65,23 @@ class LiveApplication:
 
     def look_at(self, models: Sequence[Entry | None]) -> Shape | None:
         """Find the shape, given the models as they are now; None while no worker has described any."""
-        known = tuple([m.model_id if m is not None and m.outputs else None for m in models])
-        if known != self._models or self._shape is None:
-            self._models = known
+        described = tuple(
+            [(m.inputs, m.outputs) if m is not None and m.outputs else None for m in models]
+        )
+        if described != self._described or self._shape is None:
+            self._described = described
             self._learn_shapes(models)
         return self._shape
 
     def reading(self, model: str) -> Reading | None:
         """Find how a model's outputs are read; None: it does not fit, or is not known."""
         return self._readings.get(model)
+
+    def max_rows(self, models: Sequence[Entry | None]) -> int:
+        """Most rows of a query, given the models as they are now: each that fits can take as many."""
+        self.look_at(models)
+        fit = [m.largest_batch for m in models if m is not None and m.name in self._readings]
+        return min(filter(None, fit), default=1)
 
     def _learn_shapes(self, models: Sequence[Entry | None]) -> None:
         application = self.application

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 
 from clockwright.errors import BadRequestError, ConfigError
+from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.applications import Applications
-from controller.selection.core.application import Application
+from controller.selection.core.application import MODELS_MAX, Application
 from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem
 from controller.selection.live_application import LiveApplication
@@ -22,10 +23,23 @@ def read_application(message: pb.Application) -> Application:
     """
     try:
         options = json.loads(message.options_json) if message.options_json else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequestError(f"options_json: {error}, expected a JSON object") from None
     if not isinstance(options, dict):
-        raise BadRequestError(f"options_json: found {options!r}, expected a JSON object")
+        raise BadRequestError(
+            f"options_json: found a {type(options).__name__}, expected a JSON object"
+        )
+    if len(message.models) > MODELS_MAX:
+        raise BadRequestError(f"models: found {len(message.models)}, expected {MODELS_MAX} at most")
+    for name in ("name", "policy", "combination", "label_output", "probability_output"):
+        if (length := len(getattr(message, name))) > NAME_CHARS_MAX:
+            raise BadRequestError(
+                f"{name}: found {length} characters, expected {NAME_CHARS_MAX} at most"
+            )
+    if message.slo_ns > SLO_NS_MAX:
+        raise BadRequestError(
+            f"slo_ns: found {message.slo_ns}, expected at most {SLO_NS_MAX}, a day"
+        )
     rules = [rule.value for rule in Rule]
     if message.combination and message.combination not in rules:
         raise BadRequestError(
@@ -67,7 +81,15 @@ def write_application(application: Application) -> pb.Application:
 
 
 def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
-    """Turn a message into feedback, unchecked; `Applications.feedback` checks it."""
+    """Turn a message into feedback; `Applications.feedback` checks the rest.
+
+    Raises:
+        BadRequestError: no query has an id of that length.
+    """
+    if len(item.query_id) > NAME_CHARS_MAX:
+        raise BadRequestError(
+            f"query_id: found {len(item.query_id)} characters, expected {NAME_CHARS_MAX} at most"
+        )
     kind = item.WhichOneof("verdict")
     return FeedbackItem(
         item.query_id,

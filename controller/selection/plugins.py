@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from controller.selection.core.policy import Policy
+from controller.selection.guarded import words_of
 from controller.selection.policies import BUILT_IN
 
 log = logging.getLogger(__name__)
@@ -20,8 +21,8 @@ def plugin_policies() -> dict[str, type[Policy[Any]]]:
     for point in entry_points(group=GROUP):
         try:
             policy = point.load()
-        except Exception as error:  # A stranger's module may raise anything when it is imported.
-            log.warning("policy %s (%s): %s", point.name, point.value, error)
+        except BaseException as error:
+            log.warning("policy %s (%s): %s", point.name, point.value, words_of(error))
             continue
         if point.name in BUILT_IN:
             log.warning("policy %s (%s): a built-in one has that name", point.name, point.value)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import struct
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
+from typing import Any
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
@@ -20,13 +23,14 @@ from controller.core.admission import margin_of
 from controller.runtime import Runtime
 from controller.selection.config import SelectionConfig
 from controller.selection.context_states import ContextStates
-from controller.selection.core.cache import CacheStatistics, PredictionCache
+from controller.selection.core.cache import CacheStatistics, Key, PredictionCache
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
 from controller.selection.core.journal import AnsweredQuery, Journal
 from controller.selection.core.query import Candidate, Choice, Combined, Prediction, Query, Service
 from controller.selection.core.shape import Shape
-from controller.selection.ensemble import Cache, Ensemble
+from controller.selection.ensemble import Cache, Ensemble, Outputs
+from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
 
 LOW_CONFIDENCE = Refusal.LOW_CONFIDENCE.value
@@ -44,6 +48,9 @@ _LOAD_SHARE = 0.2
 # that cannot hold all models would do nothing but load.
 _WANT_INTERVAL_NS = NS_PER_S
 
+# Random bytes in a query id.
+QUERY_ID_BYTES = 16
+
 # Least SLO of a shadow: no query waits for it.
 _SHADOW_SLO_NS = NS_PER_S
 # Queries whose shadows may be under way at a time; those of others are not asked.
@@ -52,11 +59,11 @@ _SHADOWS_MAX = 256
 
 @dataclass(slots=True)
 class Answered:
-    """The answer to a query."""
+    """The answer to a query, or that of a model which the cache may have known."""
 
-    #: Tensor bytes per output of the application.
+    #: Tensor bytes per output.
     outputs: Sequence[Buffer]
-    #: Parameters of the response: `query_id`, `confidence` and so on.
+    #: Parameters of the response: `query_id`, `confidence` and so on; none of a model's.
     parameters: dict[str, bool | int | str]
 
 
@@ -67,17 +74,33 @@ class _Open:
     running: LiveApplication
     context: str
     inputs: Sequence[Buffer]
+    rows: int
     arrival_ns: int
     slo_ns: int
     shape: Shape
     #: Id of each model of the application that is there, by public name.
     ids: Mapping[str, ModelId]
     choice: Choice = field(default_factory=lambda: Choice(()))
-    #: Answers that came in time and could be read, by member.
-    predictions: dict[str, Prediction] = field(default_factory=dict)
-    combined: Combined | None = None
-    #: Why the default is served, or the query refused; empty: there is an answer.
+    #: Answers that came in time and could be read, by member; a prediction per row.
+    predictions: dict[str, list[Prediction]] = field(default_factory=dict)
+    #: The combined answer to each row; empty: there is none.
+    combined: list[Combined] = field(default_factory=list)
+    #: The same as tensor bytes, unless they are one model's outputs as they are.
+    encoded: list[list[bytes]] = field(default_factory=list)
+    #: Why the default is served for some row, or the query refused; empty: there is an answer.
     reason: str = ""
+    #: What the policy has raised; empty: nothing.
+    fault: str = ""
+
+    def is_unsure(self, row: int) -> bool:
+        """Whether the answer to a row is missing, or is withheld for its confidence."""
+        # The comparison is false for NaN.
+        threshold = self.running.application.confidence_threshold
+        return not self.combined or not self.combined[row].confidence >= threshold
+
+    def failed(self, error: PolicyError) -> None:
+        """Note that the policy has failed."""
+        self.reason, self.fault = Refusal.FAILED.value, str(error)
 
 
 class Queries:
@@ -100,9 +123,6 @@ class Queries:
             capacity_bytes=config.cache_bytes, ttl_ns=round(config.cache_ttl_s * NS_PER_S)
         )
         self._rng = Random(config.seed)
-        # Begins every query id, so that feedback to an earlier run of the server finds nothing here.
-        self._id_prefix = secrets.token_hex(4)
-        self._num_queries = 0
         self._wanted_ns: dict[ModelId, int] = {}
         self._shadowing: set[asyncio.Task[None]] = set()
 
@@ -112,20 +132,59 @@ class Queries:
             task.cancel()
 
     def cache_statistics(self) -> CacheStatistics:
-        """Statistics of the prediction cache, which all applications share."""
+        """Statistics of the prediction cache, which all applications share, and the models that ask for it."""
         return self._cache.statistics()
+
+    async def predict(
+        self,
+        model_id: ModelId,
+        inputs: Sequence[Buffer],
+        *,
+        rows: int,
+        arrival_ns: int,
+        slo_ns: int,
+        tenant: str,
+    ) -> Answered:
+        """Ask one model, unless the cache has its answer.
+
+        Raises:
+            RefusedError: there is no answer in time.
+        """
+        cache, clock = self._cache, self._runtime.clock
+        key = Key(model_id, tuple(map(bytes, inputs)))
+        # No computation under way was promised by such a deadline. Whoever joined one that is refused would
+        # have to ask again, and would then hear of it later than anybody else.
+        found = cache.request(key, deadline_ns=0, now_ns=clock())
+        if isinstance(found, tuple):
+            return Answered(found, {})
+
+        def keep(views: Sequence[Buffer]) -> None:
+            outputs = tuple(map(bytes, views))
+            cache.put(key, outputs, sum(map(len, outputs)), now_ns=clock())
+
+        answer = await self._runtime.submit(
+            model_id,
+            inputs,
+            rows=rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            tenant=tenant,
+            late=keep if cache.on else None,
+        )
+        return Answered(answer.outputs, {})
 
     async def answer(
         self,
         running: LiveApplication,
         inputs: Sequence[Buffer],
         *,
+        rows: int,
         arrival_ns: int,
         slo_ns: int,
         context: str,
         tenant: str,
     ) -> Answered:
-        """Answer a query of one row inside its SLO. The query fits the application's shape.
+        """Answer a query inside its SLO. The query fits the application's shape.
 
         Raises:
             RefusedError: there is neither an answer in time nor a default.
@@ -140,21 +199,20 @@ class Queries:
             running.counts.refusals[refusal.value] += 1
             raise RefusedError(refusal, f"application {application.name} has no models")
         ids = {model.name: model.model_id for model in models if model is not None}
-        asking = _Open(running, context, inputs, arrival_ns, slo_ns, shape, ids)
+        asking = _Open(running, context, inputs, rows, arrival_ns, slo_ns, shape, ids)
         query = Query(self._candidates(asking, models), context, self._rng)
-        asking.choice = policy.select(state, query)
+        try:
+            asking.choice = policy.select(state, query)
+        except PolicyError as error:
+            asking.failed(error)
         asked = self._ask(asking, tenant)
         reserve_ns = margin_of(slo_ns, _REPLY_RESERVE_NS, _REPLY_RESERVE_SHARE)
         await asked.wait(arrival_ns + slo_ns - reserve_ns)
         self._read(asking, asked)
         self._watch(asking, asked)
         if asking.predictions:
-            asking.combined = policy.combine(
-                state, query, asking.choice, asking.predictions, application.combination
-            )
-            if asking.combined.confidence < application.confidence_threshold:
-                asking.reason = LOW_CONFIDENCE
-        else:
+            self._combine(asking, state, query)
+        elif not asking.reason:
             asking.reason = _worst(query, asking.choice, asked)
         return self._reply(asking, asked)
 
@@ -163,6 +221,7 @@ class Queries:
         fit = [m for m in models if m is not None and running.reading(m.name) is not None]
         forecasts = self._runtime.forecast(
             [model.model_id for model in fit],
+            rows=asking.rows,
             arrival_ns=asking.arrival_ns,
             slo_ns=asking.slo_ns,
             together=False,
@@ -202,6 +261,7 @@ class Queries:
         if len(members) > 1:
             forecasts = self._runtime.forecast(
                 [ids[member] for member in members],
+                rows=asking.rows,
                 arrival_ns=asking.arrival_ns,
                 slo_ns=asking.slo_ns,
                 together=True,
@@ -218,6 +278,7 @@ class Queries:
             self._runtime,
             cache,
             asking.inputs,
+            rows=asking.rows,
             arrival_ns=arrival_ns,
             slo_ns=slo_ns,
             tenant=tenant,
@@ -228,12 +289,33 @@ class Queries:
         for member in asking.choice.members:
             if member in asked.answers:
                 reading = running.reading(member)
-                prediction = reading.read(asked.answers[member]) if reading is not None else None
-                if prediction is not None:
-                    asking.predictions[member] = prediction
+                rows = reading.read(asked.answers[member], asking.rows) if reading else None
+                if rows is not None:
+                    asking.predictions[member] = rows
                     continue
                 asked.missing[member] = Refusal.FAILED
             running.counts.missing[member] += 1
+
+    def _combine(self, asking: _Open, state: Any, query: Query) -> None:  # noqa: ANN401
+        application, policy = asking.running.application, asking.running.policy
+        combined, encoded = [], []
+        try:
+            for row in range(asking.rows):
+                said = {member: rows[row] for member, rows in asking.predictions.items()}
+                combined.append(
+                    policy.combine(state, query, asking.choice, said, application.combination)
+                )
+                if application.combination is not Rule.ONE:
+                    try:
+                        encoded.append(asking.shape.encode(combined[-1]))
+                    except (struct.error, OverflowError) as error:  # It does not fit the datatype.
+                        raise policy.failed("combine", repr(error)) from None
+        except PolicyError as error:
+            asking.failed(error)
+            return
+        asking.combined, asking.encoded = combined, encoded
+        if any(asking.is_unsure(row) for row in range(asking.rows)):
+            asking.reason = LOW_CONFIDENCE
 
     def _watch(self, asking: _Open, asked: Ensemble) -> None:
         """Let the policy see how the members fared."""
@@ -241,7 +323,10 @@ class Queries:
         if not running.policy.watches_service:
             return
         service = Service(asking.choice, frozenset(asking.predictions), frozenset(asked.missing))
-        served = running.policy.served(running.state, service)
+        try:
+            served = running.policy.served(running.state, service)
+        except PolicyError:
+            return
         if served is not running.state and not running.retired:
             # Written to the store, so that a rollback stays final over a restart.
             self._states.set(running, GLOBAL, served)
@@ -249,52 +334,64 @@ class Queries:
 
     def _reply(self, asking: _Open, asked: Ensemble) -> Answered:
         application, counts = asking.running.application, asking.running.counts
-        choice, combined, reason = asking.choice, asking.combined, asking.reason
+        choice, reason, rows = asking.choice, asking.reason, range(asking.rows)
         if reason and application.default_label is None:
             counts.refusals[reason] += 1
             raise _refused(asking)
         if reason:
             counts.defaults[reason] += 1
         query_id = self._enter(asking)
+        asked.late = partial(self._vote_late, asking.running, query_id, asking.rows)
         self._shadow(asking, query_id)
         outputs: Sequence[Buffer]
         if application.combination is Rule.ONE:
+            # There is an answer: with this rule there is no default.
             outputs = asked.answers[next(m for m in choice.members if m in asking.predictions)]
-        elif reason or combined is None:
-            assert application.default_label is not None
-            outputs = asking.shape.encode(Combined(application.default_label, 0.0))
         else:
-            outputs = asking.shape.encode(combined)
+            encoded = asking.encoded
+            if reason:
+                assert application.default_label is not None
+                default = asking.shape.encode(Combined(application.default_label, 0.0))
+                encoded = [default if asking.is_unsure(row) else encoded[row] for row in rows]
+            outputs = [b"".join(parts) for parts in zip(*encoded, strict=True)]
+        combined = asking.combined or [Combined(0, 0.0, weight_mass=0.0)] * asking.rows
         parameters: dict[str, bool | int | str] = {
             "query_id": query_id,
-            "confidence": f"{combined.confidence if combined else 0.0:.4f}",
-            "weight_mass": f"{combined.weight_mass if combined else 0.0:.4f}",
+            "confidence": ",".join(f"{answer.confidence:.4f}" for answer in combined),
+            "weight_mass": ",".join(f"{answer.weight_mass:.4f}" for answer in combined),
             "models": ",".join(m for m in choice.members if m in asking.predictions),
             "missing": ",".join(m for m in choice.members if m not in asking.predictions),
             "default": bool(reason),
         }
         if reason:
             parameters["default_reason"] = reason
+            unsure = [row for row in rows if asking.is_unsure(row)]
+            if len(unsure) < asking.rows:
+                parameters["default_rows"] = ",".join(map(str, unsure))
         return Answered(outputs, parameters)
 
     def _enter(self, asking: _Open) -> str:
         """Enter the query into the journal; returns its id."""
-        self._num_queries += 1
-        query_id = f"{self._id_prefix}-{self._num_queries:x}"
-        running, combined = asking.running, asking.combined
-        record = AnsweredQuery(
-            application=running.application.name,
-            context=asking.context,
-            choice=asking.choice,
-            votes={member: prediction.label for member, prediction in asking.predictions.items()},
-            combined=None if combined is None else combined.label,
-            propensity=1.0 if combined is None else combined.propensity,
-            is_default=bool(asking.reason),
-            at_ns=self._runtime.clock(),
-        )
+        # Whoever has an id can give the feedback, so nobody may guess another one's from his own.
+        query_id = secrets.token_hex(QUERY_ID_BYTES)
+        running, choice, at_ns = asking.running, asking.choice, self._runtime.clock()
         # A query to an earlier revision of the application cannot teach the present one.
-        if not running.retired:
-            self._journal.add(query_id, record)
+        if running.retired:
+            return query_id
+        for row in range(asking.rows):
+            combined = asking.combined[row] if asking.combined else None
+            record = AnsweredQuery(
+                application=running.application.name,
+                context=asking.context,
+                choice=choice,
+                votes={member: said[row].label for member, said in asking.predictions.items()},
+                combined=None if combined is None else combined.label,
+                propensity=1.0 if combined is None else combined.propensity,
+                is_default=bool(asking.reason) and asking.is_unsure(row),
+                at_ns=at_ns,
+                labelled=asking.shape.labelled,
+            )
+            self._journal.add(row_id(query_id, row, asking.rows), record)
         return query_id
 
     def _shadow(self, asking: _Open, query_id: str) -> None:
@@ -312,14 +409,25 @@ class Queries:
                 asked.ask(name, asking.ids[name])
             await asked.wait(at_ns + long_ns)
             for name, outputs in asked.answers.items():
-                reading = running.reading(name)
-                prediction = reading.read(outputs) if reading is not None else None
-                if prediction is not None:
-                    self._journal.add_vote(query_id, name, prediction.label)
+                self._vote_late(running, query_id, asking.rows, name, outputs)
 
         task = asyncio.create_task(ask())
         self._shadowing.add(task)
         task.add_done_callback(self._shadowing.discard)
+
+    def _vote_late(
+        self, running: LiveApplication, query_id: str, rows: int, model: str, outputs: Outputs
+    ) -> None:
+        """Enter what a model said after the query was answered; feedback to come counts it."""
+        reading = running.reading(model)
+        said = reading.read(outputs, rows) if reading is not None else None
+        for row, prediction in enumerate(said or ()):
+            self._journal.add_vote(row_id(query_id, row, rows), model, prediction.label)
+
+
+def row_id(query_id: str, row: int, rows: int) -> str:
+    """Make the id by which a row's feedback is given: the query's own if it has one row, else `ID/ROW`."""
+    return query_id if rows == 1 else f"{query_id}/{row}"
 
 
 def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:
@@ -334,11 +442,12 @@ def _worst(query: Query, choice: Choice, asked: Ensemble) -> str:
 
 def _refused(asking: _Open) -> RefusedError:
     application, combined = asking.running.application, asking.combined
-    if combined is not None:
+    if combined:
         text = (
-            f"application {application.name}: confidence {combined.confidence:.2f} is below"
+            f"application {application.name}: confidence {min(c.confidence for c in combined):.2f} is below"
             f" {application.confidence_threshold:g}, and it has no default"
         )
         return RefusedError(Refusal.LOW_CONFIDENCE, text)
-    text = f"application {application.name}: no model answered in time, and it has no default"
+    what = asking.fault or "no model answered in time"
+    text = f"application {application.name}: {what}, and it has no default"
     return RefusedError(Refusal(asking.reason), text, figures={"slo_ns": asking.slo_ns})

@@ -145,6 +145,7 @@ class Bench:
             clock=time.monotonic_ns,
             telemetry=None,
             send=self._send,
+            withdraw_action=LaneThreads.withdraw,
             answer=self._answer,
             refuse=self._refuse,
             forget=_unexpected,

@@ -171,7 +171,8 @@ def figures_of(rows: Sequence[Row]) -> dict[str, float]:
         if row.scenario.bound:
             figures[f"{key}_bound_share"] = row.mean("bound_share")
         figures[f"{key}_p5_model_share"] = row.mean("p5_model_share")
-        figures[f"{key}_p50_ms"] = row.mean("p50_ms")
+        for metric in ("p50_ms", "refusal_p50_ms", "refusal_p99_ms"):
+            figures[f"{key}_{metric}"] = row.mean(metric)
         if row.scenario.group == "fig7_right":
             figures[f"{key}_bc_rps"] = row.mean("batch_rps")
         if row.scenario.group in ("azure", "scale"):
@@ -424,6 +425,8 @@ def write_table(rows: Sequence[Row], target: Path) -> None:
         "p5_model_share",
         "worst_model_share",
         "p50_ms",
+        "refusal_p50_ms",
+        "refusal_p99_ms",
         "batch_rps",
         "exec_busy",
         "load_busy",

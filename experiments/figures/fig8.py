@@ -7,6 +7,10 @@ Every finished minute is a row of `fig8.csv` at once, so that a run that was cut
 another policy, or at another rate, can be added to those that are recorded (`--add`).
 Memory does not grow with the length of the run: the JSON keeps what it was at every tenth of it.
 
+Devices have noise of 0.3 %, and nothing else disturbs a run: no outliers, no delays of hosts or network beyond
+a constant, and no time of the controller. `--charged` replays a short stretch twice, without and with the
+measured costs of the controller's core (`experiments.simulator.costs`), and names the bottleneck of both.
+
 The bound (B1, `experiments.bounds.density_bound`) is computed for some minutes of the run, each as if
 it had the GPUs for itself, with everything resident. It counts answers to requests that arrive in these
 minutes, the figure answers given in them: at most an SLO's worth of requests apart.
@@ -20,8 +24,8 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +47,9 @@ from experiments.figures.report import Comparison, compare, show
 from experiments.figures.study import POLICIES, PREDICTIVE
 from experiments.native import is_compiled
 from experiments.results_file import RESULTS, add_results, write_results
-from experiments.simulator import Case, Progress, run
+from experiments.simulator import Case, Progress, bottleneck, run
+from experiments.simulator.costs import measured
+from experiments.simulator.costs import sources as costs_from
 from experiments.simulator.summary import Bucket, Summary
 from traces.arrivals import TraceReplay, Workload
 from traces.minutes import MinuteTrace
@@ -117,6 +123,8 @@ class ReplayOutcome:
     num_bounded: int = 0
     #: Mean number of models that are asked in a minute.
     active_models: float = 0.0
+    #: By part, as `Summary.utilisations`.
+    busy: dict[str, float] = field(default_factory=dict)
 
 
 class _EnoughError(Exception):
@@ -192,6 +200,7 @@ def measure(
         peak_rss_mib=_peak_rss_mib(),
         rss_mib=list(rss_mib.values()),
         active_models=_active_models(case.workload, len(minutes)),
+        busy=summary.utilisations(0, len(minutes) * NS_PER_MINUTE),
     )
     _bound(outcome, case.workload, setting)
     return outcome
@@ -341,6 +350,10 @@ def figures_of(outcomes: Sequence[ReplayOutcome], num_gpus: int) -> dict[str, fl
             f"{key}_p99_ms": total.latency_ns(99) / NS_PER_MS,
             f"{key}_p9999_ms": total.latency_ns(99.99) / NS_PER_MS,
             f"{key}_max_ms": total.latency_ns(100) / NS_PER_MS,
+            f"{key}_refusal_p50_ms": total.refusal_ns(50) / NS_PER_MS,
+            f"{key}_refusal_p99_ms": total.refusal_ns(99) / NS_PER_MS,
+            f"{key}_front_busy_pct": 100 * outcome.busy["front"],
+            f"{key}_controller_busy_pct": 100 * outcome.busy["controller"],
             f"{key}_mean_batch_size": total.mean_batch_size,
             f"{key}_mean_batch_size_by_request": _by_request(total),
             f"{key}_cold_models_per_min": sum(m.cold_models for m in minutes) / len(minutes),
@@ -398,6 +411,7 @@ def produce(
     directory: Path = RESULTS,
     wall_limit_s: float | None = None,
     add: bool = False,
+    charged: Collection[str] = (),
     command: str = "python -m experiments.figures.fig8",
 ) -> list[ReplayOutcome]:
     """Measure everything and write `fig8.json`, `fig8.csv` and `fig8.png`.
@@ -409,6 +423,7 @@ def produce(
         directory: where the files go.
         wall_limit_s: limit of each replay.
         add: keep the runs recorded there, except those that are repeated.
+        charged: sources in which the controller's core is charged what it was measured to cost.
         command: the command line that repeats all of it.
 
     Raises:
@@ -426,7 +441,7 @@ def produce(
         for policy in policies:
             print(f"{policy}, {source}: {len(trace.functions):,} functions", flush=True)
             outcome = measure(
-                setting,
+                replace(setting, costs=measured()) if source in charged else setting,
                 policy,
                 source,
                 trace,
@@ -493,8 +508,10 @@ def _about(
         "refused": {
             f"{o.policy}_{o.source}": dict(sorted(o.total.refused.items())) for o in outcomes
         },
+        "bottleneck": {f"{o.policy}_{o.source}": bottleneck(o.busy)[0] for o in outcomes},
         "rss_mib_at_tenths": {f"{o.policy}_{o.source}": o.rss_mib for o in outcomes},
         "compiled": is_compiled(),
+        "charged_costs": asdict(measured()) | {"sources": costs_from()},
         "setting": asdict(setting),
     }
 
@@ -507,7 +524,10 @@ def draw(minutes: Sequence[Minute], target: Path) -> None:
     from matplotlib import pyplot
 
     runs: dict[tuple[str, str], list[Minute]] = {}
-    for minute in minutes:
+    # A stretch of minutes that is there to be compared with its twin has no shape over time.
+    stretches = ("_free", "_charged")
+    long = [minute for minute in minutes if not minute.source.endswith(stretches)]
+    for minute in long or minutes:
         runs.setdefault((minute.policy, minute.source), []).append(minute)
     figure, columns = pyplot.subplots(
         5,
@@ -570,6 +590,11 @@ def main() -> None:
     parser.add_argument(
         "--add", action="store_true", help="keep recorded runs of other policies, sources and rates"
     )
+    parser.add_argument(
+        "--charged",
+        action="store_true",
+        help="each source twice, without and with the controller's measured costs, as NAME_free and NAME_charged",
+    )
     options = parser.parse_args()
     if not 0.01 <= options.rate <= 100:
         parser.error(f"--rate is {options.rate:g}, expected 0.01 to 100")
@@ -592,6 +617,12 @@ def main() -> None:
         sources = {options.source: sources[options.source]}
     if options.rate != 1:
         sources = {f"{name}_x{options.rate:g}": source for name, source in sources.items()}
+    if options.charged:
+        sources = {
+            f"{name}_{costs}": source
+            for name, source in sources.items()
+            for costs in ("free", "charged")
+        }
     command = "python -m experiments.figures.fig8"
     if options.trace is not None:
         command += f" --trace DIR --minutes {options.minutes}"
@@ -599,14 +630,16 @@ def main() -> None:
     command += f" --policies {' '.join(options.policies)} --rate {options.rate:g}"
     if options.source is not None:
         command += f" --source {options.source}"
-    if options.add:
-        command += " --add"
+    for flag in ("charged", "add"):
+        if getattr(options, flag):
+            command += f" --{flag}"
     produce(
         setting,
         sources,
         policies=options.policies,
         wall_limit_s=options.wall_limit,
         add=options.add,
+        charged=[name for name in sources if name.endswith("_charged")],
         command=command,
     )
 

@@ -72,6 +72,9 @@ class LoadPoint:
     load: float
     offered_rps: float
     goodput_rps: float
+    #: From arrival to refusal; 0: nothing was refused. A late answer is a refusal.
+    refusal_p50_ms: float
+    refusal_p99_ms: float
 
 
 def capacity_rps(row: ProfileRow, slo_ms: int) -> float:
@@ -105,6 +108,8 @@ def measure(setting: Setting, server: str, load: float) -> LoadPoint:
         load=load,
         offered_rps=total.arrived / seconds,
         goodput_rps=total.answered / seconds,
+        refusal_p50_ms=total.refusal_ns(50) / NS_PER_MS,
+        refusal_p99_ms=total.refusal_ns(99) / NS_PER_MS,
     )
 
 
@@ -113,7 +118,10 @@ def figures_of(points: Sequence[LoadPoint], capacity: float) -> dict[str, float]
     figures = {"capacity_rps": capacity}
     for point in points:
         figures[f"offered_x{point.load:g}_rps"] = point.offered_rps
-        figures[f"{point.server}_x{point.load:g}_goodput_rps"] = point.goodput_rps
+        key = f"{point.server}_x{point.load:g}"
+        figures[f"{key}_goodput_rps"] = point.goodput_rps
+        figures[f"{key}_refusal_p50_ms"] = point.refusal_p50_ms
+        figures[f"{key}_refusal_p99_ms"] = point.refusal_p99_ms
     return figures
 
 
@@ -161,6 +169,12 @@ def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target:
             "best possible: every batch the best one", (most, capacity), (0, 6),
             textcoords="offset points", ha="right", fontsize=13,
         )  # fmt: skip
+        refused_ms = {point.server: point.refusal_p50_ms for point in points if point.load == most}
+        axes.text(
+            most, 85, f"refused at {most:g} times: edf_mh after "
+            f"{refused_ms['edf_mh']:.0f} ms, batches after {refused_ms['infaas'] / 1000:.1f} s ",
+            ha="right", fontsize=13, color="#444444",
+        )  # fmt: skip
         axes.axvspan(1, most, color="#f2f2f2", zorder=-1)
         axes.text(
             most, 25, "overload: more is asked than the GPU can do ", ha="right", fontsize=13,
@@ -176,7 +190,7 @@ def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target:
         axes.set_ylabel(f"answers within {setting.slo_ms} ms, per second", fontsize=14)
         axes.set_title(
             "Asked for more than a GPU can do, a server that queues answers nobody in time.\n"
-            "Clockwright refuses early what would be late, and answers the rest (simulated).",
+            "Clockwright refuses in time what would be late, and answers the rest (simulated).",
             fontsize=14, loc="left", fontweight="bold", x=-0.085,
         )  # fmt: skip
         axes.legend(

@@ -9,7 +9,11 @@ The paper replayed an hour. What is measured here is a stretch that begins with 
 busiest minute, after a warm-up that fills the caches; the JSON has both lengths. The rate of a stretch
 is not the mean of its hour, so the numbers to compare are shares of requests and latencies.
 
-As in the paper's runs, tensors take no time on the network: its workers made up the inputs.
+As in the paper's runs, tensors take no time on the network: its workers made up the inputs. Nor does the
+controller take any, in the lines that can be compared with the paper's. Lines with `charged` in their
+key charge the controller's one core for what it was measured to take, live
+(`experiments.simulator.costs`): first at the same rates, which that core cannot decide, then at three
+quarters of the rate that it can (`charged_within`). Each line names its bottleneck.
 
 The bound is B1 on the requests of the stretch: GPU time alone. It knows neither memory nor PCIe, which
 is what the tight SLO lacks time for: of the 61 architectures, some take 25 ms and more to be loaded.
@@ -20,7 +24,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +37,8 @@ from experiments.figures.report import Comparison, colour_of, picture, write_csv
 from experiments.figures.stretch import stretch_bound
 from experiments.figures.study import POLICIES, Study, from_command_line, run_rows
 from experiments.results_file import RESULTS
-from experiments.simulator import Case
+from experiments.simulator import Case, CpuCosts, bottleneck
+from experiments.simulator.costs import measured, sources
 
 #: Rate at the end of section 6.5. Over an hour 1.8 % of the requests timed out and 361 were late.
 _PAPER_RPS = 6174
@@ -60,6 +65,10 @@ _REASONS = {
     "are the setting's noise, in the paper those of its testbed",
 }
 
+# So much of what the core can decide is asked of it, on average of the hour; its busiest minute asks for
+# a seventh more.
+_CORE_SHARE = 0.75
+
 #: Share of answered requests, in percent, at which latencies are kept; spread out towards the tail.
 PERCENTILES = tuple(round(float(100 * (1 - 10**-nines)), 4) for nines in np.arange(0, 5.01, 0.1))
 
@@ -74,28 +83,44 @@ class Size:
     slos_ms: tuple[int, ...]
     warmup_ns: int
     measured_ns: int
+    costs: CpuCosts = field(default_factory=CpuCosts)
+    #: Ends the names of its figures.
+    label: str = ""
+
+
+def _sizes() -> tuple[Size, ...]:
+    small = Size(
+        num_gpus=20,
+        rate_rps=_PAPER_RPS,
+        slos_ms=(100, 25),
+        warmup_ns=30 * NS_PER_S,
+        measured_ns=60 * NS_PER_S,
+    )
+    large = Size(
+        num_gpus=150,
+        rate_rps=_PAPER_RPS * 150 / 20,
+        slos_ms=(100, 25),
+        warmup_ns=5 * NS_PER_S,
+        measured_ns=10 * NS_PER_S,
+    )
+    costs = measured()
+    # What waits for the core grows from the first second on, so little of it says all.
+    charged = replace(large, slos_ms=(25,), measured_ns=5 * NS_PER_S, costs=costs, label="_charged")
+    within_rps = _CORE_SHARE * costs.requests_per_s(1)
+    return (
+        small,
+        large,
+        replace(charged, num_gpus=small.num_gpus, rate_rps=small.rate_rps),
+        charged,
+        replace(small, rate_rps=within_rps, costs=costs, label="_charged_within"),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Study):
     """How much is simulated."""
 
-    sizes: tuple[Size, ...] = (
-        Size(
-            num_gpus=20,
-            rate_rps=_PAPER_RPS,
-            slos_ms=(100, 25),
-            warmup_ns=30 * NS_PER_S,
-            measured_ns=60 * NS_PER_S,
-        ),
-        Size(
-            num_gpus=150,
-            rate_rps=_PAPER_RPS * 150 / 20,
-            slos_ms=(100, 25),
-            warmup_ns=5 * NS_PER_S,
-            measured_ns=10 * NS_PER_S,
-        ),
-    )
+    sizes: tuple[Size, ...] = field(default_factory=_sizes)
     #: Length of the whole trace, which begins one minute before a full hour.
     num_minutes: int = 60
     num_functions: int = 17_000
@@ -112,6 +137,7 @@ class Setting(Study):
             num_minutes=self.num_minutes,
             slo_ns=slo_ms * NS_PER_MS,
             noise=self.noise,
+            costs=size.costs,
             seed=self.seed,
         )
 
@@ -135,13 +161,23 @@ class ScaleResult:
     #: Latency of the answered requests at each of `PERCENTILES`.
     latency_ms: tuple[float, ...]
     latency_max_ms: float
-    exec_busy: float
-    load_busy: float
+    #: Time from arrival to refusal.
+    refusal_p50_ms: float
+    refusal_p99_ms: float
+    #: By part, as `Summary.utilisations`.
+    busy: dict[str, float]
+    #: Ends the names of its figures, as that of its `Size`.
+    label: str = ""
 
     @property
     def case_key(self) -> str:
         """The case as the names of its figures spell it."""
-        return f"gpus{self.num_gpus}_slo{self.slo_ms}"
+        return f"gpus{self.num_gpus}_slo{self.slo_ms}{self.label}"
+
+    @property
+    def bottleneck(self) -> str:
+        """The part that is busiest."""
+        return bottleneck(self.busy)[0]
 
     def percentile_ms(self, percentile: float) -> float:
         """Latency of the answered requests at the nearest of `PERCENTILES`."""
@@ -172,7 +208,7 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
     case = case_of(setting, policy, size, slo_ms)
     outcomes: Counter[str] = Counter()
     cold = 0
-    latencies_ns, batch_sizes = array("q"), array("q")
+    latencies_ns, batch_sizes, refusals_ns = array("q"), array("q"), array("q")
 
     def take(requests: Sequence[RequestRow], _actions: Sequence[ActionRow]) -> None:
         nonlocal cold
@@ -184,14 +220,13 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
                 cold += row.cold
                 latencies_ns.append(row.departure_ns - row.arrival_ns)
                 batch_sizes.append(row.batch_size)
+            else:
+                refusals_ns.append(row.departure_ns - row.arrival_ns)
 
     result = run_rows(case, take)
-    total = result.summary.total(size.warmup_ns, case.duration_ns)
-    busy = {
-        name: result.summary.utilisation(ns, size.warmup_ns, case.duration_ns)
-        for name, ns in (("exec", total.exec_ns), ("load", total.load_ns))
-    }
-    latencies_ms = np.array(latencies_ns, np.int64) / NS_PER_MS
+    # With an overloaded core there may be no answer, or with a loose SLO no refusal.
+    refusal_p50_ms, refusal_p99_ms = np.percentile(refusals_ns or [0], (50, 99)) / NS_PER_MS
+    latencies_ms = np.array(latencies_ns or [0], np.int64) / NS_PER_MS
     answered = outcomes.pop(OK, 0)
     return ScaleResult(
         policy=policy,
@@ -203,11 +238,13 @@ def measure(setting: Setting, policy: str, size: Size, slo_ms: int, bound: int) 
         bound=bound,
         refused=dict(sorted(outcomes.items())),
         cold=cold,
-        mean_batch_size=float(np.mean(batch_sizes)),
+        mean_batch_size=float(np.mean(batch_sizes or [0])),
         latency_ms=tuple(np.percentile(latencies_ms, PERCENTILES, method="inverted_cdf").tolist()),
         latency_max_ms=float(latencies_ms.max()),
-        exec_busy=busy["exec"],
-        load_busy=busy["load"],
+        refusal_p50_ms=float(refusal_p50_ms),
+        refusal_p99_ms=float(refusal_p99_ms),
+        busy=result.summary.utilisations(size.warmup_ns, case.duration_ns),
+        label=size.label,
     )
 
 
@@ -237,8 +274,12 @@ def figures_of(results: Sequence[ScaleResult]) -> dict[str, float]:
             f"{key}_p50_ms": result.percentile_ms(50),
             f"{key}_p9999_ms": result.percentile_ms(99.99),
             f"{key}_max_ms": result.latency_max_ms,
-            f"{key}_exec_busy_pct": 100 * result.exec_busy,
-            f"{key}_load_busy_pct": 100 * result.load_busy,
+            f"{key}_exec_busy_pct": 100 * result.busy["EXEC"],
+            f"{key}_load_busy_pct": 100 * result.busy["PCIe"],
+            f"{key}_front_busy_pct": 100 * result.busy["front"],
+            f"{key}_controller_busy_pct": 100 * result.busy["controller"],
+            f"{key}_refusal_p50_ms": result.refusal_p50_ms,
+            f"{key}_refusal_p99_ms": result.refusal_p99_ms,
             f"bound_{result.case_key}_goodput_rps": result.bound / seconds,
             f"bound_{result.case_key}_satisfaction_pct": 100 * result.bound / result.arrived,
             f"offered_{result.case_key}_rps": result.arrived / seconds,
@@ -254,7 +295,7 @@ def comparisons(results: Sequence[ScaleResult]) -> list[Comparison]:
             paper_key=key,
             reason=_REASONS[key.split("_", 3)[3]],
         )
-        for policy in dict.fromkeys(result.policy for result in results)
+        for policy in dict.fromkeys(result.policy for result in results if not result.label)
         for key, number in PAPER.items()
         if number
     ]
@@ -272,14 +313,17 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[ScaleResult]:
                 refused = ", ".join(f"{n} {reason}" for reason, n in result.refused.items())
                 print(
                     f"{policy} on {size.num_gpus} GPUs, SLO {slo_ms} ms: {result.answered} of "
-                    f"{result.arrived} in time, at most {bound}; refused: {refused or 'none'}",
+                    f"{result.arrived} in time, at most {bound}; refused: {refused or 'none'}; "
+                    f"bottleneck: {result.bottleneck}",
                     flush=True,
                 )
     figures = figures_of(results)
-    metrics = [key.split("_", 3)[3] for key in figures if key.startswith(f"{_key(results[0])}_")]
+    figures["core_rps"] = measured().requests_per_s(1)
+    first = f"{_key(results[0])}_"
+    metrics = [key[len(first) :] for key in figures_of(results[:1]) if key.startswith(first)]
     write_csv(
         directory / "scale.csv",
-        ["policy", "num_gpus", "slo_ms", "measured_s", *metrics],
+        ["policy", "num_gpus", "slo_ms", "measured_s", *metrics, "costs", "bottleneck"],
         [
             (
                 result.policy,
@@ -287,12 +331,24 @@ def produce(setting: Setting, directory: Path = RESULTS) -> list[ScaleResult]:
                 result.slo_ms,
                 result.measured_ns / NS_PER_S,
                 *(figures[f"{_key(result)}_{metric}"] for metric in metrics),
+                result.label.lstrip("_") or "none",
+                result.bottleneck,
             )
             for result in results
         ],
     )
     draw(results, directory / "scale.png")
-    write_figure("scale", figures, comparisons(results), setting, directory=directory)
+    write_figure(
+        "scale",
+        figures,
+        comparisons(results),
+        setting,
+        directory=directory,
+        extra={
+            "bottleneck": {_key(result): result.bottleneck for result in results},
+            "costs": {**asdict(measured()), "sources": sources()},
+        },
+    )
     return results
 
 
@@ -302,12 +358,15 @@ def _key(result: ScaleResult) -> str:
 
 def draw(results: Sequence[ScaleResult], target: Path) -> None:
     """Latency of answered requests, the tail stretched, a panel for each line of the table."""
-    cases = list(dict.fromkeys((result.num_gpus, result.slo_ms) for result in results))
+    # A rate that the core cannot decide leaves nothing to be seen.
+    shown = [result for result in results if result.label != "_charged"]
+    cases = {result.case_key: result for result in shown}
     nines = [-float(np.log10(1 - percentile / 100)) for percentile in PERCENTILES]
     with picture(target, 1, len(cases), size=(3.6 * len(cases), 3.6)) as grid:
-        for panel, (num_gpus, slo_ms) in zip(grid[0], cases, strict=True):
-            for result in results:
-                if (result.num_gpus, result.slo_ms) != (num_gpus, slo_ms):
+        for panel, (case_key, case) in zip(grid[0], cases.items(), strict=True):
+            num_gpus, slo_ms = case.num_gpus, case.slo_ms
+            for result in shown:
+                if result.case_key != case_key:
                     continue
                 share = 100 * result.answered / result.arrived
                 panel.plot(
@@ -321,12 +380,17 @@ def draw(results: Sequence[ScaleResult], target: Path) -> None:
                 (99.99, "p9999", None),
             ):
                 paper_ms = PAPER.get(f"paper_gpus{num_gpus}_slo{slo_ms}_{name}_ms")
-                if paper_ms is not None:
+                if paper_ms is not None and not case.label:
                     panel.plot(paper_ms, -np.log10(1 - percentile / 100), "kx", label=label)
             panel.axvline(slo_ms, color="grey", lw=0.8)
             panel.set_xlim(0, 1.05 * slo_ms)
             panel.set_yticks(range(6), ["0", "90", "99", "99.9", "99.99", "99.999"])
-            panel.set_title(f"{num_gpus} GPUs, SLO {slo_ms} ms", fontsize="medium")
+            charged = "controller charged" if case.label else "controller takes no time"
+            rate_rps = case.arrived * NS_PER_S / case.measured_ns
+            panel.set_title(
+                f"{num_gpus} GPUs, SLO {slo_ms} ms,\n{rate_rps:,.0f} r/s, {charged}",
+                fontsize="medium",
+            )
             panel.set_xlabel("latency of answers, ms")
             panel.legend(fontsize="x-small", loc="lower right")
         grid[0, 0].set_ylabel("percentile")

@@ -36,6 +36,9 @@ class ScenarioOutcome:
     p5_model_share: float
     worst_model_share: float
     p50_ms: float
+    #: Time from arrival to refusal; 0: nothing was refused. A late answer is a refusal.
+    refusal_p50_ms: float
+    refusal_p99_ms: float
     #: Answers to batch clients, per second.
     batch_rps: float
     exec_busy: float
@@ -83,6 +86,7 @@ def measure(
     answered: Counter[str] = Counter()
     outcomes: Counter[str] = Counter()
     latencies: list[int] = []
+    refusals_ns: list[int] = []
 
     def take(requests: Sequence[RequestRow], actions: Sequence[ActionRow]) -> None:
         # A closed loop's bound does not count time that was spent before counting begins.
@@ -103,6 +107,7 @@ def measure(
             arrived[row.model_id] += 1
             if row.outcome != OK:
                 outcomes[row.outcome] += 1
+                refusals_ns.append(row.departure_ns - row.arrival_ns)
             elif row.action_id not in early:
                 answered[row.model_id] += 1
                 outcomes["cold"] += row.cold
@@ -112,6 +117,7 @@ def measure(
     total = result.summary.total(begin_ns, end_ns)
     shares = [answered[model_id] / number for model_id, number in arrived.items()]
     seconds = (end_ns - begin_ns) / NS_PER_S
+    refusal_p50_ms, refusal_p99_ms = np.percentile(refusals_ns or [0], (50, 99)) / NS_PER_MS
     return ScenarioOutcome(
         arrived=arrived.total(),
         answered=answered.total(),
@@ -122,6 +128,8 @@ def measure(
         p5_model_share=float(np.percentile(shares, 5)),
         worst_model_share=min(shares),
         p50_ms=float(np.median(latencies)) / NS_PER_MS if latencies else 0.0,
+        refusal_p50_ms=float(refusal_p50_ms),
+        refusal_p99_ms=float(refusal_p99_ms),
         batch_rps=outcomes["batch"] / seconds,
         exec_busy=result.summary.utilisation(total.exec_ns, begin_ns, end_ns),
         load_busy=result.summary.utilisation(total.load_ns, begin_ns, end_ns),

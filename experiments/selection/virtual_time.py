@@ -179,6 +179,12 @@ class VirtualWorker:
         self._worker.send(action)
         self._arm()
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+        self._loop.run(now_ns())
+        self._worker.withdraw_action(action_id)
+        self._arm()
+
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
         self._loop.run(now_ns())

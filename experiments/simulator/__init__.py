@@ -13,6 +13,7 @@ A run is a value: the same `Case` gives the same rows, bit for bit.
 from experiments.simulator.case import (
     Case,
     Cluster,
+    CpuCosts,
     Faults,
     HostedModel,
     LostWorker,
@@ -22,12 +23,13 @@ from experiments.simulator.case import (
 )
 from experiments.simulator.controller import production_scheduler
 from experiments.simulator.run import Progress, Run, run
-from experiments.simulator.summary import Bucket, Summary, summarise
+from experiments.simulator.summary import Bucket, Summary, bottleneck, summarise
 
 __all__ = [
     "Bucket",
     "Case",
     "Cluster",
+    "CpuCosts",
     "Faults",
     "HostedModel",
     "LostWorker",
@@ -36,6 +38,7 @@ __all__ = [
     "Run",
     "Summary",
     "WorkerClock",
+    "bottleneck",
     "copies_of",
     "production_scheduler",
     "run",

@@ -119,6 +119,39 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CpuCosts:
+    """CPU time that serving takes on the one core which the controller's process has.
+
+    Whatever reaches the controller waits for its turn on that core. An SLO counts from a request's
+    arrival, so the wait is part of it. Nothing is charged by default, as in the paper's simulations;
+    `experiments.simulator.costs.measured` has what the live controller was measured to take. What the
+    live front end turns away before it costs much is not modelled: a core that is overloaded here works
+    on what is too late, and answers hardly anything.
+    """
+
+    #: Front end, per request: the call, its message, and its answer or refusal.
+    front_ns: int = 0
+    #: Scheduler and ledger, per request, with all that becomes of it.
+    request_ns: int = 0
+    #: Putting an action on a worker's link, and taking a result from it.
+    action_ns: int = 0
+    result_ns: int = 0
+
+    def __post_init__(self) -> None:
+        _not_negative(self, "front_ns", "request_ns", "action_ns", "result_ns")
+
+    @property
+    def charged(self) -> bool:
+        """Whether anything costs anything."""
+        return any((self.front_ns, self.request_ns, self.action_ns, self.result_ns))
+
+    def requests_per_s(self, requests_per_batch: float) -> float:
+        """Rate that keeps the core busy all the time, where each batch is an action with a result."""
+        batch_ns = self.action_ns + self.result_ns
+        return NS_PER_S / (self.front_ns + self.request_ns + batch_ns / requests_per_batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LostWorker:
     """A worker that vanishes with everything on it, and may start afresh later."""
 
@@ -179,6 +212,7 @@ class Case:
     #: Arrivals end here; requests that are open then are still answered.
     duration_ns: int
     network: Network = field(default_factory=Network)
+    costs: CpuCosts = field(default_factory=CpuCosts)
     faults: Faults = field(default_factory=Faults)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     #: Seed of noise, jitter and faults. The workload has seeds of its own.

@@ -1,11 +1,13 @@
 """Reads a case from TOML.
 
-The tables `cluster`, `network`, `faults` and `scheduler` take the fields of `Cluster`, `Network`,
-`Faults` and `controller.core.SchedulerConfig` by their own names, and leave the rest as it is there::
+The tables `cluster`, `network`, `costs`, `faults` and `scheduler` take the fields of `Cluster`, `Network`,
+`CpuCosts`, `Faults` and `controller.core.SchedulerConfig` by their own names, and leave the rest as it is
+there::
 
     seconds = 20
     seed = 1                        # 0 if left out
     profile = "table1"              # or the path of a profile; this if left out
+    costs = "measured"              # or a table: CPU time of the controller; none if left out
 
     [cluster]
     num_workers = 2
@@ -62,6 +64,7 @@ from controller.schedulers import kind_of
 from experiments.simulator.case import (
     Case,
     Cluster,
+    CpuCosts,
     Faults,
     HostedModel,
     LostWorker,
@@ -69,6 +72,7 @@ from experiments.simulator.case import (
     WorkerClock,
     copies_of,
 )
+from experiments.simulator.costs import measured
 from experiments.simulator.tables import (
     Table,
     check_keys,
@@ -125,7 +129,7 @@ def _case(document: Table, folder: Path, seconds: float | None, seed: int | None
         document,
         "the case",
         required={"models", "clients"},
-        allowed=sections | {"seconds", "seed", "profile", "refusal_pause_ns"},
+        allowed=sections | {"seconds", "seed", "profile", "refusal_pause_ns", "costs"},
     )
     if seconds is None:
         seconds = number(document, "seconds", "the case")
@@ -145,12 +149,19 @@ def _case(document: Table, folder: Path, seconds: float | None, seed: int | None
         cluster=_build(Cluster, {**cluster, "models": models}, "cluster"),
         duration_ns=duration_ns,
         network=_build(Network, section(document, "network"), "network"),
+        costs=_costs(document.get("costs", {})),
         faults=_build(Faults, section(document, "faults"), "faults"),
         scheduler=scheduler,
         seed=seed,
         refusal_pause_ns=(
             None if pause_ns is None else integer(document, "refusal_pause_ns", "the case", 0)
         ),
+    )
+
+
+def _costs(value: object) -> CpuCosts:
+    return (
+        measured() if value == "measured" else _build(CpuCosts, _as_table(value, "costs"), "costs")
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from clockwright.actions import Infer, LoadWeights, Result
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS, GpuKind, ModelId, RequestId
+from clockwright.units import NS_PER_MS, ActionId, GpuKind, ModelId, RequestId
 from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
@@ -24,6 +24,7 @@ from controller.schedulers import make_scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, Cluster
 from experiments.simulator.clients import Arrival, Clients
+from experiments.simulator.cpu_core import CpuCore
 from experiments.simulator.loop import Loop
 from experiments.simulator.summary import Bucket, Summary, latency_class
 from experiments.simulator.worker import Worker
@@ -73,6 +74,8 @@ class VirtualController:
         self._check = check
         self._scheduler = make_scheduler(case)
         self._tick_ns = tick_ns
+        self._costs = case.costs
+        self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
         self._armed_ns: int | None = None
         #: Clients with an answer, until the event that brought it is dealt with.
@@ -82,6 +85,7 @@ class VirtualController:
             clock=loop.now,
             telemetry=telemetry,
             send=self._send,
+            withdraw_action=self._withdraw_action,
             answer=self._answer,
             refuse=self._refuse,
             forget=self._forget,
@@ -92,6 +96,12 @@ class VirtualController:
         )
         for model in case.cluster.models:
             self.ledger.tell(ModelAdded(model_id=model.model_id))
+
+    @property
+    def num_open(self) -> int:
+        """Requests without a response, and whatever else the core is to do."""
+        waiting = 0 if self._core is None else len(self._core)
+        return len(self.ledger.requests) + waiting
 
     # --- workers ----------------------------------------------------------------------------------
 
@@ -129,7 +139,15 @@ class VirtualController:
 
     def result(self, message: tuple[Worker, Result]) -> None:
         """A worker's result arrived."""
+        if self._core is not None:
+            self._core.take(self._costs.result_ns, self._take_result, message)
+        else:
+            self._take_result(message)
+
+    def _take_result(self, message: tuple[Worker, Result]) -> None:
         worker, result = message
+        if self._core is not None:
+            self._summary.at(self._loop.now_ns).controller_ns += self._costs.result_ns
         if self.ledger.link_of(worker.worker_id) is not worker:
             return
         sent = self.ledger.finish(worker.worker_id, result)
@@ -137,7 +155,15 @@ class VirtualController:
             self._count_action(sent.command, result)
 
     def _send(self, worker: Worker, sent: Sent) -> None:
-        worker.send(sent.command.action)
+        if self._core is None:
+            worker.send(sent.command.action)
+            return
+        cost_ns = self._costs.action_ns
+        self._summary.at(self._loop.now_ns).controller_ns += cost_ns
+        self._loop.at(self._core.charge(cost_ns), worker.send, sent.command.action)
+
+    def _withdraw_action(self, worker: Worker, action_id: ActionId) -> None:
+        worker.withdraw_action(action_id)
 
     def _forget(self, worker: Worker, model_id: ModelId) -> None:
         worker.forget_model(model_id)
@@ -169,21 +195,37 @@ class VirtualController:
     def submit(self, arrivals: list[Arrival]) -> None:
         """Requests arrive now, all at once."""
         now_ns = self._loop.now_ns
+        self._summary.at(now_ns).arrived += len(arrivals)
+        if self._groups:
+            for model_id, _, _ in arrivals:
+                if (group := self._groups.get(model_id)) is not None:
+                    group.at(now_ns).arrived += 1
+        if self._core is None:
+            self._admit((arrivals, now_ns))
+            return
+        costs = self._costs
+        cost_ns = len(arrivals) * (costs.front_ns + costs.request_ns)
+        self._core.take(cost_ns, self._admit, (arrivals, now_ns))
+
+    def _admit(self, arrived: tuple[list[Arrival], int]) -> None:
+        """Requests have come through the front end, which takes no time where nothing is charged."""
+        arrivals, arrival_ns = arrived
+        if self._core is not None:
+            bucket = self._summary.at(self._loop.now_ns)
+            bucket.front_ns += len(arrivals) * self._costs.front_ns
+            bucket.controller_ns += len(arrivals) * self._costs.request_ns
         requests = []
         for model_id, slo_ns, client in arrivals:
             request = RequestArrived(
                 request_id=RequestId(self._next_request),
                 model_id=model_id,
                 rows=1,
-                arrival_ns=now_ns,
+                arrival_ns=arrival_ns,
                 slo_ns=slo_ns,
             )
             self._next_request += 1
             self.ledger.open(request, client)
             requests.append(request)
-            if self._groups and (group := self._groups.get(model_id)) is not None:
-                group.at(now_ns).arrived += 1
-        self._summary.at(now_ns).arrived += len(requests)
         self.ledger.tell(
             requests[0] if len(requests) == 1 else RequestsArrived(requests=tuple(requests))
         )
@@ -212,10 +254,10 @@ class VirtualController:
         command: RefuseRequest,
         now_ns: int,
     ) -> None:
-        reason = command.refusal.value
-        self._summary.at(now_ns).refused[reason] += 1
+        reason, after_ns = command.refusal.value, now_ns - request.arrival_ns
+        self._summary.at(now_ns).refuse(reason, after_ns)
         if self._groups and (group := self._groups.get(request.model_id)) is not None:
-            group.at(now_ns).refused[reason] += 1
+            group.at(now_ns).refuse(reason, after_ns)
         if client is not None:
             self.clients.refused(client, request.arrival_ns + request.slo_ns)
 
@@ -233,8 +275,13 @@ class VirtualController:
         at_ns = -(-after_ns // self._tick_ns) * self._tick_ns
         if at_ns != self._armed_ns:
             self._armed_ns = at_ns
-            self._loop.at(at_ns, self._fire, at_ns)
+            self._loop.at(at_ns, self._fire if self._core is None else self._due, at_ns)
         return at_ns
+
+    def _due(self, armed_ns: int) -> None:
+        """The timer waits its turn on the core."""
+        assert self._core is not None
+        self._core.take(0, self._fire, armed_ns)
 
     def _fire(self, armed_ns: int) -> None:
         if self._armed_ns == armed_ns:
@@ -244,7 +291,7 @@ class VirtualController:
 
 def _count_answer(bucket: Bucket, latency_ns: int, in_time: bool, cold: ModelId | None) -> None:
     if not in_time:
-        bucket.refused[Refusal.LATE.value] += 1
+        bucket.refuse(Refusal.LATE.value, latency_ns)
         return
     bucket.answered += 1
     if cold is not None:

@@ -19,6 +19,7 @@ class VirtualLink:
         "_network",
         "_random",
         "_samples_ns",
+        "busy_ns",
     )
 
     def __init__(
@@ -41,6 +42,8 @@ class VirtualLink:
         self._faults = faults
         self._faulty = bool(faults.delay_probability or faults.loss_probability)
         self._random = generator
+        #: How long the wire has been taken by tensors.
+        self.busy_ns = 0
         #: Time at which the wire is free, and at which the last message arrives.
         self._free_ns = 0
         self._arrived_ns = 0
@@ -61,7 +64,9 @@ class VirtualLink:
                 return None
         if network.bytes_per_s is not None and num_bytes:
             begin_ns = now_ns if now_ns > self._free_ns else self._free_ns
-            self._free_ns = begin_ns + num_bytes * NS_PER_S // network.bytes_per_s
+            wire_ns = num_bytes * NS_PER_S // network.bytes_per_s
+            self._free_ns = begin_ns + wire_ns
+            self.busy_ns += wire_ns
         sent_ns = now_ns if now_ns > self._free_ns else self._free_ns
         arrives_ns = sent_ns + delay_ns
         if arrives_ns < self._arrived_ns:

@@ -47,6 +47,8 @@ class Run:
     num_unanswered: int
     #: Number of arrivals, messages, ends of steps and timers.
     num_events: int
+    #: How long tensors took the wires of all workers' links, both ways together.
+    link_ns: int
     wall_s: float = field(compare=False)
     #: CPU time that this process used during the run.
     cpu_s: float = field(compare=False)
@@ -55,6 +57,17 @@ class Run:
     def num_requests(self) -> int:
         """Requests that arrived."""
         return self.summary.total().arrived
+
+    def utilisations(self) -> dict[str, float]:
+        """How busy each part was while requests arrived: `Summary.utilisations`, and `link`.
+
+        The last is the mean of all workers' links, both ways.
+        """
+        num_wires = 2 * self.case.cluster.num_workers
+        return {
+            **self.summary.utilisations(0, self.case.duration_ns),
+            "link": self.link_ns / (num_wires * self.case.duration_ns),
+        }
 
     @property
     def requests_per_wall_s(self) -> float:
@@ -98,9 +111,7 @@ def run(
     thresholds = gc.get_threshold()
     gc.set_threshold(_GC_ALLOCATIONS, *thresholds[1:])
     try:
-        while loop.now_ns < end_ns or (
-            controller.ledger.requests and loop.now_ns < end_ns + _PATIENCE_NS
-        ):
+        while loop.now_ns < end_ns or (controller.num_open and loop.now_ns < end_ns + _PATIENCE_NS):
             until_ns = loop.now_ns + progress_ns
             num_events += loop.run(min(until_ns, end_ns) if loop.now_ns < end_ns else until_ns)
             if on_progress is not None:
@@ -118,8 +129,9 @@ def run(
         case=case,
         summary=simulation.summary,
         groups=simulation.groups,
-        num_unanswered=len(controller.ledger.requests),
+        num_unanswered=controller.num_open,
         num_events=num_events,
+        link_ns=sum(worker.link_busy_ns for worker in simulation.all_workers),
         wall_s=perf_counter() - begin_s,
         cpu_s=process_time() - begin_cpu_s,
     )
@@ -157,6 +169,8 @@ class _Simulation:
         )
         self._models = simulated(case.cluster)
         self._workers: dict[int, Worker] = {}
+        #: All there ever were.
+        self.all_workers: list[Worker] = []
         self._starts = [0] * case.cluster.num_workers
         #: Workers that a fault took and has not given back.
         self._gone: set[int] = set()
@@ -193,6 +207,7 @@ class _Simulation:
         )
         self._starts[index] += 1
         self._workers[index] = worker
+        self.all_workers.append(worker)
         self.controller.join(worker, cluster)
 
     def _lose(self, lost: LostWorker) -> None:

@@ -8,7 +8,7 @@ time where it was spent.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from clockwright.units import NS_PER_S
@@ -16,6 +16,8 @@ from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow
 
 # A latency is kept to 8 significant bits: the middle of its class is wrong by 0.4 % at most.
 _KEPT_BITS = 8
+
+_ON_THE_CORE = ("front", "controller")
 
 
 def latency_class(latency_ns: int) -> int:
@@ -45,6 +47,9 @@ class Bucket:
     answered: int = 0
     #: Refused requests by reason. Answers past their deadline are `LATE`.
     refused: Counter[str] = field(default_factory=Counter)
+    #: Refused requests by `latency_class` of the time from arrival to refusal.
+    refusal_times: Counter[int] = field(default_factory=Counter)
+    refusal_ns_max: int = 0
     cancelled: int = 0
     #: Answered requests whose model was not resident at arrival.
     cold_answered: int = 0
@@ -58,6 +63,10 @@ class Bucket:
     #: Busy time of all EXEC lanes and of all LOAD lanes.
     exec_ns: int = 0
     load_ns: int = 0
+    #: Time of the controller's core, where a case charges for it: what the front end took, and what
+    #: scheduler, ledger and links took.
+    front_ns: int = 0
+    controller_ns: int = 0
     #: Answered requests by `latency_class`.
     latencies: Counter[int] = field(default_factory=Counter)
     latency_ns_max: int = 0
@@ -79,15 +88,18 @@ class Bucket:
         Args:
             percentile: 0 to 100; at 100 it is exact.
         """
-        if percentile >= 100:
-            return float(self.latency_ns_max)
-        rank = percentile / 100 * self.answered
-        seen = 0
-        for index in sorted(self.latencies):
-            seen += self.latencies[index]
-            if seen >= rank and seen:
-                return min(_middle_ns(index), float(self.latency_ns_max))
-        return 0.0
+        return _percentile_ns(self.latencies, self.latency_ns_max, percentile)
+
+    def refusal_ns(self, percentile: float) -> float:
+        """Time from arrival to refusal, within 0.4 %; 0 without any; arguments as for `latency_ns`."""
+        return _percentile_ns(self.refusal_times, self.refusal_ns_max, percentile)
+
+    def refuse(self, reason: str, after_ns: int) -> None:
+        """Count a refusal, this long after the request's arrival."""
+        self.refused[reason] += 1
+        self.refusal_times[latency_class(after_ns)] += 1
+        if after_ns > self.refusal_ns_max:
+            self.refusal_ns_max = after_ns
 
     def merge(self, other: Bucket) -> None:
         """Add the counts of another stretch."""
@@ -102,8 +114,25 @@ class Bucket:
         self.action_errors.update(other.action_errors)
         self.exec_ns += other.exec_ns
         self.load_ns += other.load_ns
+        self.front_ns += other.front_ns
+        self.controller_ns += other.controller_ns
+        self.refusal_times.update(other.refusal_times)
+        self.refusal_ns_max = max(self.refusal_ns_max, other.refusal_ns_max)
         self.latencies.update(other.latencies)
         self.latency_ns_max = max(self.latency_ns_max, other.latency_ns_max)
+
+
+def _percentile_ns(classes: Counter[int], most_ns: int, percentile: float) -> float:
+    """The time at a percentile of those counted, by `latency_class`; `most_ns` is the longest."""
+    if percentile >= 100:
+        return float(most_ns)
+    rank = percentile / 100 * classes.total()
+    seen = 0
+    for index in sorted(classes):
+        seen += classes[index]
+        if seen >= rank and seen:
+            return min(_middle_ns(index), float(most_ns))
+    return 0.0
 
 
 @dataclass(slots=True)
@@ -142,6 +171,21 @@ class Summary:
         """Busy time of all workers' lanes between two times, as a share of the time there was."""
         return busy_ns / ((end_ns - begin_ns) * self.num_workers)
 
+    def utilisations(self, begin_ns: int, end_ns: int) -> dict[str, float]:
+        """How busy each part was between two times, as a share of the time it had.
+
+        Returns:
+            By part. `front` and `controller` share one core, so 1 is for both together; `EXEC` and `PCIe`
+            (loads) are those of all GPUs.
+        """
+        total, span_ns = self.total(begin_ns, end_ns), end_ns - begin_ns
+        return {
+            "front": total.front_ns / span_ns,
+            "controller": total.controller_ns / span_ns,
+            "EXEC": self.utilisation(total.exec_ns, begin_ns, end_ns),
+            "PCIe": self.utilisation(total.load_ns, begin_ns, end_ns),
+        }
+
     # --- filling it ---------------------------------------------------------------------------
 
     def add_busy(self, begin_ns: int, end_ns: int, *, load: bool) -> None:
@@ -155,6 +199,24 @@ class Summary:
             else:
                 bucket.exec_ns += part_ns
             begin_ns = border_ns
+
+
+def bottleneck(utilisations: Mapping[str, float]) -> tuple[str, float]:
+    """The part that is busiest, and how busy.
+
+    Args:
+        utilisations: as `Summary.utilisations` gives them, and of other parts.
+
+    Returns:
+        The part's name. Where it is the core that `front` and `controller` share, the name is that of
+        the one that takes more of it, and the share is that of both.
+    """
+    core = utilisations["front"] + utilisations["controller"]
+    others = {part: busy for part, busy in utilisations.items() if part not in _ON_THE_CORE}
+    part = max(others, key=lambda name: others[name])
+    if core > others[part]:
+        return max(_ON_THE_CORE, key=lambda name: utilisations[name]), core
+    return part, others[part]
 
 
 def summarise(
@@ -181,7 +243,7 @@ def summarise(
         if row.outcome == CANCELLED:
             bucket.cancelled += 1
         elif row.outcome != OK:
-            bucket.refused[row.outcome] += 1
+            bucket.refuse(row.outcome, row.departure_ns - row.arrival_ns)
         else:
             latency_ns = row.departure_ns - row.arrival_ns
             bucket.answered += 1

@@ -151,11 +151,22 @@ class Worker:
             )
         self._loop.at(arrives_ns, self._receive, action)
 
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Tell the worker to drop an action that it has not begun."""
+        arrives_ns = self._down.send(self._loop.now_ns, 0)
+        if arrives_ns is not None:
+            self._loop.at(arrives_ns, self._withdraw, action_id)
+
     def forget_model(self, model_id: ModelId) -> None:
         """Tell the worker to drop a model."""
         arrives_ns = self._down.send(self._loop.now_ns, 0)
         if arrives_ns is not None:
             self._loop.at(arrives_ns, self._remove, model_id)
+
+    @property
+    def link_busy_ns(self) -> int:
+        """How long tensors have taken the wires of its link, both ways together."""
+        return self._down.busy_ns + self._up.busy_ns
 
     def kill(self) -> None:
         """Vanish: do and say nothing more."""
@@ -188,6 +199,11 @@ class Worker:
             now_ns = self._local_ns()
             self._core.submit(action, now_ns=now_ns)
             self._advance(now_ns)
+
+    def _withdraw(self, action_id: ActionId) -> None:
+        if self.alive:
+            self._core.withdraw(action_id)
+            self._advance(self._local_ns())
 
     def _remove(self, model_id: ModelId) -> None:
         if self.alive:

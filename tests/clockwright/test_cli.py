@@ -127,6 +127,19 @@ def test_a_broken_command_breaks_no_other(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("others")
+@pytest.mark.parametrize("content", [b"no section\n", b"[clockwright.commands]\nx\n", b"\xff\xfe"])
+def test_another_packages_malformed_entry_points_break_nothing(
+    run: Run, tmp_path: Path, content: bytes
+) -> None:
+    broken = tmp_path / "aaa_broken-1.0.dist-info"
+    broken.mkdir()
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: aaa-broken\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_bytes(content)
+    assert run("greet", "ann") == (0, "hello ann\n", "")
+    assert run("--version")[0] == 0
+
+
+@pytest.mark.usefixtures("others")
 def test_our_commands_are_ours_whoever_else_has_one_of_the_name(run: Run) -> None:
     code, out, _ = run("up", "--help")
     assert code == 0
@@ -136,7 +149,7 @@ def test_our_commands_are_ours_whoever_else_has_one_of_the_name(run: Run) -> Non
 def test_a_stale_installation_is_told_to_install_again(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("clockwright.cli.main.entry_points", lambda group: ())
+    monkeypatch.setattr("clockwright.cli.main.distributions", lambda: ())
     code, out, _ = run("--help")
     assert code == 0
     assert "No command is registered: install clockwright" in out
@@ -197,6 +210,14 @@ def test_a_mistyped_command_ends_with_2(run: Run, arguments: tuple[str, ...]) ->
             "found 0.0 for 'gold', expected more than 0, at most 100",
         ),
         (("models", "add", "/no/such/folder"), "/no/such/folder is not a folder"),
+        (
+            ("app", "add", "a", "--model", "m", "--default", "9" * 23),
+            "the settings do not fit into a message: ",
+        ),
+        (
+            ("app", "add", "a", "--model", "m", "--option", "x=" + "[" * 100_000),
+            "no server answers at",
+        ),
         (("infer", "dense", "--input", "x"), "found 'x', expected NAME=FILE.npy"),
         (("infer", "dense", "--input", "x=/no/such.npy"), "/no/such.npy"),
     ],

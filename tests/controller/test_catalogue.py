@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 
 from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
-from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller import catalogue
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
@@ -77,6 +79,7 @@ def test_config_toml_sets_what_it_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        ("cache = 1", "cache is 1, expected true or false"),
         ("slo = 3", "unknown key 'slo'; known are slo_ms, batch_sizes"),
         ("slo_ms = 0", "slo_ms is 0, expected a positive number"),
         ("slo_ms = nan", "slo_ms is nan"),
@@ -119,7 +122,7 @@ def test_a_folder_that_holds_no_model_says_what_it_holds(tmp_path: Path) -> None
         read_model_folder(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", ["a b", "ä", "x" * 129, ".hidden", "a@2"])
+@pytest.mark.parametrize("name", ["a b", "ä", "x" * 129, ".hidden", "a@2", "-rf"])
 def test_a_name_that_could_not_be_a_file_or_an_id_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match="model name"):
         read_model_folder(make_folder(tmp_path, name))
@@ -153,6 +156,9 @@ class OffersMade:
 class NoLink:
     def send(self, *_: object) -> None:
         raise AssertionError("nothing is sent in these tests")
+
+    def withdraw_action(self, action_id: ActionId) -> None:
+        pass
 
     def forget_model(self, model_id: ModelId) -> None:
         pass
@@ -277,6 +283,194 @@ def test_a_worker_that_describes_other_tensors_is_refused(tmp_path: Path) -> Non
         assert "x FP16 [4]" in model.refused_by[WorkerId("b")]
         assert model.inputs == SPEC
         assert model.largest_batch == 4
+
+    run(test)
+
+
+def test_a_description_does_not_outlive_those_who_stand_for_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = CatalogueBench(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("a")
+        bench.join("b")
+        bench.join("c")
+        odd = (TensorSpec("z", "INT8", (1,)),)
+        assert bench.ready("m", "a", odd)
+        assert not bench.ready("m", "b")
+        bench.refuse("m", "c")
+        model = bench.catalogue.find("m")
+        assert model is not None
+        while not bench.offers.offered.empty():
+            bench.offers.offered.get_nowait()
+        bench.leave("a")
+        # The one that was shut out is asked again, and no other.
+        assert bench.offers.offered.get_nowait() is model
+        assert bench.offers.offered.empty()
+        assert bench.state("m") is ModelState.LOADING
+        assert (model.inputs, model.outputs) == ((), ())
+        assert bench.ready("m", "b")
+        assert bench.state("m") is ModelState.READY
+        assert model.inputs == SPEC
+        assert set(model.refused_by) == {"c"}
+
+    run(test)
+
+
+def test_a_worker_of_another_version_may_describe_anew_what_nobody_has(tmp_path: Path) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = CatalogueBench(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("a")
+        assert bench.ready("m", "a", (TensorSpec("z", "INT8", (1,)),))
+        bench.leave("a")
+        bench.join("b")
+        assert bench.ready("m", "b")
+        model = bench.catalogue.find("m")
+        assert model is not None
+        assert model.inputs == SPEC
+
+    run(test)
+
+
+def test_a_model_removed_while_it_loads_and_added_again_is_another_to_the_workers(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        make_folder(tmp_path)
+        bench = CatalogueBench(tmp_path)
+        await bench.catalogue.scan()
+        bench.join("w")
+        first = await bench.offers.offered.get()
+        bench.catalogue.remove("m")
+        assert bench.offers.withdrawn == [first.model_id]
+        adding = asyncio.create_task(bench.catalogue.reload("m"))
+        second = await bench.offers.offered.get()
+        assert second.model_id != first.model_id
+        # What the worker says of the first is of no account.
+        assert not bench.ready(first.model_id, "w")
+        assert bench.ready(second.model_id, "w")
+        assert await adding == [second]
+        assert bench.offers.withdrawn == [first.model_id]
+
+    run(test)
+
+
+def test_names_that_are_gone_are_forgotten_and_yet_no_id_is_given_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalogue, "_NAMES_GONE_MAX", 5)
+
+    async def test() -> None:
+        bench = CatalogueBench(tmp_path)
+        bench.join("w")
+        given: list[ModelId] = []
+
+        async def come_and_go(name: str) -> None:
+            if not (tmp_path / name).exists():
+                make_folder(tmp_path, name)
+            adding = asyncio.create_task(bench.catalogue.add(tmp_path / name))
+            model = await bench.offers.offered.get()
+            given.append(model.model_id)
+            bench.ready(model.model_id, "w")
+            await adding
+            bench.catalogue.remove(name)
+
+        for number in range(20):
+            await come_and_go("again")
+            await come_and_go(f"m{number}")
+        assert given[:4] == ["again", "m0", "again@2", "m1"]
+        assert len(set(given)) == len(given)
+
+    run(test)
+
+
+def test_many_copies_are_offered_in_slices_and_uploads_have_a_thousand_at_most(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        bench = CatalogueBench(tmp_path)
+        bench.join("w")
+        queue, most = bench.offers.offered, 0
+
+        async def others() -> None:
+            nonlocal most
+            seen = 0
+            while seen < 1000:
+                most, seen = max(most, queue.qsize() - seen), queue.qsize()
+                await asyncio.sleep(0)
+
+        many = make_folder(tmp_path, "many", config="copies = 1000")
+        adding = asyncio.create_task(bench.catalogue.add(many, discard=lambda: None))
+        await others()
+        assert 0 < most <= 64
+        while not queue.empty():
+            bench.ready(queue.get_nowait().model_id, "w")
+        assert len(await adding) == 1000
+        more = make_folder(tmp_path, "more", config="copies = 1001")
+        with pytest.raises(
+            ModelError, match="copies is 1001, expected a whole number from 1 to 1000"
+        ):
+            await bench.catalogue.add(more, discard=lambda: None)
+
+    run(test)
+
+
+def test_a_worker_that_joins_is_offered_many_models_in_slices_and_none_that_is_gone(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        make_folder(tmp_path, "many", config="copies = 300")
+        bench = CatalogueBench(tmp_path)
+        await bench.catalogue.scan()
+        queue = bench.offers.offered
+        bench.join("w")
+        assert queue.qsize() == 64
+        bench.catalogue.remove("many-299")
+        sizes = [queue.qsize()]
+        while queue.qsize() < 299:
+            await asyncio.sleep(0)
+            sizes.append(queue.qsize())
+        assert max(b - a for a, b in itertools.pairwise(sizes)) <= 64
+        await asyncio.sleep(0)
+        names = [queue.get_nowait().name for _ in range(queue.qsize())]
+        assert names == [f"many-{number}" for number in range(299)]
+
+        # One that leaves meanwhile is offered no more.
+        bench.join("v")
+        bench.leave("v")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert queue.qsize() == 64
+
+    run(test)
+
+
+def test_the_files_of_an_upload_go_with_the_last_of_its_models(tmp_path: Path) -> None:
+    async def test() -> None:
+        bench = CatalogueBench(tmp_path)
+        bench.join("w")
+        discarded: list[str] = []
+        pair = make_folder(tmp_path, "pair", config="copies = 2")
+        adding = asyncio.create_task(
+            bench.catalogue.add(pair, discard=lambda: discarded.append("pair"))
+        )
+        for _ in range(2):
+            bench.ready((await bench.offers.offered.get()).model_id, "w")
+        await adding
+        bench.catalogue.remove("pair-0")
+        assert discarded == []
+        bench.catalogue.remove("pair-1")
+        assert discarded == ["pair"]
+        unfit = make_folder(tmp_path, "unfit")
+        adding = asyncio.create_task(
+            bench.catalogue.add(unfit, discard=lambda: discarded.append("unfit"))
+        )
+        bench.refuse((await bench.offers.offered.get()).model_id, "w")
+        with pytest.raises(ModelError, match="not ONNX"):
+            await adding
+        assert discarded == ["pair", "unfit"]
 
     run(test)
 

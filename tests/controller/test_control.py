@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from controller import worker_link
 from controller.app import Controller, running, serve
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
+from controller.front.control import SERVICE
 from controller.runtime import Answer
 from tests.kit.scripted_worker import LoopbackWorker
 
@@ -288,10 +289,140 @@ def test_a_message_over_the_limit_is_refused_clearly_and_harms_nobody(tmp_path: 
     run(test)
 
 
+def test_files_of_models_that_are_replaced_or_removed_are_deleted(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(tmp_path) as (controller, control),
+            LoopbackWorker(controller.port, refuse=lambda m: "no" if m == "unfit" else ""),
+        ):
+            await until_joined(controller)
+            for data in (b"first", b"second"):
+                files = {"1/model.onnx": data, "1/data/w.bin": b"weights"}
+                await control.AddModel(upload("new", files, replace=True))
+            folder = controller.catalogue.models[0].folder
+            assert folder is not None
+            spool = folder.files[0].path.parents[4]
+            assert len(list(spool.iterdir())) >= 1
+            await code_of(control.AddModel(upload("unfit", {"1/model.onnx": b"x"})))
+            while len(list(spool.iterdir())) > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            assert folder.files[0].path.read_bytes() == b"weights"
+            await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
+            while list(spool.iterdir()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    run(test)
+
+
+def test_an_upload_ends_where_the_limit_of_all_uploads_is(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            cluster(tmp_path, upload_limit_bytes=100_000) as (controller, control),
+            LoopbackWorker(controller.port),
+        ):
+            await until_joined(controller)
+            sent = 0
+
+            def endless() -> Iterator[pb.AddModelRequest]:
+                nonlocal sent
+                yield pb.AddModelRequest(model_id="m", path="1/model.onnx")
+                while True:
+                    sent += 1
+                    yield pb.AddModelRequest(content=bytes(10_000))
+
+            code, text = await code_of(add_model(controller, endless()))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "expected 100000 in all at most (--upload-limit-mib)" in text
+            # The room is there again, and a file that is empty needs some, too.
+            await control.AddModel(upload("m", {"1/model.onnx": bytes(60_000)}))
+            code, _ = await code_of(add_model(controller, upload("n", {"1/x": bytes(60_000)})))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            many = upload("n", {f"1/{number}": b"" for number in range(20)})
+            code, _ = await code_of(add_model(controller, many))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            await control.RemoveModel(pb.RemoveModelRequest(model_id="m"))
+            await control.AddModel(upload("n", {"1/model.onnx": bytes(60_000)}))
+
+    run(test)
+
+
+METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["ControlService"].methods]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_that_are_no_message_are_an_invalid_argument_and_no_traceback(
+    tmp_path: Path, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as (controller, _):
+
+            def call() -> tuple[grpc.StatusCode, str]:
+                channel: Any = grpc.insecure_channel(f"127.0.0.1:{controller.port}")
+                with channel, pytest.raises(grpc.RpcError) as caught:
+                    channel.stream_unary(f"/{SERVICE}/{method}")(iter([b"\xff\xff"]))
+                error: Any = caught.value
+                return error.code(), error.details()
+
+            code, text = await asyncio.to_thread(call)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert "message ends inside a tag" in text or f"not the request of {method}" in text
+
+    run(test)
+    # gRPC's client for asyncio may still log that the loop of a test before this one is closed.
+    logged = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [message for message in logged if "PollerCompletionQueue" not in message] == []
+
+
+def test_feedback_is_counted_before_it_is_parsed(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as (_, control):
+            item = pb.FeedbackItem(query_id="q", label=1)
+            taken = await control.Feedback(pb.FeedbackRequest(items=[item] * 10_000))
+            assert len(taken.outcomes) == 10_000
+            for num_items in (10_001, 500_000):
+                code, text = await code_of(
+                    control.Feedback(pb.FeedbackRequest(items=[pb.FeedbackItem()] * num_items))
+                )
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert "10000 fields, expected 10000 at most" in text or "1000000 bytes" in text
+            long = pb.FeedbackItem(query_id="q" * 257, label=1)
+            _, text = await code_of(control.Feedback(pb.FeedbackRequest(items=[long])))
+            assert text == "query_id: found 257 characters, expected 256 at most"
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"options_json": "[" * 100_000}, "options_json: maximum recursion depth exceeded"),
+        ({"options_json": "9" * 5000}, "options_json: Exceeds the limit"),
+        ({"options_json": "[1]"}, "options_json: found a list, expected a JSON object"),
+        ({"models": ["m"] * 65}, "models: found 65, expected 64 at most"),
+        ({"models": ["m"], "label_output": "l" * 257}, "label_output: found 257 characters"),
+        (
+            {"models": ["m"], "slo_ns": 2**63 - 1},
+            "slo_ns: found 9223372036854775807, expected at most",
+        ),
+    ],
+)
+def test_settings_of_an_application_are_bounded(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as (_, control):
+            request = pb.PutApplicationRequest(application=pb.Application(name="app", **settings))
+            code, text = await code_of(control.PutApplication(request))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert words in text
+
+    run(test)
+
+
 # --- the process ------------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Path) -> None:
+def test_sigterm_finishes_what_is_admitted_and_leaves_the_workers_waiting(tmp_path: Path) -> None:
     async def test() -> None:
         make_model(tmp_path / "models", "m")
         config = ControllerConfig(
@@ -311,8 +442,9 @@ def test_sigterm_finishes_what_is_admitted_then_lets_the_workers_go(tmp_path: Pa
             os.kill(os.getpid(), signal.SIGTERM)
             assert await process == 0
             await worker.ended.wait()
-            assert worker.end.startswith("drain:")
-        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("request_id,")
+            # It is not sent home: it will try again.
+            assert worker.end == "the controller is shutting down"
+        assert (tmp_path / "telemetry" / "requests.csv").read_text().startswith("run,")
 
     run(test)
 
@@ -335,7 +467,8 @@ def test_draining_waits_for_the_answers_and_refuses_newcomers(tmp_path: Path) ->
             await worker.release()
             assert [bytes(output) for output in (await future).outputs] == [ROW]
             await draining
-            assert worker.end.startswith("drain:")
+            await worker.ended.wait()
+            assert worker.end == "the controller is shutting down"
 
     run(test)
 

@@ -5,19 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from typing_extensions import override
 
-from clockwright.actions import Action, Infer, LoadWeights, Result, StepTime
+from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import Scheduler
 from controller.core.events import (
     AnswerRequest,
+    Command,
+    Event,
     ModelAdded,
     ModelReady,
     RefuseRequest,
     RequestArrived,
+    RequestCancelled,
     RequestsArrived,
+    WithdrawAction,
     WorkerJoined,
 )
 from controller.ledger import Finished, Ledger, Sent
@@ -30,22 +35,26 @@ W, M = WorkerId("w"), ModelId("m")
 class Shell:
     """One worker with one model; what the ledger asked for, in order."""
 
-    def __init__(self, *, at_once: bool = False, tick_ns: int = 1) -> None:
+    def __init__(
+        self, scheduler: Scheduler | None = None, *, at_once: bool = False, tick_ns: int = 1
+    ) -> None:
         self.now_ns = 0
         #: Actions are finished while they are being sent.
         self.at_once = at_once
         self.sent: list[Action] = []
         #: By name of the request: its outputs, or None: too late.
         self.answers: dict[str, Sequence[Buffer] | None] = {}
+        self.withdrawn: list[tuple[str, ActionId]] = []
         self.lost: list[Sent] = []
         self.armed_ns: list[int] = []
         self.num_settled = 0
         self.telemetry = Telemetry()
         self.ledger: Ledger[str, str] = Ledger(
-            Scheduler(),
+            scheduler or Scheduler(),
             clock=lambda: self.now_ns,
             telemetry=self.telemetry,
             send=self._send,
+            withdraw_action=lambda link, action_id: self.withdrawn.append((link, action_id)),
             answer=self._answer,
             refuse=self._refuse,
             forget=lambda _link, _model_id: None,
@@ -162,6 +171,34 @@ def test_a_request_that_was_withdrawn_is_closed_once() -> None:
         shell.finish(action)
     assert shell.ledger.is_idle
     assert not shell.answers
+
+
+class Withdrawing(Scheduler):
+    """A scheduler that takes every Infer whose request was cancelled back from a worker that is gone too."""
+
+    @override
+    def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        commands = super().handle(event, now_ns=now_ns)
+        if isinstance(event, RequestCancelled):
+            gone = WithdrawAction(worker_id=WorkerId("gone"), action_id=ActionId(2))
+            commands = [*commands, gone]
+        return commands
+
+
+def test_an_action_that_was_withdrawn_stays_in_the_books_until_its_result() -> None:
+    shell = Shell(Withdrawing())
+    shell.ledger.tell(shell.request(1))
+    load, infer = shell.sent
+    shell.ledger.withdraw(RequestId(1))
+    assert shell.withdrawn == [("link", infer.action_id)]
+    shell.finish(load)
+    assert not shell.ledger.is_idle
+    result = Result(action_id=infer.action_id, error=ActionError.WITHDRAWN)
+    sent = shell.ledger.finish(W, result, [])
+    assert sent is not None
+    assert sent.command.action == infer
+    assert shell.ledger.is_idle
+    assert [row.error for row in shell.telemetry.actions] == ["NONE", "WITHDRAWN"]
 
 
 def test_the_actions_of_a_lost_worker_are_given_back_and_have_rows() -> None:

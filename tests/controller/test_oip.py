@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import struct
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.bulk import SMALL_MESSAGE_BYTES
+from clockwright import bulk
+from clockwright.bulk import ENTRIES_MAX, FIELDS_MAX, SMALL_MESSAGE_BYTES
 from clockwright.errors import BadRequestError
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
@@ -299,20 +299,94 @@ def test_messages_stay_short_whatever_the_client_calls_things() -> None:
         assert len(str(caught.value)) < 500
 
 
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        (b"\x3a\x00", "found more than 1024 entries of field 7, expected 1024 at most"),
+        (b"\x78\x00", "found more than 8192 fields, expected 8192 at most"),
+        (b"\x2a\x00", "found more than 8192 fields"),
+        (b"\x32\x00", "found more than 8192 fields"),
+    ],
+    ids=["raw tensors", "unknown fields", "inputs", "outputs"],
+)
+def test_a_message_of_millions_of_fields_is_given_up_after_some_thousands(
+    monkeypatch: pytest.MonkeyPatch, field: bytes, words: str
+) -> None:
+    looked_at = 0
+    look = bulk._field
+
+    def counted(message: bytes, position: int, end: int) -> tuple[int, int, int]:
+        nonlocal looked_at
+        looked_at += 1
+        return look(message, position, end)
+
+    monkeypatch.setattr(bulk, "_field", counted)
+    with pytest.raises(BadRequestError, match=words):
+        parse_request(field * (8 << 20))
+    assert looked_at <= ENTRIES_MAX + FIELDS_MAX + 1
+
+
+def test_only_raw_tensors_may_be_large() -> None:
+    nested = Input(name="a", datatype="FP32", shape=[1] * (2 << 20))
+    with pytest.raises(
+        BadRequestError, match=r"found \d+ bytes besides raw tensors, expected 1048576"
+    ):
+        parse_request(message(inputs=[nested]).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (
+            {"inputs": [Input()] * 1025, "raw_input_contents": []},
+            "inputs: found 1025, expected 1024 at most",
+        ),
+        ({"outputs": [Output()] * 1025}, "outputs: found 1025, expected 1024 at most"),
+        (
+            {"raw_input_contents": [b""] * 1025},
+            "found 1025 entries, expected one for each of the 2",
+        ),
+    ],
+)
+def test_a_small_message_of_many_fields_is_counted_before_it_is_read(
+    fields: dict[str, Any], words: str
+) -> None:
+    request = message(**fields)
+    assert request.ByteSize() < SMALL_MESSAGE_BYTES
+    with pytest.raises(BadRequestError, match=words):
+        decode(request)
+
+
 # --- garbage --------------------------------------------------------------------------------------
 
 
 def consume(data: bytes) -> None:
-    """Do all that the front end does with the bytes of a request."""
-    read_request(parse_request(data), servable(), rpc_remaining_s=None, default_slo_ns=1)
+    """Do all that the front end does with the bytes of a request.
+
+    What it takes is a message to protobuf too, and what goes to a worker fits the model.
+    """
+    try:
+        taken = read_request(
+            parse_request(data), servable(), rpc_remaining_s=None, default_slo_ns=1
+        )
+    except BadRequestError:
+        return
+    assert taken.request_id == pb.ModelInferRequest.FromString(data).id
+    assert 1 <= taken.rows <= servable().max_rows
+    # A row of either input has 8 bytes.
+    assert [memoryview(tensor).nbytes for tensor in taken.inputs] == [8 * taken.rows] * 2
+    assert set(taken.outputs) <= set(range(len(OUTPUTS)))
+    assert taken.slo_ns > 0
 
 
 @given(st.binary(max_size=400), st.booleans())
 def test_any_bytes_are_a_bad_request_or_a_good_one(data: bytes, big: bool) -> None:
     # The padding is a field that no message has. With it, the bytes take the way of big messages.
     padding = b"\x9a\x06\x80\x80\x02" + bytes(32768) if big else b""
-    with contextlib.suppress(BadRequestError):
-        consume(padding + data)
+    consume(padding + data)
 
 
 @given(st.data())
@@ -323,8 +397,7 @@ def test_a_good_request_with_some_bytes_changed_is_a_bad_request_or_a_good_one(
     good = bytearray(message(parameters=parameters, outputs=[Output(name="y")]).SerializeToString())
     for _ in range(data.draw(st.integers(1, 5))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(BadRequestError):
-        consume(bytes(good))
+    consume(bytes(good))
 
 
 # --- the SLO --------------------------------------------------------------------------------------
@@ -417,10 +490,14 @@ def test_parameters_that_cannot_be_honoured_are_bad_requests(
 def test_a_tenant_is_a_string_of_no_great_length() -> None:
     assert decode(message()).tenant == ""
     assert decode(message(parameters={"tenant": Parameter(string_param="ann")})).tenant == "ann"
-    with pytest.raises(BadRequestError, match="tenant: found int64_param, expected string_param"):
+    with pytest.raises(BadRequestError, match=r"tenant: found int64_param, expected string_param"):
         decode(message(parameters={"tenant": Parameter(int64_param=7)}))
-    with pytest.raises(BadRequestError, match="tenant: found 257 characters, expected at most 256"):
+    with pytest.raises(
+        BadRequestError, match=r"tenant: found 257 characters, expected 256 at most"
+    ):
         decode(message(parameters={"tenant": Parameter(string_param="a" * 257)}))
+    with pytest.raises(BadRequestError, match=r"^id: found 257 characters, expected 256 at most"):
+        decode(message(id="a" * 257))
 
 
 def test_a_context_is_read_for_those_who_have_contexts_and_passes_by_others() -> None:
@@ -429,14 +506,61 @@ def test_a_context_is_read_for_those_who_have_contexts_and_passes_by_others() ->
     assert decode(ann).context == ""
     odd = message(parameters={"context": Parameter(int64_param=7)})
     assert decode(odd).context == ""
-    with pytest.raises(BadRequestError, match="context: found int64_param, expected string_param"):
+    with pytest.raises(BadRequestError, match=r"context: found int64_param, expected string_param"):
         decode(odd, has_contexts=True)
 
 
-def test_explain_is_asked_for_by_a_bool_and_other_parameters_pass() -> None:
+def test_explain_is_asked_for_by_a_bool() -> None:
     assert decode(message(parameters={"explain": Parameter(bool_param=True)})).explain
     assert not decode(message(parameters={"explain": Parameter(bool_param=False)})).explain
-    assert not decode(message(parameters={"mine": Parameter(string_param="x")})).explain
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("slo-ms", "slo_ms"), ("slo", "slo_ms"), ("SLO_MS", "slo_ms"), ("explian", "explain")],
+)
+def test_an_unknown_parameter_is_refused_with_the_nearest_that_is_known(
+    name: str, nearest: str
+) -> None:
+    with pytest.raises(BadRequestError) as caught:
+        decode(message(parameters={name: Parameter(int64_param=25)}))
+    assert str(caught.value) == (
+        f"found parameter '{name}', expected some of slo_ms, timeout, explain, context, tenant"
+        f"; did you mean {nearest}?"
+    )
+
+
+def test_a_parameter_like_no_other_is_refused_without_a_guess() -> None:
+    with pytest.raises(BadRequestError, match=r"found parameter 'foo', .* context, tenant$"):
+        decode(message(parameters={"foo": Parameter(string_param="bar")}))
+    odd = Input(name="a", datatype="FP32", shape=[1, 2], parameters={"foo": Parameter()})
+    with pytest.raises(
+        BadRequestError, match=r"^input 'a': found parameter 'foo', expected some of"
+    ):
+        decode(message(inputs=[odd, GOOD_B]))
+    wanted = Output(name="y", parameters={"binary_date": Parameter()})
+    with pytest.raises(BadRequestError, match=r"^output 'y': .*; did you mean binary_data[?]"):
+        decode(message(outputs=[wanted]))
+
+
+def test_what_clients_of_other_makes_send_as_a_matter_of_course_passes() -> None:
+    triton = {
+        "priority": Parameter(uint64_param=3),
+        "timeout": Parameter(int64_param=50_000),
+        "triton_enable_empty_final_response": Parameter(bool_param=True),
+    }
+    assert decode(message(parameters=triton)).slo_source == "timeout"
+    kserve = {"binary_data_output": Parameter(bool_param=True)}
+    sized = Input(
+        name="a",
+        datatype="FP32",
+        shape=[1, 2],
+        parameters={"binary_data_size": Parameter(int64_param=8)},
+    )
+    wanted = Output(name="y", parameters={"binary_data": Parameter(bool_param=True)})
+    decode(message(parameters=kserve, inputs=[sized, GOOD_B], outputs=[wanted]))
+    mlserver = {"content_type": Parameter(string_param="np")}
+    decode(message(parameters=mlserver))
 
 
 # --- answers --------------------------------------------------------------------------------------

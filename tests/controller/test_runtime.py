@@ -31,11 +31,15 @@ class HandLink:
 
     def __init__(self) -> None:
         self.sent: asyncio.Queue[tuple[Action, list[Buffer]]] = asyncio.Queue()
+        self.withdrawn: list[ActionId] = []
         self.forgotten: list[ModelId] = []
         self.closed: list[str] = []
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         self.sent.put_nowait((action, list(payload)))
+
+    def withdraw_action(self, action_id: ActionId) -> None:
+        self.withdrawn.append(action_id)
 
     def forget_model(self, model_id: ModelId) -> None:
         self.forgotten.append(model_id)

@@ -162,7 +162,7 @@ def test_an_explanation_adds_up_to_the_latency(client: triton.InferenceServerCli
     assert values["worker"] == "scripted"
     assert values["batch_size"] == 1
     assert values["cold"] in (True, False)
-    assert (values["slo_us"], values["deadline_source"]) == (30_000_000, "slo_ms")
+    assert (values["slo_us"], values["slo_source"]) == (30_000_000, "slo_ms")
 
 
 def test_the_rpc_deadline_is_the_slo_when_nothing_else_is(
@@ -170,14 +170,14 @@ def test_the_rpc_deadline_is_the_slo_when_nothing_else_is(
 ) -> None:
     result = client.infer("double", [vector(1.0)], client_timeout=90, parameters={"explain": True})
     parameters = result.get_response().parameters
-    assert parameters["deadline_source"].string_param == "rpc_deadline"
+    assert parameters["slo_source"].string_param == "rpc_deadline"
     assert 30_000_000 < parameters["slo_us"].int64_param <= 90_000_000
 
 
 def test_tritons_timeout_is_microseconds(client: triton.InferenceServerClient) -> None:
     result = client.infer("double", [vector(1.0)], timeout=45_000_000, parameters={"explain": True})
     parameters = result.get_response().parameters
-    assert parameters["deadline_source"].string_param == "timeout"
+    assert parameters["slo_source"].string_param == "timeout"
     assert parameters["slo_us"].int64_param == 45_000_000
 
 

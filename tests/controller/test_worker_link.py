@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from clockwright import wire
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.units import WorkerId
+from clockwright.v1 import control_pb2, control_pb2_grpc
 from clockwright.v1 import worker_pb2 as pb
 from controller import worker_link
 from controller.app import Controller, running
@@ -224,6 +226,12 @@ def test_a_worker_of_another_protocol_version_is_rejected_naming_both(tmp_path: 
         ("gpu_kind", "", "gpu_kind is empty"),
         ("num_pages", 0, "num_pages is 0, expected at least 1"),
         ("page_bytes", 0, "page_bytes is 0"),
+        ("page_bytes", 2**63, f"num_pages * page_bytes is {2**66}, expected {2**50} at most"),
+        ("arena_bytes", 2**63, f"arena_bytes is {2**63}, expected {2**50} at most"),
+        ("device", "cpu\x1b[2J", r"device is 'cpu\x1b[2J', 7 characters, expected 200 at most"),
+        ("gpu_kind", "x" * 201, "201 characters, expected 200 at most, all printable"),
+        ("host", "here\n2026-11-22 INFO root: all is well", r"host is 'here\n2026"),
+        ("software_version", "\u202e1", r"software_version is '\u202e1'"),
     ],
 )
 def test_a_registration_that_makes_no_sense_is_rejected_with_the_reason(
@@ -328,6 +336,32 @@ def _result(**fields: Any) -> pb.FromWorker:  # noqa: ANN401
             pb.FromWorker(heartbeat=pb.Heartbeat(sent_ns=2**63 - 1)).SerializeToString(),
             "heartbeat sent at",
         ),
+        (
+            pb.FromWorker(
+                heartbeat=pb.Heartbeat(sent_ns=1, card=pb.Card(clock_mhz=2**32 - 1))
+            ).SerializeToString(),
+            "a card at 4294967295 of 0 MHz, expected 100000 at most",
+        ),
+        (
+            _result(action_id=7, exec=pb.StepTime(duration_ns=2**63 - 1)).SerializeToString(),
+            "action 7: found exec from 0 to 0 ns that took 9223372036854775807 ns, expected an hour",
+        ),
+        (
+            _result(action_id=7, exec=pb.StepTime(begin_ns=2**63 - 1)).SerializeToString(),
+            "action 7: found exec from 9223372036854775807",
+        ),
+        (
+            _result(action_id=7, received_ns=-(2**63)).SerializeToString(),
+            "action 7: received at -9223372036854775808 ns",
+        ),
+        (
+            pb.FromWorker(
+                model_needed=pb.ModelNeeded(model_id="m", sha256=[""] * 20_001)
+            ).SerializeToString(),
+            "it waits for more than 20000 files",
+        ),
+        (b"\x7a\x00" * 100_000, "found more than 0 entries of field 15, expected 0 at most"),
+        (b"\x72\x00" * 100_000, "found more than 8192 fields"),
         (b"\x7a" + bytes(70_000), "wire type|no FromWorker|tag|field"),
     ],
 )
@@ -363,7 +397,7 @@ def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
         with caplog.at_level("WARNING", logger="controller.worker_link"):
             for _ in range(2):
                 link._take_card(pb.Card(complaints=["hot" * 1000, "dusty"]))
-        assert list(link.card.complaints) == [("hot" * 1000)[:200], "dusty"]
+        assert list(link.card.complaints) == [("hot" * 1000)[:197] + "...", "dusty"]
         assert [len(record.getMessage()) < 300 for record in caplog.records] == [True, True]
 
     run(test)
@@ -397,6 +431,36 @@ def test_outputs_of_the_wrong_length_never_reach_a_client(tmp_path: Path) -> Non
     [
         ({"batches": []}, "batch sizes []"),
         ({"batches": [pb.BatchProfile(batch_size=1, exec_ns=0)]}, "exec_ns 0 for batch 1"),
+        (
+            {"batches": [pb.BatchProfile(batch_size=3, exec_ns=9)]},
+            "batch sizes [3], expected some of [1, 2",
+        ),
+        (
+            {"batches": [pb.BatchProfile(batch_size=2 * 10**7, exec_ns=9)]},
+            "batch sizes [20000000], expected some of [1, 2, 4, 8, 16]",
+        ),
+        (
+            {"batches": [pb.BatchProfile(batch_size=n, exec_ns=9) for n in range(1, 100_000)]},
+            "batch sizes [1, 2, 3, 4, 5, 6], expected some of [1, 2, 4, 8, 16]",
+        ),
+        (
+            {"batches": [pb.BatchProfile(batch_size=1, exec_ns=2**63 - 1)]},
+            "exec_ns 9223372036854775807 for batch 1, expected 1 to 3600000000000",
+        ),
+        ({"load_ns": 2**63 - 1}, "load_ns 9223372036854775807, expected 1 to 3600000000000"),
+        ({"clock_mhz": 2**32 - 1}, "it was measured at 4294967295 MHz, expected 100000 at most"),
+        ({"architecture_id": "a" * 50_000}, "50000 characters, expected 200 at most"),
+        ({"architecture_id": "a\n"}, r"architecture_id is 'a\n', 2 characters"),
+        ({"inputs": [pb.TensorSpec(name="x", datatype="FP32")] * 257}, "257 inputs and 1 outputs"),
+        ({"inputs": [pb.TensorSpec(name="x" * 201, datatype="FP32")]}, "a tensor's name is 'xxx"),
+        (
+            {"inputs": [pb.TensorSpec(name="x", datatype="FP32", row_shape=[1] * 10_000)]},
+            "expected 32 dimensions at most",
+        ),
+        (
+            {"outputs": [pb.TensorSpec(name="y", datatype="FP32", row_shape=[2**62] * 32)]},
+            " bytes, a message 67108864 at most (--max-message-mib)",
+        ),
         ({"load_ns": -1}, "load_ns -1"),
         ({"num_pages": 9}, "it needs 9 pages, the worker's cache has 8"),
         ({"num_pages": 0}, "it needs 0 pages"),
@@ -425,6 +489,86 @@ def test_a_description_that_cannot_be_true_makes_the_model_unavailable(
             assert controller.catalogue.ready
 
     run(test)
+
+
+def test_the_largest_figures_that_a_worker_may_report_are_shown_to_everybody(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        class Slowest(LoopbackWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                hour = pb.BatchProfile(batch_size=1, exec_ns=3600 * S)
+                await super().ready(
+                    model_id,
+                    batches=[hour],
+                    load_ns=3600 * S,
+                    clock_mhz=100_000,
+                    weights_bytes=2**64 - 1,
+                )
+
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            Slowest(controller.port, beats=False) as worker,
+            grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel,
+        ):
+            await worker.beat_once()
+            await until_ready(controller)
+            # Estimates at another clock are derived from those that there are, again and again.
+            for clock_mhz in (1, 99_999, 2, 99_998, 3):
+                card = pb.Card(clock_mhz=clock_mhz)
+                beat = pb.Heartbeat(sent_ns=worker.now_ns(), card=card)
+                await worker.send(pb.FromWorker(heartbeat=beat))
+                await until(lambda: controller.links.links[0].card.clock_mhz == clock_mhz)  # noqa: B023
+            control: Any = control_pb2_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
+            (shown,) = (await control.ListModels(control_pb2.ListModelsRequest())).models
+            assert (shown.load_ns, shown.exec[0].exec_ns) == (3600 * S, 3600 * S)
+            (worker_shown,) = (await control.ListWorkers(control_pb2.ListWorkersRequest())).workers
+            assert worker_shown.clock_mhz == 3
+
+    run(test)
+
+
+def test_batches_whose_outputs_fit_in_no_message_are_not_planned(tmp_path: Path) -> None:
+    async def test() -> None:
+        class Wide(LoopbackWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                mebibyte = pb.TensorSpec(name="y", datatype="UINT8", row_shape=[1 << 20])
+                await super().ready(model_id, outputs=[mebibyte])
+
+        settings = config(make_models(tmp_path, "m"), max_message_bytes=3 << 20)
+        async with running(settings) as controller, Wide(controller.port):
+            model = await until_ready(controller)
+            assert list(model.ready_on.values()) == [(1, 2)]
+
+    run(test)
+
+
+def test_the_words_of_a_worker_cannot_command_a_terminal_nor_forge_a_line_of_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "\x1b]0;PWNED\x07\n2026-11-22 INFO root: all is well" + "!" * 5000
+
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            LoopbackWorker(controller.port, refuse=lambda _: words) as worker,
+        ):
+            model = controller.catalogue.models[0]
+            await until(lambda: bool(model.refused_by))
+            (reason,) = model.refused_by.values()
+            assert reason.startswith(r"\x1b]0;PWNED\x07\n2026")
+            assert len(reason) == 1000
+            # What was answered is answered: no more is heard, or logged, of the model.
+            logged = len(caplog.records)
+            again = pb.ModelRefused(model_id="m", reason="again")
+            await worker.send(pb.FromWorker(model_refused=again))
+            await worker.send(pb.FromWorker(drain=pb.Drain(reason=words)))
+            await until(lambda: controller.links.links == [] or controller.links.links[0].draining)
+            assert not any("again" in record.getMessage() for record in caplog.records[logged:])
+        assert all(record.getMessage().isprintable() for record in caplog.records)
+
+    with caplog.at_level("INFO", logger="controller"):
+        run(test)
 
 
 def test_the_clock_that_a_model_was_measured_at_reaches_the_scheduler(
@@ -479,6 +623,27 @@ def test_a_worker_that_wants_to_leave_finishes_and_is_told_to(tmp_path: Path) ->
     run(test)
 
 
+@pytest.mark.parametrize("turns", range(8, 20, 2))
+def test_closing_ends_the_streams_of_those_that_come_meanwhile(turns: int, tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(config(make_models(tmp_path, "m"))) as controller:
+            workers = [LoopbackWorker(controller.port, f"w{number}") for number in range(8)]
+            async with AsyncExitStack() as stack:
+                for worker in workers:
+                    await stack.enter_async_context(worker)
+                # After some number of turns, a worker has its welcome and is not listed yet.
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await controller.links.close("it is over")
+                for worker in workers:
+                    await worker.ended.wait()
+                for worker in workers:
+                    assert not {"rejected", "drain"} & worker.received.keys()
+                assert controller.links.links == []
+
+    run(test)
+
+
 def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -> None:
     async def test() -> None:
         async with (
@@ -491,6 +656,56 @@ def test_a_model_removed_at_run_time_is_dropped_by_the_workers(tmp_path: Path) -
             (drop,) = await worker.wait_for("model_drop")
             assert drop.model_id == "m"
             assert len(await worker.wait_for("evict_weights")) == 1
+
+    run(test)
+
+
+def test_a_model_removed_while_its_weights_load_and_added_again_stays_with_the_worker(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            LoopbackWorker(controller.port, hold=True) as worker,
+        ):
+            first = await until_ready(controller)
+            future = submit(controller, first)
+            await worker.wait_for("load_weights")
+            controller.catalogue.remove("m")
+            (second,) = await controller.catalogue.reload("m")
+            await worker.release()
+            # Its Infer may have been sent behind the load, or not at all.
+            await asyncio.gather(future, return_exceptions=True)
+            (drop,) = await worker.wait_for("model_drop")
+            assert drop.model_id == first.model_id != second.model_id
+            answer = await submit(controller, second)
+            assert [bytes(output) for output in answer.outputs] == [ROW]
+            assert len(worker.received["model_drop"]) == 1
+
+    run(test)
+
+
+def test_a_strangers_description_is_gone_with_the_stranger(tmp_path: Path) -> None:
+    async def test() -> None:
+        odd = [pb.TensorSpec(name="Z", datatype="INT8", row_shape=[1])]
+
+        class Stranger(LoopbackWorker):
+            async def ready(self, model_id: str, **_: object) -> None:
+                await super().ready(model_id, inputs=odd, outputs=odd)
+
+        async with running(config(make_models(tmp_path, "m"))) as controller:
+            async with Stranger(controller.port, "stranger") as stranger:
+                model = await until_ready(controller)
+                honest = LoopbackWorker(controller.port, "honest")
+                await honest.__aenter__()
+                await until(lambda: "honest" in model.refused_by)
+                assert "Z INT8 [1]" in model.refused_by[WorkerId("honest")]
+                stranger.call.cancel()
+                await until(lambda: "honest" in model.ready_on)
+            answer = await submit(controller, model)
+            assert [bytes(output) for output in answer.outputs] == [ROW]
+            assert model.refused_by == {}
+            await honest.__aexit__(None, None, None)
 
     run(test)
 
@@ -535,8 +750,15 @@ def test_parsing_never_raises_anything_but_a_protocol_error(seed: int) -> None:
     rng = random.Random(4 + seed)
     for _ in range(3000):
         message = rng.randbytes(rng.choice((1, 2, 3, 10, 100, 20_000)))
-        with suppress(ProtocolError):
-            parse(message)
+        try:
+            envelope, payload = parse(message, num_outputs_max=4)
+        except ProtocolError:
+            continue
+        # What is taken is what protobuf reads from the whole of it.
+        parts = [bytes(part) for part in payload]
+        envelope.ClearField("payload")
+        envelope.payload.extend(parts)
+        assert envelope == pb.FromWorker.FromString(message)
 
 
 def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_path: Path) -> None:

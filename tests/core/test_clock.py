@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 
 from clockwright.actions import Infer
-from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.core.estimator import MAX_CLOCKS, WINDOW_SIZE, Estimates, EstimateTable
+from clockwright.units import DURATION_NS_MAX, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core.estimator import (
+    MAX_CLOCKS,
+    WINDOW_SIZE,
+    Estimates,
+    EstimateTable,
+)
 from controller.core.events import (
     ClockSeen,
     ModelAdded,
@@ -171,6 +176,22 @@ def test_of_very_many_clocks_no_more_are_kept_than_a_gpu_could_have() -> None:
         table.forget_clocks(kind, [clock_mhz])
         table.at_clock(kind, clock_mhz, ArchitectureId("a"), known=known, known_mhz=FAST)
         assert len(table) <= MAX_CLOCKS
+
+
+def test_at_any_sequence_of_clocks_an_estimate_stays_below_an_hour() -> None:
+    known = Estimates(load_ns=MS, exec_ns={1: DURATION_NS_MAX})
+    for known_mhz, clock_mhz in ((100_000, 1), (1, 99_999), (99_999, 2), (99_998, 3)):
+        known = known.at_clock(known_mhz, clock_mhz)
+    assert known.exec_ns == [DURATION_NS_MAX]
+
+
+def test_every_number_of_rows_finds_the_sizes_around_it() -> None:
+    estimates = Estimates(load_ns=MS, exec_ns={2: MS, 4: MS, 16: MS})
+    sizes = estimates.sizes
+    for rows in range(17):
+        below = [index for index, size in enumerate(sizes) if size <= rows]
+        assert estimates.fit[rows] == (below[-1] if below else -1)
+        assert estimates.cover[rows] == min(i for i, size in enumerate(sizes) if size >= rows)
 
 
 @pytest.mark.parametrize("confirmed", [False, True])

@@ -28,6 +28,7 @@ from controller.core.events import (
     RequestsArrived,
     SendAction,
     TimerFired,
+    WithdrawAction,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -284,10 +285,13 @@ def test_an_infer_refused_for_lateness_is_tried_again_while_there_is_slack(
     assert refusals(commands) == [(2, Refusal.LATE)]
 
 
-def test_an_engine_failure_refuses_its_batch_with_the_engines_words(bench: CoreBench) -> None:
+def test_an_engine_that_fails_twice_with_a_request_refuses_it_with_the_engines_words(
+    bench: CoreBench,
+) -> None:
     bench.warm(A)
     (infer,) = actions(bench.request(A, at_ms=2000))
-    (refusal,) = bench.failed(infer.action_id, ActionError.DEVICE, at_ms=2001)
+    (again,) = actions(bench.failed(infer.action_id, ActionError.DEVICE, at_ms=2001))
+    (refusal,) = bench.failed(again.action_id, ActionError.DEVICE, at_ms=2002)
     assert isinstance(refusal, RefuseRequest)
     assert (refusal.refusal, refusal.detail) == (Refusal.FAILED, "words")
 
@@ -413,7 +417,8 @@ def test_a_removed_model_is_forgotten_after_the_infer_behind_its_failed_load(
     bench.ready(A)
     (load,) = actions(bench.request(A, slo_ms=200))
     (infer,) = actions(bench.tell(TimerFired(), at_ms=3))
-    assert bench.tell(ModelRemoved(model_id=A)) == []
+    (withdraw,) = bench.tell(ModelRemoved(model_id=A))
+    assert withdraw == WithdrawAction(worker_id=GPU, action_id=load.action_id)
     assert bench.failed(load.action_id, ActionError.TOO_LATE, at_ms=6) == []
     refusal, forget = bench.failed(infer.action_id, ActionError.NOT_RESIDENT, at_ms=7)
     assert isinstance(refusal, RefuseRequest)

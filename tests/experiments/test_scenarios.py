@@ -80,15 +80,26 @@ CLOSED = Scenario(
 )
 
 
-@pytest.mark.parametrize("scenario", [OVERLOAD, PRESSED, CLOSED], ids=lambda scenario: scenario.key)
-def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(scenario: Scenario) -> None:
+# The shares are two points below what each policy reached when they were set. Nothing in them depends on
+# the machine.
+@pytest.mark.parametrize(
+    ("scenario", "least"),
+    [
+        pytest.param(OVERLOAD, {"clockwork": 0.75, "edf_mh": 0.85}, id=OVERLOAD.key),
+        pytest.param(PRESSED, {"clockwork": 0.68, "edf_mh": 0.87}, id=PRESSED.key),
+        pytest.param(CLOSED, {"clockwork": 0.81, "edf_mh": 0.93}, id=CLOSED.key),
+    ],
+)
+def test_no_policy_is_above_the_bound_and_edf_mh_is_nearer_to_it(
+    scenario: Scenario, least: dict[str, float]
+) -> None:
     bound = bound_of(scenario, 1)
     outcomes = {
         name: measure(scenario, POLICIES[name], 1, bound=bound) for name in ("clockwork", "edf_mh")
     }
-    for outcome in outcomes.values():
+    for name, outcome in outcomes.items():
         assert 0 < outcome.answered <= bound
-    assert outcomes["edf_mh"].bound_share > 0.85
+        assert outcome.bound_share > least[name], name
     assert outcomes["edf_mh"].bound_share > outcomes["clockwork"].bound_share + 0.05
 
 
@@ -143,7 +154,9 @@ def test_every_case_of_the_paper_is_among_the_scenarios() -> None:
     seven = fig7_left.Setting()
     assert groups["fig7_left"] == (len(seven.nums_models) * len(seven.rates_rps) * seven.num_stages)
     assert groups["fig7_right"] == len(seven.scenarios) * seven.num_stages
-    assert groups["scale"] == sum(len(size.slos_ms) for size in scale.Setting().sizes)
+    assert groups["scale"] == sum(
+        len(size.slos_ms) for size in scale.Setting().sizes if not size.costs.charged
+    )
     keys = {scenario.key for scenario in scenarios()}
     assert {f"azure_x1_{model.name}" for model in fig9.NOISE_MODELS} <= keys
     assert "fig6_ramp" in keys
@@ -193,6 +206,8 @@ def outcome(answered: int, **changes: float) -> ScenarioOutcome:
         p5_model_share=0.5,
         worst_model_share=0.4,
         p50_ms=5.0,
+        refusal_p50_ms=1.0,
+        refusal_p99_ms=2.0,
         batch_rps=10.0,
         exec_busy=0.9,
         load_busy=0.1,

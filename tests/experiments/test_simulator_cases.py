@@ -203,6 +203,16 @@ def test_simulate_prints_figures_and_writes_rows(tmp_path: Path) -> None:
     assert sum(",Infer," in line for line in actions) == sum(figures["batches"].values())
 
 
+def test_a_run_of_a_nanosecond_counts_what_it_began(tmp_path: Path) -> None:
+    # Closed-loop clients ask at time 0, and their answers come later than a run so short.
+    closed = SMALL.replace("poisson", "closed").replace("rate_rps = 200", "concurrency = 4")
+    path = write(tmp_path, closed)
+    outcome = CliRunner().invoke(app, ["simulate", str(path), "--json", "--seconds=1e-9"])
+    assert outcome.exit_code == 0, outcome.output
+    figures = json.loads(outcome.stdout)
+    assert figures["requests"] == figures["answered"] + sum(figures["refused"].values())
+
+
 def test_simulate_prints_a_table_for_people(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(app, ["simulate", str(write(tmp_path, SMALL)), "--seconds=0.2"])
     assert outcome.exit_code == 0, outcome.output

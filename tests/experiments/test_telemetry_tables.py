@@ -8,7 +8,8 @@ import pytest
 
 from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
-from controller.telemetry import Telemetry, TelemetryFiles
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles, table_files
 from experiments.simulator import Case, Cluster, copies_of, run
 from experiments.telemetry_tables import read_actions, read_requests
 from modelzoo.profile import Noise, ProfileRow
@@ -30,7 +31,7 @@ def write(directory: Path) -> Telemetry:
     )
     telemetry = Telemetry()
     with TelemetryFiles(directory) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         run(
             Case(
                 workload=Workload(
@@ -57,7 +58,30 @@ def test_a_row_that_is_none_is_named(tmp_path: Path) -> None:
     write(tmp_path)
     with (tmp_path / "requests.csv").open("a") as file:
         file.write("1,net-0,one\n")
-    with pytest.raises(TraceFormatError, match=r"requests\.csv:\d+: 3 cells, expected 12"):
+    with pytest.raises(TraceFormatError, match=r"requests\.csv:\d+: 3 cells, expected 19"):
         list(read_requests(tmp_path))
     with pytest.raises(TraceFormatError, match="nowhere"):
         list(read_actions(tmp_path / "nowhere"))
+
+
+def test_only_the_last_run_of_a_folder_is_read(tmp_path: Path) -> None:
+    write(tmp_path)
+    telemetry = write(tmp_path)
+    assert list(read_requests(tmp_path)) == list(telemetry.requests)
+    assert list(read_actions(tmp_path)) == list(telemetry.actions)
+    assert (tmp_path / "requests.csv").read_text().count("\n") == 2 * len(telemetry.requests) + 1
+
+
+def test_a_run_is_read_from_all_the_files_it_wrote(tmp_path: Path) -> None:
+    write(tmp_path)
+    telemetry = Telemetry()
+    source = list(read_requests(tmp_path))
+    with TelemetryFiles(tmp_path, file_bytes=10_000) as files:
+        telemetry.write_to(files.requests.add, files.actions.add)
+        for row in source:
+            telemetry.add_request(row)
+            files.write_slice()
+            files.flush()
+    assert len(table_files(tmp_path, "requests")) > 2
+    assert list(read_requests(tmp_path)) == source
+    assert list(read_actions(tmp_path)) == []

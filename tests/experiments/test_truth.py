@@ -1,4 +1,7 @@
-"""The comparison of live and simulated runs: its plumbing, not how far apart they are."""
+"""The comparison of live and simulated runs: its plumbing, and that they do not drift apart.
+
+How near they are on a quiet machine is measured by `experiments.figures.truth`.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
 from experiments.calibration import calibrate, calibration_workloads, measured_row
 from experiments.figures import truth
 from experiments.figures.study import POLICIES
 from experiments.live_run import LiveModel, LiveRun, play
-from experiments.simulator import Case, Cluster, HostedModel, Network
-from modelzoo.profile import Noise, Profile
+from experiments.simulator import Case, Cluster, HostedModel, Network, run
+from modelzoo.profile import Noise, Profile, ProfileRow
 from tests.kit.pretended_play import ROW, pretend_live, pretend_play
-from traces.arrivals import ClosedLoop, Poisson, Workload
+from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
 
 MS, US = NS_PER_MS, NS_PER_US
 
@@ -231,3 +234,32 @@ def test_both_sides_are_asked_the_same(table: Path) -> None:
         described = record["cases"][case.name]
         for figures in (*described["live"], *described["simulated"]):
             assert figures["arrived"] == len(due), case.name
+
+
+def test_a_live_server_answers_what_the_simulator_says_where_the_device_sets_the_pace() -> None:
+    # 20 of 40 requests per second, and what fits into an SLO of 500 ms. A machine that stands still for a
+    # tenth of a second costs two answers of 60; a policy or an estimate that is another one live, dozens.
+    row = ProfileRow(name="*", weights_bytes=PAGE_BYTES, load_ns=10 * MS, exec_ns={1: 50 * MS})
+    end_ns = 5 * NS_PER_S // 2
+    workload = Workload(
+        models=("slow",),
+        sources=(FixedRate(models=(0,), rate_rps=40, slo_ns=500 * MS, end_ns=end_ns, seed=1),),
+    )
+    model = LiveModel(name="slow", copies=1, batch_sizes=(1,))
+    profile = Profile(name="slow", rows={"*": row})
+    (live,) = play([workload], models=[model], profile=profile, num_pages=8).runs
+    simulated = run(
+        Case(
+            workload=workload,
+            cluster=Cluster(
+                models=(HostedModel(ModelId("slow"), replace(row, name="slow")),), num_pages=8
+            ),
+            duration_ns=end_ns,
+        )
+    ).summary.total()
+    answered = sum(request.outcome == "OK" for request in live.requests)
+    assert len(live.requests) == simulated.arrived == 99
+    assert simulated.answered == pytest.approx(58, abs=2)
+    assert answered == pytest.approx(simulated.answered, rel=0.15)
+    # Batches of one, each on its own, one after the other.
+    assert all(action.rows == 1 for action in live.actions if action.type == "Infer")

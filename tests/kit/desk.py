@@ -55,6 +55,18 @@ class Desk:
             tenant=tenant,
         )
 
+    async def ask_rows(self, *numbers: float, slo_ns: int = SLO_NS) -> Answered:
+        running = self.applications.find("app")
+        assert running is not None
+        return await self.applications.answer(
+            running,
+            [np.array([[number, 0, 0] for number in numbers], np.float32).tobytes()],
+            rows=len(numbers),
+            arrival_ns=self.front_end.runtime.clock(),
+            slo_ns=slo_ns,
+            context="",
+        )
+
     async def teach(self, answered: Answered, **verdict: Any) -> FeedbackResult:  # noqa: ANN401
         query_id = str(answered.parameters["query_id"])
         (result,) = await self.applications.feedback([FeedbackItem(query_id, **verdict)])

@@ -26,6 +26,7 @@ from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
+from controller.spool import Spool
 from controller.telemetry import Telemetry
 from controller.worker_link import WorkerLinks
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
@@ -115,9 +116,9 @@ async def serving(
             front_end.applications,
             policy="clockwork",
             default_slo_ns=100 * NS_PER_MS,
-            spool=directory,
+            spool=Spool(directory, bytes_max=1 << 30),
         )
-        control.mount(server)
+        server.add_generic_rpc_handlers(control.handlers())
         front_end.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         try:

@@ -63,6 +63,10 @@ class RedisServer:
         self._process.terminate()
         self._process.wait(PATIENCE_S)
 
+    def forget(self) -> None:
+        """Lose, while it is stopped, what it has written."""
+        shutil.rmtree(self._directory / "appendonlydir")
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -22,7 +22,7 @@ from clockwright import wire
 from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
 from clockwright.bulk import Buffer, join_bulk
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, WorkerId
+from clockwright.units import NS_PER_MS, ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry, name_of
 from controller.core.events import ModelReady, WorkerJoined
@@ -60,6 +60,11 @@ def done(action: Action, step: StepTime) -> Result:
     elif isinstance(action, Infer):
         result.input = result.exec = result.output = step
     return result
+
+
+def withdrawn(action: Action, received_ns: int) -> Result:
+    """What a worker says of an action that was taken back in time."""
+    return Result(action_id=action.action_id, error=ActionError.WITHDRAWN, received_ns=received_ns)
 
 
 class LoopbackWorker(ScriptedWorker):
@@ -202,12 +207,22 @@ class LoopbackWorker(ScriptedWorker):
                 await self._judge(message)
             case "model_chunk":
                 await self._store(message, payload[0])
+            case "withdraw_action":
+                await self._withdraw(message.action_id)
             case "infer" | "load_weights":
                 action = wire.decode_action(pb.ToWorker(**{kind: message}))
                 if self.keeps(action):
                     self.held.append((action, payload))
                 else:
                     await self.answer(action, payload)
+
+    async def _withdraw(self, action_id: int) -> None:
+        """Drop an action that is held back; any other is answered already."""
+        for number, (action, _) in enumerate(self.held):
+            if action.action_id == action_id:
+                del self.held[number]
+                await self.send(wire.encode_result(withdrawn(action, self.now_ns())))
+                return
 
     async def release(self) -> None:
         """Answer what was held back, and from now on everything."""
@@ -353,6 +368,8 @@ class InLoopWorker(ScriptedWorker):
         super().__init__()
         self.runtime = runtime
         self.catalogue = catalogue
+        #: What is held back is being computed, so it cannot be taken back.
+        self.has_begun = False
         #: Models whose Infer actions are kept until `release`, ones that fail, and ones whose labels
         #: are all one off.
         self.slow: set[str] = set()
@@ -426,6 +443,19 @@ class InLoopWorker(ScriptedWorker):
                     row[0] = (np.frombuffer(row[0], np.int64) + 1).tobytes()
                 outputs += row
         self.runtime.action_finished(WORKER, result, outputs)
+
+    def withdraw_action(self, action_id: ActionId) -> None:
+        """Answer that an action which is held back was dropped."""
+        if self.has_begun:
+            return
+        for number, (action, _) in enumerate(self.held):
+            if action.action_id == action_id:
+                del self.held[number]
+                result = withdrawn(action, self.runtime.clock())
+                asyncio.get_running_loop().call_soon(
+                    self.runtime.action_finished, WORKER, result, ()
+                )
+                return
 
     def forget_model(self, model_id: ModelId) -> None:
         pass

@@ -26,7 +26,8 @@ and these may happen (`m1..m9` and `a,b` stand for several models):
 
 Workers are played: an action begins when it is there, its lane is free and its weights are loaded, and takes
 what the profile says. It fails as a worker would have it fail: TOO_LATE where its window has passed,
-NOT_RESIDENT where its load failed.
+NOT_RESIDENT where its load failed. One that is withdrawn before it has begun fails WITHDRAWN, and those
+behind it move up.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ from controller.core.events import (
     RequestsArrived,
     SendAction,
     TimerFired,
+    WithdrawAction,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -184,6 +186,20 @@ def several(text: str) -> list[str]:
     return names
 
 
+@dataclass(slots=True)
+class Planned:
+    """An action that a GPU has, and when it plays it."""
+
+    command: SendAction
+    fate: Fate
+    received_ns: int
+    begin_ns: int
+    #: When its lane would be free without it.
+    free_ns: int
+    #: Its place on the agenda; None: its result will not come.
+    serial: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Gpu:
     """A worker that is played."""
@@ -198,6 +214,8 @@ class Gpu:
     hangs: bool = False
     #: When the weights are there; None where their load failed.
     loaded_ns: dict[str, int | None] = field(default_factory=dict)
+    #: What it has been sent, in order, until its result is told.
+    planned: dict[ActionId, Planned] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -242,6 +260,8 @@ class Play:
         self._request_ids = itertools.count(1)
         #: (time, 0 for results and 1 for the script, serial, what: its worker and it, or words).
         self._agenda: list[tuple[int, int, int, tuple[str, Gpu, Event] | Step]] = []
+        #: Results that will not come: their actions were withdrawn, or moved up.
+        self._void: set[int] = set()
         self._gpus: dict[str, Gpu] = {}
         self._profiles: dict[str, Profile] = {}
         #: Those of removed models too.
@@ -256,6 +276,8 @@ class Play:
             for each in repeated(step):
                 heappush(self._agenda, (each.at_ns, 1, next(self._serial), each))
         while len(self.lines) < MAX_LINES:
+            while self._agenda and self._agenda[0][2] in self._void:
+                heappop(self._agenda)
             wake_ns = self._wake_ns
             if wake_ns is not None and (not self._agenda or wake_ns < self._agenda[0][0]):
                 self._now_ns = max(self._now_ns, wake_ns)
@@ -267,7 +289,10 @@ class Play:
                     self._comment(item.comments)
                     self._happen(item.words)
                 elif self._gpus.get(item[0]) is item[1]:
-                    self._tell(item[2])
+                    _, gpu, event = item
+                    if isinstance(event, ActionSucceeded | ActionFailed):
+                        gpu.planned.pop(event.action_id, None)
+                    self._tell(event)
             else:
                 break
         else:
@@ -413,6 +438,8 @@ class Play:
             match command:
                 case SendAction():
                     self._act(command)
+                case WithdrawAction():
+                    self._withdraw(self._gpus[command.worker_id], command.action_id)
                 case AnswerRequest():
                     self._outcomes["answered"] += 1
                 case RefuseRequest():
@@ -432,8 +459,11 @@ class Play:
         if isinstance(action, EvictWeights):
             del gpu.loaded_ns[action.model_id]
             return  # the scheduler hears nothing of it
-        received_ns = self._now_ns + gpu.out_ns
-        fate = self._fate_of(action)
+        self._plan(gpu, command, self._fate_of(action), self._now_ns + gpu.out_ns)
+
+    def _plan(self, gpu: Gpu, command: SendAction, fate: Fate, received_ns: int) -> None:
+        action = command.action
+        assert not isinstance(action, EvictWeights)
         profile = self._profiles.get(action.model_id)
         error = fate.error
         duration_ns = action.expected_duration_ns
@@ -460,6 +490,9 @@ class Play:
             if error not in (ActionError.NONE, ActionError.DEVICE)
             else begin_ns + duration_ns
         )
+        free_ns = gpu.load_free_ns if isinstance(action, LoadWeights) else gpu.exec_free_ns
+        planned = Planned(command, fate, received_ns, begin_ns, free_ns)
+        gpu.planned[action.action_id] = planned
         if isinstance(action, LoadWeights):
             gpu.load_free_ns = end_ns
             gpu.loaded_ns[action.model_id] = end_ns if error is ActionError.NONE else None
@@ -488,9 +521,42 @@ class Play:
                 message="as the story has it" if error is ActionError.DEVICE else "",
                 received_ns=said_ns,
             )
+        planned.serial = self._report(gpu, result, end_ns)
+
+    def _report(self, gpu: Gpu, result: ActionSucceeded | ActionFailed, end_ns: int) -> int:
+        serial = next(self._serial)
         at_ns = end_ns + self._story.back_ns
-        item = (at_ns, 0, next(self._serial), (str(command.worker_id), gpu, result))
-        heappush(self._agenda, item)
+        heappush(self._agenda, (at_ns, 0, serial, (str(result.worker_id), gpu, result)))
+        return serial
+
+    def _withdraw(self, gpu: Gpu, action_id: ActionId) -> None:
+        """Drop an action that will not have begun when the word is there; plan those behind it anew."""
+        there_ns = self._now_ns + gpu.out_ns
+        gone = gpu.planned.get(action_id)
+        if gone is None or gone.begin_ns <= there_ns or gpu.hangs:
+            return
+        sent = list(gpu.planned)
+        behind = [gpu.planned[each] for each in sent[sent.index(action_id) :]]
+        behind = [each for each in behind if each.begin_ns > there_ns]
+        for each in reversed(behind):
+            del gpu.planned[each.command.action.action_id]
+            if each.serial is not None:
+                self._void.add(each.serial)
+            if isinstance(each.command.action, LoadWeights):
+                gpu.load_free_ns = each.free_ns
+            else:
+                gpu.exec_free_ns = each.free_ns
+        if isinstance(gone.command.action, LoadWeights):
+            gpu.loaded_ns[gone.command.action.model_id] = None
+        for each in behind[1:]:
+            self._plan(gpu, each.command, each.fate, each.received_ns)
+        result = ActionFailed(
+            worker_id=gone.command.worker_id,
+            action_id=action_id,
+            error=ActionError.WITHDRAWN,
+            received_ns=gone.received_ns if self._story.says_when else None,
+        )
+        self._report(gpu, result, there_ns)
 
     def _fate_of(self, action: LoadWeights | Infer) -> Fate:
         kind = "load" if isinstance(action, LoadWeights) else "infer"

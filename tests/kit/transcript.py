@@ -31,6 +31,7 @@ from controller.core.events import (
     RequestsArrived,
     SendAction,
     TimerFired,
+    WithdrawAction,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -166,6 +167,8 @@ def _say_command(command: Command, last: Command, now_ns: int) -> str:
                 f"exec {say_ms(command.exec_ns)} + queue {say_ms(command.queue_ns)} + "
                 f"margin {say_ms(command.margin_ns)}, slo {say_ms(command.slo_ns)}{detail}"
             )
+        case WithdrawAction(), _:
+            return f"{command.worker_id} withdraw {command.action_id}"
         case ForgetModel(), _:
             return f"{command.worker_id} forget {command.model_id}"
         case CloseWorker(), _:

@@ -6,8 +6,9 @@ All tests but those with a gRPC client run on virtual time, so that a machine's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc.aio as triton
 
+from clockwright.bulk import Buffer
 from clockwright.errors import (
     BadRequestError,
     ConfigError,
@@ -29,8 +31,9 @@ from controller.runtime import Answer
 from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.queries import Answered
-from tests.kit.desk import Desk, desk, label, run, run_on_real_time
+from tests.kit.desk import SLO_NS, Desk, desk, label, run, run_on_real_time
 from tests.kit.front_end import serving, until
+from tests.kit.scripted_worker import SCRIPTS, Script
 
 
 @asynccontextmanager
@@ -135,10 +138,17 @@ def test_any_client_asks_an_application_like_a_model(tmp_path: Path) -> None:
             ):
                 with pytest.raises(triton.InferenceServerException, match=message):
                     await client.infer("app", [image], parameters=wrong)
-            two = triton.InferInput("x", [2, 3], "FP32")
-            two.set_data_from_numpy(np.zeros((2, 3), np.float32))
-            with pytest.raises(triton.InferenceServerException, match="found 2 rows"):
-                await client.infer("app", [two])
+            # The models take 4 rows at most.
+            for rows in (2, 5):
+                several = triton.InferInput("x", [rows, 3], "FP32")
+                numbers = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+                several.set_data_from_numpy(numbers)
+                if rows == 2:
+                    result = await client.infer("app", [several], parameters=parameters)
+                    assert result.as_numpy("label").tolist() == [0, 3]
+                else:
+                    with pytest.raises(triton.InferenceServerException, match="found 5 rows"):
+                        await client.infer("app", [several])
             with pytest.raises(triton.InferenceServerException, match="expected '1'"):
                 await client.infer("app", [image], model_version="2")
             await app.applications.remove("app")
@@ -146,6 +156,143 @@ def test_any_client_asks_an_application_like_a_model(tmp_path: Path) -> None:
                 await client.infer("app", [image])
 
     run_on_real_time(main)
+
+
+# --- several rows, and numbers --------------------------------------------------------------------
+
+
+@pytest.fixture
+def more_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fourfold(inputs: Sequence[Buffer]) -> list[Buffer]:
+        return [(np.frombuffer(inputs[0], np.float32) * 4).tobytes()]
+
+    def crooked(inputs: Sequence[Buffer]) -> list[Buffer]:
+        numbers = np.frombuffer(inputs[0], np.float32).reshape(-1, 3)[:, 0].astype(np.int64)
+        numbers[numbers == 1] = 0
+        return [numbers.tobytes(), np.full((len(numbers), 4), 0.25, np.float32).tobytes()]
+
+    double, right = SCRIPTS["double"], SCRIPTS["right"]
+    monkeypatch.setitem(SCRIPTS, "fourfold", Script(double.inputs, double.outputs, fourfold))
+    monkeypatch.setitem(SCRIPTS, "crooked", Script(right.inputs, right.outputs, crooked))
+
+
+def labels(answered: Answered) -> list[int]:
+    return [int(label) for label in np.frombuffer(answered.outputs[0], np.int64)]
+
+
+def test_each_row_is_combined_on_its_own_and_has_feedback_of_its_own(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong", "right-too", options={"crowd": False})
+            answered = await app.ask_rows(3, 0, 2)
+            assert labels(answered) == [3, 0, 2]
+            assert answered.parameters["confidence"] == "0.6667,0.6667,0.6667"
+            (infer,) = [i for i in app.worker.infers if i.model_id == "wrong"]
+            assert infer.rows == (3,)
+            query_id = answered.parameters["query_id"]
+            items = [
+                FeedbackItem(f"{query_id}/{row}", label=label) for row, label in ((2, 2), (0, 0))
+            ]
+            second, first = await app.applications.feedback(items)
+            assert second.losses == {"right": 0.0, "wrong": 1.0, "right-too": 0.0}
+            # The model "wrong" says 0 where the others say 3.
+            assert first.losses == {"right": 1.0, "wrong": 0.0, "right-too": 1.0}
+            whole, beyond = await app.applications.feedback(
+                [FeedbackItem(str(query_id), label=2), FeedbackItem(f"{query_id}/3", label=2)]
+            )
+            assert (whole.status, beyond.status) == (FeedbackStatus.UNKNOWN,) * 2
+            assert "expected the id of one: ID/0" in whole.message
+
+    run(main)
+
+
+@pytest.mark.usefixtures("more_models")
+def test_rows_that_are_not_sure_enough_get_the_default_and_the_others_do_not(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "crooked", default_label=9, confidence_threshold=0.6)
+            # The second model takes a 1 for a 0.
+            answered = await app.ask_rows(2, 1, 0)
+            assert labels(answered) == [2, 9, 0]
+            assert answered.parameters["default"] is True
+            assert answered.parameters["default_rows"] == "1"
+            query_id = answered.parameters["query_id"]
+            items = [FeedbackItem(f"{query_id}/{row}", reward=1.0) for row in (1, 0)]
+            withheld, served = await app.applications.feedback(items)
+            assert (withheld.status.value, served.status.value) == ("UNINFORMATIVE", "APPLIED")
+
+    run(main)
+
+
+def test_a_late_member_of_a_query_of_several_rows_is_heard_for_each(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong")
+            app.worker.slow, app.worker.has_begun = {"wrong"}, True
+            answered = await app.ask_rows(2, 1, slo_ns=NS_PER_S)
+            app.worker.release()
+            await until(lambda: app.front_end.runtime.num_waiting == 0)
+            query_id = answered.parameters["query_id"]
+            items = [FeedbackItem(f"{query_id}/{row}", label=2 - row) for row in (0, 1)]
+            for result in await app.applications.feedback(items):
+                assert result.losses == {"right": 0.0, "wrong": 1.0}
+
+    run(main)
+
+
+@pytest.mark.usefixtures("more_models")
+def test_the_answer_of_an_ensemble_over_numbers_is_the_mean_of_those_that_answered(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            # They say twice and four times the number.
+            await app.put(
+                "double",
+                "fourfold",
+                combination=Rule.MEAN,
+                policy="static",
+                options={"ensemble": True},
+                default_label=-1,
+            )
+            answered = await app.ask_rows(1, 2)
+            numbers = np.frombuffer(answered.outputs[0], np.float32).reshape(2, 3)
+            np.testing.assert_allclose(numbers[:, 0], [3, 6])
+            assert answered.parameters["confidence"] == "1.0000,1.0000"
+            # No label tells the members apart.
+            result = (
+                await app.applications.feedback(
+                    [FeedbackItem(f"{answered.parameters['query_id']}/0", label=3)]
+                )
+            )[0]
+            assert result.status is FeedbackStatus.UNINFORMATIVE
+            app.worker.slow = {"fourfold"}
+            alone = await app.ask(3, slo_ns=NS_PER_S)
+            assert np.frombuffer(alone.outputs[0], np.float32)[0] == 6
+            assert alone.parameters["confidence"] == "0.5000"
+            app.worker.release()
+            app.worker.failing = {"double", "fourfold"}
+            nothing = await app.ask(3)
+            assert np.frombuffer(nothing.outputs[0], np.float32).tolist() == [-1, -1, -1]
+
+    run(main)
+
+
+@pytest.mark.usefixtures("more_models")
+def test_a_policy_that_asks_one_model_learns_which_numbers_are_good(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("double", "fourfold", combination=Rule.MEAN, policy="thompson")
+            for _ in range(30):
+                answered = await app.ask(1)
+                good = np.frombuffer(answered.outputs[0], np.float32)[0] == 2
+                await app.teach(answered, reward=float(good))
+            weights = await app.weights()
+            assert weights["double"] > weights["fourfold"]
+
+    run(main)
 
 
 # --- defaults and stragglers ----------------------------------------------------------------------
@@ -162,13 +309,54 @@ def test_a_straggler_is_left_behind_when_time_is_up(tmp_path: Path) -> None:
             assert label(answered) == 2
             assert answered.parameters["missing"] == "wrong"
             assert answered.parameters["confidence"] == "0.6667"
-            # The late member's request was withdrawn: its answer comes too late for every query.
-            await until(lambda: app.front_end.runtime.num_waiting == 0)
-            app.worker.release()
-            # A member that was late does not count as wrong.
+            # A member that is late does not count as wrong.
             result = await app.teach(answered, label=2)
             assert set(result.losses) == {"right", "right-too"}
             assert (await app.weights())["wrong"] == pytest.approx(1 / 3)
+            app.worker.release()
+
+    run(main)
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_what_a_late_member_says_reaches_the_cache_and_the_feedback(
+    tmp_path: Path, joined: bool
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong", "right-too", cache=True)
+            app.worker.slow, app.worker.has_begun = {"wrong"}, True
+            asking = [app.ask(2, slo_ns=NS_PER_S) for _ in range(1 + joined)]
+            answers = await asyncio.gather(*asking)
+            assert [a.parameters["missing"] for a in answers] == ["wrong"] * len(answers)
+            # Its SLO has passed as well.
+            await asyncio.sleep(1)
+            app.worker.release()
+            await until(lambda: app.front_end.runtime.num_waiting == 0)
+            for answered in answers:
+                result = await app.teach(answered, label=2)
+                assert result.losses == {"right": 0.0, "wrong": 1.0, "right-too": 0.0}
+            weights = await app.weights()
+            assert weights["wrong"] < 1 / 3 < weights["right"]
+            # The next who asks the same gets it from the cache.
+            num_rows = sum(len(infer.rows) for infer in app.worker.infers)
+            again = await app.ask(2)
+            assert again.parameters["models"].count("wrong") == 1  # type: ignore[union-attr]
+            assert sum(len(infer.rows) for infer in app.worker.infers) == num_rows
+
+    run(main)
+
+
+def test_a_late_answer_after_the_feedback_changes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong")
+            app.worker.slow, app.worker.has_begun = {"wrong"}, True
+            answered = await app.ask(2, slo_ns=NS_PER_S)
+            await app.teach(answered, label=2)
+            app.worker.release()
+            await until(lambda: app.front_end.runtime.num_waiting == 0)
+            assert (await app.teach(answered, label=2)).status is FeedbackStatus.DUPLICATE
 
     run(main)
 
@@ -299,7 +487,7 @@ def test_weights_follow_feedback_through_a_failure_and_back(tmp_path: Path) -> N
 def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
-            await app.put("right", "wrong")
+            await app.put("right", "wrong", policy="exp4")
             answers = [await app.ask(1) for _ in range(3)]
             ids = [str(answered.parameters["query_id"]) for answered in answers]
             items = [
@@ -316,10 +504,40 @@ def test_feedback_says_what_it_changed_and_counts_once(tmp_path: Path) -> None:
                 "UNKNOWN",
             ]
             assert results[0].losses == {"right": 0.0, "wrong": 1.0}
-            assert results[0].weights == await app.weights()
+            assert results[1].weights == await app.weights()
             # A reward says something only of the models that said the served label: here, of one.
-            assert results[1].losses == {"right": 0.0}
+            assert list(results[1].losses.values()) == [0.0]
             assert results[2].losses == results[2].weights == {}
+
+    run(main)
+
+
+def test_a_query_id_says_nothing_of_another_ones(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", cache=True)
+            ids = [str((await app.ask(1)).parameters["query_id"]) for _ in range(200)]
+            assert {len(found) for found in ids} == {32}
+            # In 200 random ids, each of the 16 digits is missing somewhere with a chance of 0.001 %.
+            for digits in zip(*ids, strict=True):
+                assert len(set(digits)) > 8
+            following = [int(after, 16) - int(before, 16) for before, after in pairwise(ids)]
+            assert len(set(following)) == len(following)
+
+    run(main)
+
+
+def test_a_reward_that_full_information_cannot_use_is_called_uninformative(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            await app.put("right", "wrong")
+            await app.teach(await app.ask(1), label=1)
+            before = await app.weights()
+            for reward in (1.0, 0.0):
+                result = await app.teach(await app.ask(1, context="ann"), reward=reward)
+                assert result.status is FeedbackStatus.UNINFORMATIVE
+                assert "exp4-full learns nothing from it" in result.message
+            assert await app.weights() == await app.weights("ann") == before
 
     run(main)
 
@@ -380,6 +598,46 @@ def test_a_repeated_question_is_not_computed_again(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_model_that_is_asked_directly_uses_the_cache_only_if_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "right").mkdir()
+    (tmp_path / "right" / "config.toml").write_text("cache = true\n")
+
+    async def main() -> None:
+        async with desk_with_client(tmp_path) as (app, client):
+
+            async def ask(model: str, *numbers: float, **parameters: Any) -> list[int]:  # noqa: ANN401
+                rows = np.array([[number, 0, 0] for number in numbers], np.float32)
+                image = triton.InferInput("x", list(rows.shape), "FP32")
+                image.set_data_from_numpy(rows)
+                result = await client.infer(
+                    model, [image], parameters={"slo_ms": 30_000, **parameters}
+                )
+                return [int(label) for label in result.as_numpy("label")]
+
+            def num_asked(model: str) -> int:
+                return sum(infer.model_id == model for infer in app.worker.infers)
+
+            for _ in range(3):
+                assert await ask("right", 2) == [2]
+                assert await ask("right", 2, 3) == [2, 3]
+                assert await ask("wrong", 2) == [3]
+            assert (num_asked("right"), num_asked("wrong")) == (2, 3)
+            # Who wants to know where the time went gets an answer that took some.
+            assert await ask("right", 2, explain=True) == [2]
+            assert num_asked("right") == 3
+            # An application finds what was asked for directly, and another version is asked anew.
+            await app.put("right", cache=True)
+            assert label(await app.ask(2)) == 2
+            assert num_asked("right") == 3
+            await app.front_end.catalogue.reload("right")
+            assert await ask("right", 2) == [2]
+            assert num_asked("right@2") == 1
+
+    run_on_real_time(main)
+
+
 def test_questions_at_the_same_time_share_one_computation(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
@@ -414,16 +672,19 @@ def test_with_the_last_who_waits_the_request_is_withdrawn(tmp_path: Path) -> Non
     run(main)
 
 
-def test_who_joined_a_computation_that_failed_asks_for_itself(tmp_path: Path) -> None:
+def test_who_joined_a_computation_that_was_refused_asks_for_itself(tmp_path: Path) -> None:
     async def main() -> None:
         async with desk(tmp_path) as app:
             await app.put("right", cache=True)
             app.worker.hold = True
-            asking = [asyncio.create_task(app.ask(1)) for _ in range(2)]
+            asking = [
+                asyncio.create_task(app.ask(1, slo_ns=slo_ns)) for slo_ns in (NS_PER_S, SLO_NS)
+            ]
             await until(lambda: len(app.worker.held) == 1)
-            app.worker.failing = {"right"}
+            assert len(app.worker.infers) == 1
+            await asyncio.wait(asking[:1])
+            await until(lambda: len(app.worker.infers) == 2)
             app.worker.release()
-            app.worker.failing = set()
             first, second = await asyncio.gather(*asking, return_exceptions=True)
             assert isinstance(first, RefusedError)
             assert isinstance(second, Answered)
@@ -506,6 +767,7 @@ def test_a_state_is_taken_to_a_new_revision_once_and_never_back(tmp_path: Path) 
         (("right",), {"label_output": "y"}, ModelError, "expected one named 'y'"),
         (("right",), {"label_output": "probabilities"}, ModelError, "expected one integer"),
         (("right",), {"combination": Rule.ONE}, ConfigError, "expected one that chooses one"),
+        (("right",), {"combination": Rule.MEAN}, ModelError, "expected numbers of FP16, FP32"),
         (("right",), {"policy": "exp5"}, ConfigError, "found 'exp5'"),
         (
             ("right",),
@@ -582,6 +844,21 @@ def test_a_shadow_is_compared_but_never_answers(tmp_path: Path) -> None:
             await until(lambda: not app.applications._queries._shadowing)
             result = await app.teach(answered, label=1)
             assert result.losses == {"right": 0.0, "wrong": 1.0}
+
+    run(main)
+
+
+def test_a_canary_that_is_too_slow_for_the_slo_is_remarked_upon(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with desk(tmp_path) as app:
+            options = {"stable": "right", "canary": "long-1", "steps": [1.0]}
+            await app.put("right", "long-1", policy="canary", options=options)
+            for _ in range(3):
+                assert (await app.ask(1, slo_ns=NS_PER_S)).parameters["models"] == "right"
+            running = app.applications.find("app")
+            assert running is not None
+            _, remark = await app.applications.weights(running, "")
+            assert "long-1 could not be in time for 3 of the 3 queries" in remark
 
     run(main)
 

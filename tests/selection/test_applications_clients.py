@@ -155,7 +155,11 @@ def test_an_operator_sees_weights_move_and_what_became_of_queries(
     [
         (app("right", "nobody"), ModelError, "there is no model nobody"),
         (app(), BadRequestError, "models: found none"),
-        (app("right", combination="sum"), BadRequestError, "expected one of vote, average, one"),
+        (
+            app("right", combination="sum"),
+            BadRequestError,
+            "expected one of vote, average, mean, one",
+        ),
         (app("right", options_json="[1]"), BadRequestError, "expected a JSON object"),
         (app("right", options_json="{"), BadRequestError, "expected a JSON object"),
         (app("right", options_json='{"eta": -1}'), BadRequestError, "option eta: found -1"),
@@ -271,7 +275,7 @@ def test_the_readmes_example_works(
         exec(program.replace("127.0.0.1:8001", server.address), {})
     out = capsys.readouterr().out
     assert "[3]" in out
-    assert "'confidence': '1.0000'" in out
+    assert "'confidence': 1.0" in out
     assert "status='APPLIED'" in out
 
 

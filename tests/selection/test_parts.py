@@ -56,8 +56,8 @@ def test_probabilities_are_averaged_by_weight() -> None:
 
 
 def test_a_single_model_is_as_sure_as_it_says() -> None:
-    assert single(Prediction(3)).confidence == 1.0
-    assert single(Prediction(3, (0.2, 0.8))).confidence == 0.8
+    assert single(Rule.VOTE, Prediction(3)).confidence == 1.0
+    assert single(Rule.VOTE, Prediction(3, (0.2, 0.8))).confidence == 0.8
 
 
 # --- the prediction cache -------------------------------------------------------------------------
@@ -250,6 +250,53 @@ def test_queries_of_a_context_are_forgotten_on_request() -> None:
     assert answered.forget("app", "ann") == 1
     assert answered.join(FeedbackItem("q", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
     assert answered.join(FeedbackItem("p", label=7), now_ns=5).status is FeedbackStatus.APPLIED
+
+
+class Watched(AnsweredQuery):
+    """A query that counts how often somebody looks at it."""
+
+    looks = 0
+
+    def __getattribute__(self, name: str) -> object:
+        Watched.looks += 1
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_to_forget_some_queries_costs_nothing_for_all_others(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = journal(capacity=10_000)
+    watched = Watched(**{name: getattr(record(), name) for name in AnsweredQuery.__slots__})
+    for number in range(5000):
+        answered.add(str(number), watched)
+    answered.add("q", record(application="other", context="ann"))
+    monkeypatch.setattr(Watched, "looks", 0)
+    # Nor does feedback.
+    assert answered.join(FeedbackItem("q", label=7), now_ns=5).status is FeedbackStatus.APPLIED
+    assert answered.join(FeedbackItem("guess", label=7), now_ns=5).status is FeedbackStatus.UNKNOWN
+    assert answered.forget("other", None if whole else "ann") == 1
+    assert Watched.looks == 0
+    assert answered.forget("other") == answered.forget("app", "nobody") == 0
+    assert answered.forget("app") == 5000
+    assert len(answered) == 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from("ab"), st.sampled_from("xy"))))
+def test_the_journal_forgets_exactly_what_it_is_asked_to(
+    steps: list[tuple[int, str, str]],
+) -> None:
+    answered, kept = journal(capacity=6), list[tuple[str, str, str]]()
+    for number, (what, application, context) in enumerate(steps):
+        if what < 7:
+            answered.add(str(number), record(application=application, context=context))
+            kept = [*kept, (str(number), application, context)][-6:]
+            continue
+        doomed = [row for row in kept if row[1] == application and (what == 7 or row[2] == context)]
+        assert answered.forget(application, None if what == 7 else context) == len(doomed)
+        kept = [row for row in kept if row not in doomed]
+    assert [answered.find(row[0], now_ns=0) is not None for row in kept] == [True] * len(kept)
+    assert len(answered) == len(kept)
 
 
 # --- contexts -------------------------------------------------------------------------------------

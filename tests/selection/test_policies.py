@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from clockwright.errors import ConfigError
 from controller.selection.core.combination import Rule
+from controller.selection.core.journal import AnsweredQuery, FeedbackItem, Journal
 from controller.selection.core.policy import Policy
 from controller.selection.core.query import (
     Candidate,
@@ -243,6 +244,116 @@ def test_the_best_model_gets_the_most_weight(name: str) -> None:
     assert max(weights, key=weights.__getitem__) == "b"
 
 
+def rewarded(
+    chosen: Policy[Any],
+    state: Any,  # noqa: ANN401
+    rounds: int,
+    rng: Random,
+    *,
+    loss_of: Mapping[str, float],
+    reward: float | None = None,
+) -> Any:  # noqa: ANN401
+    """Give a reward for every answer through a journal: a constant one, or 1 for a right label."""
+    journal = Journal(capacity=1, ttl_ns=1)
+    for _ in range(rounds):
+        asked = query(rng)
+        choice = chosen.select(state, asked)
+        # Label 1 is right. Models that are wrong say different things.
+        votes = {
+            m: 1 if rng.random() >= loss_of[m] else 2 + MODELS.index(m) for m in choice.members
+        }
+        said = {model: Prediction(vote) for model, vote in votes.items()}
+        combined = chosen.combine(state, asked, choice, said, Rule.VOTE)
+        journal.add(
+            "q",
+            AnsweredQuery(
+                application="app",
+                context="",
+                choice=choice,
+                votes=votes,
+                combined=combined.label,
+                propensity=combined.propensity,
+                is_default=False,
+                at_ns=0,
+            ),
+        )
+        given = float(combined.label == 1) if reward is None else reward
+        joined = journal.join(FeedbackItem("q", reward=given), now_ns=0)
+        assert joined.observation is not None
+        state = chosen.observe(state, joined.observation)
+    return state
+
+
+LOSS_OF = {"a": 0.5, "b": 0.1, "c": 0.6}
+
+
+@pytest.mark.parametrize(
+    ("name", "reward"),
+    [
+        *((name, 1.0) for name in LEARNERS if name != "exp3-s"),
+        # To one who draws, a bad reward says that what was drawn is bad: the others learn from these.
+        ("exp4", 0.0),
+        ("exp4-full", 0.0),
+        ("exp4-full", 0.5),
+    ],
+)
+def test_rewards_that_are_all_alike_unlearn_nothing(name: str, reward: float) -> None:
+    chosen = policy(name)
+    learned, _ = play(chosen, LOSS_OF, 300, Random(4))
+    before = chosen.weights(learned)
+    after = chosen.weights(
+        rewarded(chosen, learned, 3000, Random(5), loss_of=LOSS_OF, reward=reward)
+    )
+    assert max(before, key=before.__getitem__) == max(after, key=after.__getitem__) == "b"
+    # If every label that exp4 draws is right, those who say other labels are right as well.
+    assert after["b"] >= before["b"] - 1e-9 or (name, reward) == ("exp4", 1.0)
+
+
+@pytest.mark.parametrize("name", sorted(set(LEARNERS) - {"exp4-full"}))
+def test_rewards_alone_teach_which_model_is_best(name: str) -> None:
+    chosen = policy(name)
+    state = rewarded(chosen, chosen.init(MODELS), 3000, Random(7), loss_of=LOSS_OF)
+    weights = chosen.weights(state)
+    assert max(weights, key=weights.__getitem__) == "b"
+    assert weights["b"] > chosen.weights(chosen.init(MODELS))["b"]
+
+
+def test_full_information_leaves_rewards_for_disputed_labels_alone() -> None:
+    hedge = policy("exp4-full")
+    state = hedge.init(MODELS)
+    disputed = observe({"a": 1.0, "b": 1.0}, MODELS, votes={"a": 1, "b": 1, "c": 2})
+    assert hedge.observe(state, disputed) is state
+    agreed = hedge.observe(
+        state, observe(dict.fromkeys(MODELS, 0.5), votes=dict.fromkeys(MODELS, 1))
+    )
+    assert agreed is not state
+    assert hedge.weights(agreed) == hedge.weights(state)
+
+
+@examples(50)
+@given(
+    name=st.sampled_from(["exp4", "exp4-full"]),
+    losses=st.lists(st.tuples(st.floats(0, 1), st.sets(st.sampled_from(MODELS))), max_size=200),
+)
+def test_feedback_that_is_the_same_for_all_who_answered_moves_no_ensembles_weights(
+    name: str, losses: list[tuple[float, set[str]]]
+) -> None:
+    chosen = policy(name)
+    learned, _ = play(chosen, LOSS_OF, 50, Random(4))
+    state = learned
+    for loss, late in losses:
+        answered = [model for model in MODELS if model not in late]
+        seen = observe(
+            dict.fromkeys(answered, loss),
+            MODELS,
+            votes=dict.fromkeys(answered, 1),
+            served=1,
+            served_loss=loss,
+        )
+        state = chosen.observe(state, seen)
+    assert chosen.weights(state) == chosen.weights(learned)
+
+
 @pytest.mark.parametrize("name", ["exp3-s", "exp4-full", "thompson"])
 def test_a_recovered_model_is_used_again(name: str) -> None:
     chosen = policy(name)
@@ -421,7 +532,7 @@ def test_the_stored_form_of_a_state_is_the_one_that_stores_out_there_have(name: 
     stored = {
         "ab": counts,
         "canary": '{"step": 0, "counts": {"models": ["a", "b"], "numbers": [1, 1], "losses": [1.0, 0.0],'
-        ' "squares": [1.0, 0.0]}, "sent": 0, "missed": 0, "reason": ""}',
+        ' "squares": [1.0, 0.0]}, "sent": 0, "missed": 0, "reason": "", "passed_over": 0}',
         "epsilon-greedy": tallies,
         "exp3": f'{{{models}, "logs": [-0.2, 0.0, 0.0], "rounds": 1}}',
         "exp3-ix": weights,
@@ -454,6 +565,34 @@ def test_a_state_that_is_none_is_refused(name: str) -> None:
                     chosen.load({**good, field: bad})
 
 
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+@examples(200)
+@given(data=st.data())
+def test_whatever_a_store_holds_is_a_state_that_works_or_is_refused(
+    name: str, data: st.DataObject
+) -> None:
+    chosen = policy(name)
+    good = json.loads(json.dumps(chosen.dump(chosen.init(MODELS))))
+    field = data.draw(st.sampled_from(sorted(good)))
+    found: Any = data.draw(ANY_JSON | st.just({**good, field: data.draw(ANY_JSON)}))
+    try:
+        state = chosen.load(found)
+    except ValueError:
+        return
+    state = chosen.resize(state, MODELS)
+    state = chosen.observe(state, observe({"a": 1.0, "b": 0.0}, propensities=(0.5, 0.5)))
+    chosen.select(state, query())
+    chosen.weights(state)
+    chosen.remark(state)
+
+
 @pytest.mark.parametrize("name", ["exp3", "exp3-ix", "exp4", "exp4-full"])
 def test_a_new_model_weighs_what_an_average_one_does(name: str) -> None:
     chosen = policy(name, **({"crowd": False} if name == "exp4-full" else {}))
@@ -484,6 +623,26 @@ def test_a_new_model_weighs_what_an_average_one_does(name: str) -> None:
 def test_a_bad_option_is_named(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_policy(name, options)
+
+
+def test_a_canary_that_is_never_predicted_to_be_in_time_is_said_to_be() -> None:
+    canary = policy("canary", steps=[0.5, 1.0])
+    state = canary.init(MODELS)
+    rng = Random(3)
+    for _ in range(40):
+        choice = canary.select(state, query(rng, late=["b"]))
+        assert choice.members == ("a",)
+        state = canary.served(state, Service(choice, frozenset("a")))
+    number = state.passed_over
+    assert 5 < number < 35
+    assert state.step == 0
+    assert f"b could not be in time for {number} of the {number} queries" in canary.remark(state)
+    # The queries of the stable model say nothing of the canary.
+    choice = canary.select(state, query(late=["a", "b"], context="user 1"))
+    assert canary.load(json.loads(json.dumps(canary.dump(state)))) == state
+    # States that were written before this was counted are read on.
+    older = {name: value for name, value in canary.dump(state).items() if name != "passed_over"}
+    assert canary.load(older).passed_over == 0
 
 
 def test_another_canary_begins_anew() -> None:

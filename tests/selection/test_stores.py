@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import sqlite3
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from clockwright.errors import BadRequestError, ConfigError, ModelError, StoreError
 from controller.catalogue import Entry
+from controller.selection.core.contexts import Contexts
 from controller.selection.core.journal import FeedbackItem, FeedbackStatus
 from controller.selection.core.query import Choice, Observation, Query
 from controller.selection.policies.tallies import EpsilonGreedy, Tallies
@@ -258,18 +260,16 @@ def test_what_is_being_read_while_it_is_erased_does_not_come_back(
                 await app.teach(await app.ask(1), label=1)
         async with desk(tmp_path, store=where) as app:
             store = app.applications._store
-            query_id = str((await app.ask(1)).parameters["query_id"])
+            query_id = str((await app.ask(1, context="ann")).parameters["query_id"])
             # Forget ann's state in memory, as if it had been evicted between her answer and her feedback.
-            record = app.applications._journal._records[query_id]
-            record.context = "ann"
+            app.applications._states.forget("app", "ann")
             with held(store):
                 reading = await begun(asyncio.create_task(app.weights("ann")), store)
-                teaching = await begun(
-                    asyncio.create_task(
-                        app.applications.feedback([FeedbackItem(query_id, label=2)])
-                    ),
-                    store,
+                # This waits for the same read.
+                teaching = asyncio.create_task(
+                    app.applications.feedback([FeedbackItem(query_id, label=2)])
                 )
+                await asyncio.sleep(0)
                 erasing = await begun(
                     asyncio.create_task(app.applications.erase("app", "ann")), store
                 )
@@ -331,6 +331,82 @@ def test_names_do_not_clash_while_a_model_or_an_application_is_on_its_way(tmp_pa
     run_on_real_time(main)
 
 
+# --- users of whom nothing is known ---------------------------------------------------------------
+
+
+@contextmanager
+def counted(store: Store) -> Iterator[list[tuple[str, str]]]:
+    """Collect the addresses that the store is asked for."""
+    reads: list[tuple[str, str]] = []
+    load = store.load
+
+    async def counting(address: tuple[str, str]) -> dict[str, Any] | None:
+        reads.append(address)
+        return await load(address)
+
+    store.load = counting  # type: ignore[method-assign]
+    try:
+        yield reads
+    finally:
+        store.load = load  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_user_of_whom_nothing_is_known_costs_one_read_of_the_store(
+    tmp_path: Path, where: str, together: bool
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path, store=where) as app:
+            await app.put("right", "wrong", options=OPTIONS, cache=True)
+            with counted(app.applications._store) as reads:
+                if together:
+                    await asyncio.gather(*[app.ask(1, context="ann") for _ in range(1000)])
+                else:
+                    for _ in range(1000):
+                        await app.ask(1, context="ann")
+                assert reads == [("app", "ann")]
+                # Feedback gives her a state, which is found, and is there after it has left memory.
+                await app.teach(await app.ask(1, context="ann"), label=2)
+                taught = await app.weights("ann")
+                assert taught["wrong"] > taught["right"]
+                assert await app.applications.erase("app", "ann")
+                await app.ask(1, context="ann")
+                assert await app.weights("ann") == await app.weights()
+                assert len(reads) <= 2
+
+    run(main)
+
+
+def test_feedback_of_one_who_had_no_state_is_found_after_it_has_left_memory(
+    tmp_path: Path, where: str
+) -> None:
+    async def main() -> None:
+        async with desk(tmp_path, store=where, contexts_max=2) as app:
+            await app.put("right", "wrong", options=OPTIONS)
+            for user in ("ann", "bob", "cy", "dee"):
+                answered = await app.ask(1, context=user)
+                await app.teach(answered, label=2 if user == "ann" else 1)
+                await app.applications._states.flush()
+            weights = await app.weights("ann")
+            assert weights["wrong"] > weights["right"]
+
+    run(main)
+
+
+def test_what_is_known_of_users_without_a_state_is_bounded() -> None:
+    contexts = Contexts(capacity=2)
+    for user in "abc":
+        contexts.note_stateless("app", user)
+    assert [contexts.is_stateless("app", user) for user in "abc"] == [False, True, True]
+    contexts.is_stateless("app", "b")
+    contexts.note_stateless("app", "d")
+    assert [contexts.is_stateless("app", user) for user in "bcd"] == [True, False, True]
+    contexts.set("app", "b", 1)
+    assert not contexts.is_stateless("app", "b")
+    contexts.erase("app")
+    assert not contexts.is_stateless("app", "d")
+
+
 # --- policies that fail ---------------------------------------------------------------------------
 
 
@@ -365,7 +441,8 @@ def test_a_state_that_cannot_be_written_stops_no_other(
             assert record is not None
             assert record["state"]["rounds"] == 3
             assert await app.applications._store.load(("clumsy", "ann")) is None
-        assert caplog.text.count("cannot be written: ArithmeticError('no idea')") == 1
+        assert caplog.text.count("cannot be written: PolicyError") == 1
+        assert "policy clumsy: dump: ArithmeticError('no idea')" in caplog.text
 
     run(main)
 
@@ -382,7 +459,7 @@ def test_in_a_bulk_of_feedback_each_has_an_outcome_of_its_own(tmp_path: Path) ->
             items = [FeedbackItem(query_id, label=1) for query_id in ids]
             first = await app.applications.feedback(items)
             assert [r.status.value for r in first] == ["APPLIED", "FAILED", "APPLIED"]
-            assert first[1].message == "policy clumsy: ArithmeticError('3 again')"
+            assert first[1].message == "policy clumsy: observe: ArithmeticError('3 again')"
             # Nothing was learned from the item that failed, so it may be given again. The others count once.
             second = await app.applications.feedback(items)
             assert [r.status.value for r in second] == ["DUPLICATE", "FAILED", "DUPLICATE"]
@@ -509,6 +586,34 @@ def test_a_redis_that_stops_and_starts_again_loses_nothing(tmp_path: Path) -> No
             assert [await app.weights(c) for c in ("", "ann", "bob", "cy")] == weights
 
     with redis_server() as server:
+        run(lambda: main(server))
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_redis_that_comes_back_empty_is_filled_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, restarted: bool
+) -> None:
+    async def main(server: RedisServer) -> None:
+        with server.client() as client:
+            async with desk(tmp_path, store=server.url) as app:
+                await taught(app)
+                await app.applications._states.flush()
+                weights = [await app.weights(context) for context in ("", "ann", "bob")]
+                if restarted:
+                    server.stop()
+                    server.forget()
+                    server.start()
+                    assert client.keys("*") == []
+                else:
+                    client.flushall()
+                # Nobody asks or teaches meanwhile.
+                await until(lambda: client.hlen("clockwright:states:app") == 3)
+        async with desk(tmp_path, store=server.url) as app:
+            assert [await app.weights(c) for c in ("", "ann", "bob")] == weights
+        assert caplog.text.count("is back") == 1
+        assert "/socket is back, empty" in caplog.text
+
+    with redis_server() as server, caplog.at_level(logging.INFO):
         run(lambda: main(server))
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -234,21 +235,126 @@ def test_a_second_worker_takes_load_while_clients_run_and_its_end_fails_nobody_e
     assert set(asker.failures) <= {Refusal.WORKER_LOST.value}, asker.failures
 
 
-def test_a_local_worker_that_is_killed_is_told_of_and_the_others_go_on(tmp_path: Path) -> None:
+def children_of(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for path in children for child in path.read_text().split()]
+
+
+def pids_of(operator: Operator) -> dict[str, int]:
+    return {row.worker_id: row.pid for row in operator.workers()}
+
+
+def test_a_local_worker_that_is_killed_is_replaced_and_the_others_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
     arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
-    with LocalServer(["--models", str(models), "--workers", "2", *arguments]) as server:
-        with Operator(server.address) as operator:
-            pids = {row.worker_id: row.pid for row in operator.workers()}
-            assert sorted(pids) == ["local-0", "local-1"]
-            os.kill(pids["local-1"], signal.SIGKILL)
-            until(lambda: len(operator.workers()) == 1, what="the dead worker is forgotten")
-        with Client(server.address) as client:
-            # The server was ready when the first of the two was.
-            until(lambda: client.models()[0].state == "READY", what="the other has the model")
-            client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
+    with (
+        LocalServer(["--models", str(models), "--workers", "2", *arguments]) as server,
+        Operator(server.address) as operator,
+        Client(server.address) as client,
+    ):
+        first = pids_of(operator)
+        assert sorted(first) == ["local-0", "local-1"]
+        os.kill(first["local-1"], signal.SIGKILL)
+        until(lambda: first["local-1"] not in pids_of(operator).values(), what="it is forgotten")
+        until(lambda: len(pids_of(operator)) == 2, what="another takes its place")
+        second = pids_of(operator)
+        assert second["local-0"] == first["local-0"]
+        # Those that serve now are the ones that were started again.
+        for pid in second.values():
+            os.kill(pid, signal.SIGKILL)
+        until(
+            lambda: len(set(pids_of(operator).values()) - set(second.values())) == 2,
+            what="both are replaced",
+        )
+        until(lambda: client.models()[0].state == "READY", what="they have the model")
+        client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
+        third = pids_of(operator)
         assert server.stop() == 0
-    assert not lives(pids["local-0"])
+    assert not [pid for pid in third.values() if lives(pid)]
+    told = capfd.readouterr().err
+    pid = first["local-1"]
+    assert f"worker local-1 (pid {pid}) was killed by SIGKILL; starting it again in 0.5 s" in told
+    assert f"{second['local-1']}) was killed by SIGKILL; starting it again in 1 s" in told
+
+
+def test_a_worker_that_was_sent_home_is_not_replaced(tmp_path: Path) -> None:
+    arguments = ["--workers", "2", "--device", "modelled:1ms", "--cache-dir", str(tmp_path)]
+    with LocalServer(arguments) as server, Operator(server.address) as operator:
+        pid = pids_of(operator)["local-1"]
+        operator.drain("local-1")
+        until(lambda: not lives(pid), what="it has left")
+        assert list(pids_of(operator)) == ["local-0"]
+
+
+@contextmanager
+def controller(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A `clockwright controller`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clockwright.cli", "controller", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    models = write_models(tmp_path / "models", echo="echo-4")
+    common = ("--models", str(models))
+    with controller("--port", "0", *common) as first:
+        assert first.stdout is not None
+        address = first.stdout.readline().removeprefix("listening on ").strip()
+        port = address.rpartition(":")[2]
+        arguments = ("--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache"))
+        with worker(address, "--id", "w", *arguments) as waiting, ExitStack() as stack:
+            running = first
+            for number in (signal.SIGTERM, signal.SIGINT, None):
+                with Client(address) as client, Operator(address) as operator:
+                    until(lambda: operator.status().ready, what="the model is ready")
+                    client.infer("echo", {"input": ROW}, slo_ms=SLO_MS)
+                    assert pids_of(operator) == {"w": waiting.pid}
+                if number is None:
+                    break
+                running.send_signal(number)
+                assert running.wait(PATIENCE_S) == 0
+                assert waiting.poll() is None
+                running = stack.enter_context(controller("--port", port, *common))
+                assert running.stdout is not None
+                assert running.stdout.readline() == f"listening on {address}\n"
+            # It still leaves when somebody sends it home.
+            with Operator(address) as operator:
+                operator.drain("w")
+            assert waiting.wait(PATIENCE_S) == 0
+            command = [sys.executable, "-m", "clockwright.cli", "status", "--server", address]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            assert ": no worker is connected\n" in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_up_ends_although_its_worker_and_the_compiler_do_not_listen(
+    tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = write_models(tmp_path / "models", mlp="mlp-1000-4000-10")
+    server = LocalServer(["--models", str(models), "--cache-dir", str(tmp_path / "cache")])
+    server.wait_for("model mlp: ")
+    with Operator(server.address) as operator:
+        (pid,) = pids_of(operator).values()
+    # A compiler that is as deaf as the longest compilation, and a worker as deaf as one in a library.
+    for deaf in (*children_of(pid), pid):
+        os.kill(deaf, signal.SIGSTOP)
+    server.process.send_signal(number)
+    assert server.process.wait(PATIENCE_S) == 0
+    server.stop()
+    until(lambda: not lives(pid), what="the worker is gone")
+    assert "stopped" in server.output
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

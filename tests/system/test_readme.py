@@ -47,6 +47,20 @@ def test_what_the_page_says_without_a_number_is_so() -> None:
     assert not any(
         overload[f"{name}_x3_goodput_rps"] for name in ("infaas", "clipper", "one_by_one")
     )
+    # Below these SLOs "the reactive policies of Figure 5 answer nothing in time".
+    fig5 = found["fig5"]
+    for policy in ("clipper", "infaas"):
+        below = [slo for slo in fig5.setting["slos_ms"] if slo < fig5[f"{policy}_collapse_slo_ms"]]
+        assert below
+        assert not any(fig5[f"{policy}_slo{slo}_goodput_rps"] for slo in below)
+    # "At those rates the front end would be the bottleneck"
+    live_rps = found["serve"]["grpc_clockwright_small_c8_rps"]
+    assert found["fig8"]["paper_offered_rps"] > live_rps
+    assert found["scale"]["offered_gpus20_slo25_rps"] > live_rps
+    # "for the same goodput"
+    fig6 = found["fig6"]
+    ends = [fig6[f"{policy}_end_goodput_rps"] for policy in ("clockwork", "edf_mh")]
+    assert ends[1] == pytest.approx(ends[0], rel=0.01)
     # "An ensemble with one model that is much better than the others loses to it."
     assert found["clipper_fig7"]["mixed_exp4_full_gain"] < 0
     # "no policy errs less than the model of the user's own group"

@@ -8,10 +8,12 @@ import hashlib
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from onnx import TensorProto, helper
 
 from clockwright import wire
 from clockwright.actions import ActionError
+from clockwright.bulk import join_bulk
 from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.units import NS_PER_S
 from clockwright.v1 import worker_pb2 as pb
@@ -101,6 +104,31 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
         await drain(stream)
 
     play(tmp_path, script, device="cpu", worker_id="w1")
+
+
+def test_actions_that_are_taken_back_free_their_lane(tmp_path: Path) -> None:
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.install("relu", model_file())
+        await stream.act(load(1, "relu"))
+        actions = [infer(action_id, "relu") for action_id in range(2, 103)]
+        messages = [wire.encode_action(action).SerializeToString() for action in actions]
+        messages = [join_bulk(message, wire.PAYLOAD_FIELD, [bytes(16)]) for message in messages]
+        # The first may run. One that is answered, or was never here, changes nothing.
+        messages += [
+            pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id)).SerializeToString()
+            for action_id in (1, *range(3, 103), 999)
+        ]
+        await stream.send(pb.ToWorker(next=messages, heartbeat=pb.Heartbeat(sent_ns=1)))
+        results = [(await stream.expect("result")) for _ in actions]
+        by_error = Counter(ActionError(result.error) for result in results)
+        assert by_error == {ActionError.WITHDRAWN: 100, ActionError.NONE: 1}
+        assert not any(result.HasField("exec") for result in results if result.error)
+        result, _ = await stream.act(infer(200, "relu"), bytes(16))
+        assert result.error == ActionError.NONE
+        await drain(stream)
+
+    play(tmp_path, script, device="modelled:1000ms")
 
 
 def test_large_tensors_travel_whole(tmp_path: Path) -> None:
@@ -188,6 +216,87 @@ def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None
         await drain(stream)
 
     play(tmp_path, script)
+
+
+class CompilerKiller:
+    """Kills this process's compilers as they appear, so many of them."""
+
+    def __init__(self, number: int) -> None:
+        self.killed: set[int] = set()
+        self._number = number
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._kill)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _kill(self) -> None:
+        while len(self.killed) < self._number and not self._stopped.wait(0.01):
+            for pid in set(self._compilers()) - self.killed:
+                os.kill(pid, signal.SIGKILL)
+                self.killed.add(pid)
+
+    def _compilers(self) -> Iterator[int]:
+        for thread in Path("/proc/self/task").iterdir():
+            for pid in map(int, (thread / "children").read_text().split()):
+                with contextlib.suppress(OSError):
+                    if b"compiler_process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        yield pid
+
+
+def test_a_killed_compiler_is_tried_again_and_others_have_their_turn_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.offers.RETRY_PAUSES_S", (LIMIT_S,))
+    content, other = model_file(), model_file(8)
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.offer("unlucky", content)
+        await stream.expect("model_needed")
+        await stream.chunk("unlucky", content, slice(0, len(content)), last=True)
+        await stream.expect("chunk_received")
+        assert (await stream.install("next", other)).model_id == "next"
+        said = f"the compiler was killed by SIGKILL while starting; trying again in {LIMIT_S:g} s"
+        assert said in stream.progress
+        await drain(stream)
+
+    with CompilerKiller(1):
+        play(tmp_path, script, device="cpu")
+
+
+@pytest.mark.parametrize("num_kills", [2, 3])
+def test_a_model_whose_compiler_is_always_killed_is_refused_in_the_end(
+    num_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.offers.RETRY_PAUSES_S", (0.01, 0.02))
+    content = model_file()
+
+    async def script(stream: Stream) -> None:
+        await stream.send(WELCOME)
+        await stream.offer("unlucky", content)
+        await stream.expect("model_needed")
+        await stream.chunk("unlucky", content, slice(0, len(content)), last=True)
+        await stream.expect("chunk_received")
+        if num_kills == 2:
+            await stream.expect("model_ready")
+        else:
+            refused = await stream.expect("model_refused")
+            assert refused.reason == (
+                "the compiler was killed by SIGKILL while starting, 3 times in a row"
+            )
+        pauses = [stage for stage in stream.progress if "trying again in" in stage]
+        assert [stage.rpartition(" in ")[2] for stage in pauses] == ["0.01 s", "0.02 s"]
+        await drain(stream)
+
+    with CompilerKiller(num_kills) as killer:
+        play(tmp_path, script, device="cpu")
+    assert len(killer.killed) == num_kills
 
 
 def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: Path) -> None:

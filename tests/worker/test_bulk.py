@@ -60,10 +60,13 @@ def test_entries_are_views_not_copies() -> None:
 @given(st.binary(max_size=200))
 def test_garbage_is_a_protocol_error_or_left_to_protobuf(data: bytes) -> None:
     try:
-        header, _ = split_bulk(data, RAW)
-        pb.ModelInferRequest.FromString(header)
+        header, entries = split_bulk(data, RAW)
+        parsed = pb.ModelInferRequest.FromString(header)
     except (ProtocolError, DecodeError):
-        pass
+        return
+    # What is taken is what protobuf reads from the whole of it.
+    parsed.raw_input_contents.extend(bytes(entry) for entry in entries)
+    assert parsed == pb.ModelInferRequest.FromString(data)
 
 
 @given(chunks, st.data())

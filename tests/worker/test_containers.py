@@ -319,7 +319,7 @@ def test_what_waits_behind_a_crash_does_not_run(moody: ContainerBench) -> None:
 
 
 def test_only_what_lies_here_is_run(moody: ContainerBench) -> None:
-    with pytest.raises(ModelError, match="runs the container of model 'moody' only"):
+    with pytest.raises(ModelError, match="runs one container only, that of another"):
         moody.prepare(profile="other")
     foreign = OfferedFile("model.py", 4, hashlib.sha256(b"evil").hexdigest())
     with pytest.raises(ModelError, match=r"1/model.py is not what this worker has: found .* here"):
@@ -485,3 +485,58 @@ def test_a_server_runs_code_beside_onnx_and_a_crash_is_nobody_elses_trouble(tmp_
         pids = [worker.pid for worker in operator.workers()]
         assert server.stop() == 0
     assert not [pid for pid in pids if lives(pid)]
+
+
+def test_a_refusal_of_code_says_what_is_wrong_with_it_and_healthy_models_have_none(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = write_models(tmp_path / "models", tiny="tiny_conv")
+    write_container(models, "moody", MOODY_TABLE, model=MOODY)
+    write_container(models, "nameless", MOODY_TABLE, model="def forecast(rows): ...")
+    truth = "model.py: expected a function 'predict', found forecast"
+    arguments = ["--pages", "4", "--arena-mib", "64", "--cache-dir", str(tmp_path / "cache")]
+    with (
+        LocalServer(["--models", str(models), *arguments]) as server,
+        Client(server.address) as client,
+        Operator(server.address) as operator,
+    ):
+        refused = [line for line in server.output if line.startswith("refused: ")]
+        assert refused == [f"refused: nameless: {truth}"]
+        assert {model.model_id: model.reason for model in operator.models()} == {
+            "moody": "",
+            "nameless": truth,
+            "tiny": "",
+        }
+        told = [list(row.models_refused) for row in operator.workers() if row.models_refused]
+        assert told == [[f"nameless: {truth}"]]
+        with pytest.raises(RefusedError, match=re.escape(truth)) as caught:
+            client.infer("nameless", row(PLAIN), slo_ms=SLO_MS)
+        assert "one container only" not in str(caught.value)
+    assert "refused" not in capfd.readouterr().err
+
+
+def test_code_that_no_worker_is_for_says_which_worker_to_start(tmp_path: Path) -> None:
+    models = write_container(tmp_path / "models", "moody", MOODY_TABLE, model=MOODY).parent
+    arguments = ["--device", "modelled:1ms", "--cache-dir", str(tmp_path / "cache")]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with (
+        LocalServer(["--models", str(empty), *arguments]) as server,
+        Operator(server.address) as operator,
+        pytest.raises(ModelError, match=r"it is code.*--device container:FOLDER"),
+    ):
+        operator.add_model(models / "moody", name="moody", replace=False)
+
+
+def test_a_device_that_is_not_there_ends_the_server_although_its_containers_are_well(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    models = write_container(tmp_path / "models", "moody", MOODY_TABLE, model=MOODY).parent
+    arguments = ["--models", str(models), "--device", "abacus", "--cache-dir", str(tmp_path)]
+    server = LocalServer(arguments)
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        server.wait_for("no line begins with this")
+    assert server.stop() == 1
+    told = capfd.readouterr().err
+    assert "error: device 'abacus': expected cpu" in told
+    assert "ended with 78: its settings cannot work" in told

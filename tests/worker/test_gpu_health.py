@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 import worker.process
 from clockwright.cli.flags import WorkerFlags
@@ -262,10 +263,11 @@ class Recorded(LocalWorkers):
     programs: tuple[str, ...] = ()
     started: tuple[dict[str, WorkerFlags], str] | None = None
 
-    def start(self, controller: str) -> None:
+    @override
+    def _command(self, controller: str, worker_id: str) -> list[str]:
         type(self).started = dict(self._planned), controller
-        for worker_id, program in zip(self._planned, self.programs, strict=True):
-            self._launch(worker_id, [sys.executable, "-c", program])
+        program = dict(zip(self._planned, self.programs, strict=True))[worker_id]
+        return [sys.executable, "-c", program]
 
 
 @pytest.mark.parametrize(

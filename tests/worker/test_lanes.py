@@ -473,6 +473,103 @@ def test_evicted_pages_are_free_when_the_last_exec_that_reads_them_ends() -> Non
     assert sorted(driver.start(Lane.LOAD, now=2).pages) == [0, 1]
 
 
+@pytest.mark.parametrize("waits_for", [Lane.LOAD, Lane.INPUT, Lane.EXEC])
+def test_an_action_that_is_withdrawn_before_it_begins_gives_back_what_it_held(
+    waits_for: Lane,
+) -> None:
+    driver = LanesByHand(num_pages=2, io_bytes=64)
+    if waits_for is Lane.LOAD:
+        driver.add(A)
+        gone = driver.load(A)
+    else:
+        driver.resident(A)
+        gone = driver.infer(A)
+        if waits_for is Lane.EXEC:
+            driver.run(Lane.INPUT)
+    driver.core.withdraw(ActionId(gone))
+    (result,) = driver.results()
+    assert (result.action_id, result.error) == (gone, ActionError.WITHDRAWN)
+    assert driver.core.num_pending == 0
+    # The pages and the only slot serve the next ones.
+    if waits_for is Lane.LOAD:
+        driver.add(B)
+        driver.load(B)
+        driver.run(Lane.LOAD)
+    else:
+        driver.infer(A)
+        for lane in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
+            driver.run(lane)
+    assert driver.errors() == [ActionError.NONE]
+
+
+@pytest.mark.parametrize("runs", [Lane.LOAD, Lane.EXEC, Lane.OUTPUT])
+def test_an_action_that_is_withdrawn_after_it_began_reports_what_it_became(runs: Lane) -> None:
+    driver = LanesByHand()
+    if runs is Lane.LOAD:
+        driver.add(A)
+        action_id = driver.load(A)
+        driver_lanes = [Lane.LOAD]
+    else:
+        driver.resident(A)
+        action_id = driver.infer(A)
+        driver_lanes = [Lane.INPUT, Lane.EXEC, Lane.OUTPUT]
+    for lane in driver_lanes:
+        step = driver.start(lane)
+        if lane is runs:
+            driver.core.withdraw(ActionId(action_id))
+            driver.core.check()
+        driver.finish(step)
+    assert driver.errors() == [ActionError.NONE]
+    assert driver.core.resident() == [A]
+
+
+def test_an_action_that_is_withdrawn_while_its_inputs_are_copied_goes_when_they_are() -> None:
+    driver = LanesByHand()
+    driver.resident(A)
+    gone = driver.infer(A)
+    copying = driver.start(Lane.INPUT)
+    driver.core.withdraw(ActionId(gone))
+    assert driver.results() == []
+    driver.finish(copying)
+    assert driver.errors() == [ActionError.WITHDRAWN]
+    assert driver.core.next_step(Lane.EXEC, now_ns=0) is None
+
+
+def test_an_infer_whose_load_is_withdrawn_is_not_resident() -> None:
+    driver = LanesByHand()
+    driver.add(A)
+    load = driver.load(A)
+    driver.infer(A)
+    driver.run(Lane.INPUT)
+    driver.core.withdraw(ActionId(load))
+    assert Lane.EXEC in driver.core.take_changed()
+    assert driver.core.next_step(Lane.EXEC, now_ns=0) is None
+    assert driver.errors() == [ActionError.WITHDRAWN, ActionError.NOT_RESIDENT]
+
+
+def test_an_input_that_waited_behind_a_larger_one_starts_when_that_is_withdrawn() -> None:
+    driver = LanesByHand(io_bytes=256)
+    driver.resident(A)
+    driver.infer(A)
+    driver.run(Lane.INPUT)
+    large = driver.infer(A, batch_size=4, rows=(4,))
+    small = driver.infer(A)
+    assert isinstance(driver.core.next_step(Lane.INPUT, now_ns=0), WaitUntil)
+    driver.core.take_changed()
+    driver.core.withdraw(ActionId(large))
+    assert Lane.INPUT in driver.core.take_changed()
+    assert driver.run(Lane.INPUT) == small
+
+
+def test_withdrawing_what_is_answered_or_was_never_here_changes_nothing() -> None:
+    driver = LanesByHand()
+    driver.resident(A)
+    driver.core.withdraw(ActionId(1))
+    driver.core.withdraw(ActionId(99))
+    assert driver.results() == []
+    assert driver.core.resident() == [A]
+
+
 @pytest.mark.seeds(20)
 def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> None:
     rng = random.Random(seed)
@@ -484,6 +581,7 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
     ahead: Step[LoadedModel] | None = None
     queued_ahead: set[int] = set()
     answers: dict[int, Result] = {}
+    withdrawn: dict[int, bool] = {}
     windows: dict[int, tuple[int, int]] = {}
     now = 0
 
@@ -503,12 +601,27 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
             assert result.action_id not in answers
             answers[result.action_id] = result
 
+    def withdraw() -> None:
+        """Take any action back; it is known whether it has begun."""
+        action_id = rng.randrange(max(1, driver.last_id - 5), driver.last_id + 2)
+        begun = {
+            step.action.action_id
+            for step in (*(step for step, _ in running.values()), ahead)
+            if step is not None and step.lane is not Lane.INPUT
+        }
+        if action_id not in answers and action_id in windows and action_id not in withdrawn:
+            withdrawn[action_id] = action_id in begun
+        driver.core.withdraw(ActionId(action_id))
+        driver.core.check()
+
     for turn in range(5000):
         if turn >= 500 and driver.core.num_pending == 0:
             break
         now += rng.randrange(4)
         if turn < 500:
             submit()
+            if rng.random() < 0.3:
+                withdraw()
         for lane in Lane:
             if lane in running and rng.random() < 0.5:
                 step, begin = running.pop(lane)
@@ -540,8 +653,13 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
             # The device may come late to what was queued there; only what then breaks is answered so.
             broke_late = action_id in queued_ahead and answer.error is ActionError.DEVICE
             assert step_time.begin_ns <= latest or broke_late
+        if answer.error is ActionError.WITHDRAWN:
+            assert not withdrawn[action_id], "it had begun"
+            assert answer.exec is None
+            assert answer.load is None
     outcomes = {result.error for result in answers.values()}
     assert outcomes >= {
+        ActionError.WITHDRAWN,
         ActionError.NONE,
         ActionError.TOO_LATE,
         ActionError.NO_PAGES,

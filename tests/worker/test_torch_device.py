@@ -1112,5 +1112,8 @@ def test_what_torch_says_of_an_old_driver_is_kept(monkeypatch: pytest.MonkeyPatc
     assert (found.num_devices, found.complaint) == (0, words)
 
 
-def test_a_gpu_that_is_there_is_taken() -> None:
-    check_installation(Installation("2.13.0", "13.0", 4), 3)
+def test_a_gpu_that_is_there_is_taken_and_the_one_behind_the_last_is_not() -> None:
+    found = Installation("2.13.0", "13.0", 4)
+    check_installation(found, 3)
+    with pytest.raises(ConfigError, match="'cuda:4'"):
+        check_installation(found, 4)

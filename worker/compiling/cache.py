@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,14 +48,25 @@ class CompileCache:
         for path in (self._compiled, self._profiles, self._scratch):
             path.mkdir(parents=True, exist_ok=True)
 
-    def key(self, contents: Mapping[str, str], fixed_dimensions: Mapping[str, int]) -> str:
+    def key(
+        self,
+        contents: Mapping[str, str],
+        fixed_dimensions: Mapping[str, int],
+        batch_sizes: Sequence[int],
+        io_bytes: int,
+    ) -> str:
         """Hash everything that a compiled model depends on.
 
         Args:
             contents: the sha256 of each of the model's files, by path.
             fixed_dimensions: the sizes given at registration.
+            batch_sizes: the sizes at which rows are seen to stay apart.
+            io_bytes: the room for one batch, above which sizes are not looked at.
         """
-        return self._hash(["model", sorted(contents.items()), sorted(fixed_dimensions.items())])
+        dimensions = sorted(fixed_dimensions.items())
+        return self._hash(
+            ["model", sorted(contents.items()), dimensions, list(batch_sizes), io_bytes]
+        )
 
     def find(self, key: str) -> tuple[Path, CompiledModel] | None:
         """Find a sound compiled model and its folder; None if there is none.

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ from worker.compiling.onnx_model import (
     tensor_spec,
     tensor_spec_type,
 )
+from worker.compiling.row_flow import follow_rows
+from worker.compiling.row_probes import RowProbes, Run
 from worker.engines.onnxruntime import (
     Bytes,
     aligned_bytes,
@@ -48,21 +51,24 @@ from worker.models.model_files import (
     CompiledModel,
     Limits,
     ModelSource,
+    batch_bytes,
 )
 
 # A part of the compile cache's key: raise it when the files' meaning changes.
-COMPILE_FORMAT = 2
+COMPILE_FORMAT = 3
 
 # A compiled kernel may sum in another order than the reference, and differ in nothing else.
 _TOLERANCE = 1e-3
 _NUMPY_FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
+
+# Sets of rows to try where the graph leaves open whether rows meet; one where it proves that they do not.
+_UNPROVEN_SEEDS = 4
 
 # Profiles seed the controller's estimates, which measurements replace soon: a few runs are enough.
 _PROFILE_RUNS = 7
 _PROFILE_BUDGET_NS = NS_PER_S // 2
 
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
-_Outputs = list[tuple[tuple[int, ...], Bytes]]
 
 
 class Target(Protocol):
@@ -71,6 +77,9 @@ class Target(Protocol):
     #: How far onnxruntime optimises a graph before its weights are lifted.
     level: ort.GraphOptimizationLevel
 
+    #: Whether it computes with fewer digits than float32 has.
+    is_coarse: bool
+
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
         """Bring graph and weights into the form that is served.
 
@@ -78,13 +87,11 @@ class Target(Protocol):
             ModelError: the engine cannot serve the graph.
         """
 
-    def run(
-        self, lifted: LiftedGraph, compiled: CompiledModel, batch_size: int, inputs: list[Bytes]
-    ) -> list[Bytes]:
-        """Run a batch on this machine.
+    def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
+        """Make what runs batches on this machine; it raises a ModelError with the engine's words if it fails.
 
         Raises:
-            ModelError: the engine does not accept the graph, or fails; carries its words.
+            ModelError: the engine does not accept the graph; carries its words.
         """
 
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
@@ -95,6 +102,7 @@ class OnnxruntimeTarget(Target):
     """This machine's processor."""
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    is_coarse = False
 
     @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
@@ -102,20 +110,22 @@ class OnnxruntimeTarget(Target):
         return lifted
 
     @override
-    def run(
-        self, lifted: LiftedGraph, compiled: CompiledModel, batch_size: int, inputs: list[Bytes]
-    ) -> list[Bytes]:
+    def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
         session = open_session(lifted.graph)
         weights = aligned_bytes(lifted.blob.nbytes)
         weights[:] = lifted.blob
-        kernel, places, outputs = private_kernel(session, compiled, batch_size, weights)
-        for array, sample in zip(places, inputs, strict=True):
-            array[:] = sample
-        try:
-            kernel.launch()
-        except Exception as error:  # onnxruntime's exceptions have no common base
-            raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
-        return outputs
+
+        def run(batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
+            kernel, places, outputs = private_kernel(session, compiled, batch_size, weights)
+            for array, sample in zip(places, inputs, strict=True):
+                array[:] = sample
+            try:
+                kernel.launch()
+            except Exception as error:  # onnxruntime's exceptions have no common base
+                raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+            return outputs
+
+        return run
 
     @override
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
@@ -160,20 +170,42 @@ def compile_model(
         except ValueError as error:
             raise ModelError(f"the model is too large to be serialised: {error}") from None
         element_types = _element_types(model)
-        output_names = [value.name for value in model.graph.output]
+        datatypes = {v.name: DATATYPES[element_types[v.name]] for v in model.graph.output}
+        in_batches = not fixed_batch and max(source.batch_sizes) > 1
+        flow = follow_rows(model)
         del model
         reference = open_session(serialised, save_optimised=optimised_path, level=target.level)
         del serialised
         bound = [BoundTensor(spec, spec.name, element_types[spec.name]) for spec in inputs]
-        batches = {size: _sample_inputs(inputs, size) for size in ((1,) if fixed_batch else (1, 2))}
-        expected = {
-            size: run_unshaped(reference, list(zip(bound, arrays, strict=True)), output_names, size)
-            for size, arrays in batches.items()
-        }
-        outputs = _output_specs(output_names, element_types, expected)
-        if not fixed_batch:
-            _check_rows(reference, bound, batches[2], outputs, expected[2])
+        original = _Original(reference, bound, datatypes)
         del reference
+        samples = {1: _sample_inputs(inputs, 1)}
+        expected = {1: original.run(1, samples[1])}
+        outputs = original.output_specs()
+        larger = [
+            size
+            for size in source.batch_sizes
+            if in_batches and size > 1 and batch_bytes((*inputs, *outputs), size) <= limits.io_bytes
+        ]
+        probes = RowProbes(
+            original.run,
+            inputs,
+            flow.index_bounds,
+            num_seeds=_UNPROVEN_SEEDS if larger and flow.open_at else 1,
+        )
+        original.output_specs()
+        one_by_one = ""
+        if larger:
+            try:
+                pair = _sample_inputs(inputs, 2)
+                expected[2] = original.run(2, pair)
+                original.output_specs()
+                one_by_one = flow.mixed
+            except ModelError as error:
+                one_by_one = str(error)
+            if not one_by_one:
+                samples[2] = pair
+        del original
 
         progress("lifting weights")
         reasons = []
@@ -183,13 +215,21 @@ def compile_model(
                 compiled = _describe(
                     lifted, inputs, outputs, element_types, fixed_batch=fixed_batch
                 )
-                _compare(target, lifted, compiled, batches, expected)
+                run = target.open(lifted, compiled)
+                if not flow.chance:
+                    _compare(target, run, compiled, samples, expected)
             except ModelError as error:
                 reasons.append(str(error))
             else:
                 break
         else:
             raise ModelError(f"its weights cannot be separated from its graph: {reasons[-1]}")
+        if larger and not one_by_one:
+            progress("probing rows")
+            one_by_one = _why_one_by_one(
+                run, probes, outputs, larger, coarse=flow.coarse or target.is_coarse
+            )
+    compiled = replace(compiled, one_by_one=one_by_one)
     limits.check_weights(compiled.weights_bytes)
     (folder / GRAPH_FILE).write_bytes(lifted.graph)
     lifted.blob.tofile(folder / WEIGHTS_FILE)
@@ -286,59 +326,79 @@ def _sample_inputs(inputs: Sequence[TensorSpec], batch_size: int) -> list[Bytes]
     return arrays
 
 
-def _output_specs(
-    names: Sequence[str], element_types: dict[str, int], runs: dict[int, _Outputs]
-) -> list[TensorSpec]:
-    """Read output specs off what runs returned: shapes in files are often missing, and sometimes wrong."""
-    specs = []
-    for index, name in enumerate(names):
-        shapes = {size: run[index][0] for size, run in runs.items()}
-        found = ", ".join(f"{list(shape)} for {size} rows" for size, shape in shapes.items())
-        for size, shape in shapes.items():
-            if not shape or shape[0] != size:
+class _Original:
+    """The model as its owner wrote it, on onnxruntime."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        inputs: Sequence[BoundTensor],
+        outputs: Mapping[str, str],
+    ) -> None:
+        """Take a session.
+
+        Args:
+            session: the model's.
+            inputs: what it takes.
+            outputs: the datatypes of what it gives, by name.
+        """
+        self._session = session
+        self._inputs = inputs
+        self._outputs = outputs
+        #: The batch sizes of runs, each with the shapes of the outputs that came.
+        self._shapes: dict[tuple[int, tuple[tuple[int, ...], ...]], None] = {}
+
+    def run(self, batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
+        """Run a batch.
+
+        Raises:
+            ModelError: the run failed; carries the runtime's words.
+        """
+        tensors = list(zip(self._inputs, inputs, strict=True))
+        found = run_unshaped(self._session, tensors, list(self._outputs), batch_size)
+        self._shapes[batch_size, tuple(shape for shape, _ in found)] = None
+        return [array for _, array in found]
+
+    def output_specs(self) -> list[TensorSpec]:
+        """Read output specs off what runs returned: shapes in files are often missing, and sometimes wrong.
+
+        Raises:
+            ModelError: an output does not begin with the batch, or its rows have no fixed shape.
+        """
+        specs = []
+        for index, (name, datatype) in enumerate(self._outputs.items()):
+            shapes = dict.fromkeys((size, shapes[index]) for size, shapes in self._shapes)
+            found = ", ".join(f"{list(shape)} for {size} rows" for size, shape in shapes)
+            for size, shape in shapes:
+                if not shape or shape[0] != size:
+                    raise ModelError(
+                        f"output {name!r} has shape {found}; expected the batch as its first dimension"
+                    )
+            rows = {shape[1:] for _, shape in shapes}
+            if len(rows) != 1 or 0 in next(iter(rows)):
                 raise ModelError(
-                    f"output {name!r} has shape {found}; expected the batch as its first dimension"
+                    f"output {name!r} has shape {found}; expected rows of one fixed shape"
                 )
-        rows = {shape[1:] for shape in shapes.values()}
-        if len(rows) != 1 or 0 in next(iter(rows)):
-            raise ModelError(f"output {name!r} has shape {found}; expected rows of one fixed shape")
-        specs.append(TensorSpec(name, DATATYPES[element_types[name]], rows.pop()))
-    return specs
+            specs.append(TensorSpec(name, datatype, rows.pop()))
+        return specs
 
 
-def _check_rows(
-    reference: ort.InferenceSession,
-    inputs: Sequence[BoundTensor],
-    pair: Sequence[Bytes],
+def _why_one_by_one(
+    run: Run,
+    probes: RowProbes,
     outputs: Sequence[TensorSpec],
-    together: _Outputs,
-) -> None:
-    """Run both rows of a batch of two alone: requests must not notice that they share a batch.
-
-    Raises:
-        ModelError: a row's outputs depend on the other row.
-    """
-    for row in range(2):
-        alone = []
-        for tensor, array in zip(inputs, pair, strict=True):
-            row_array = aligned_bytes(tensor.spec.row_bytes)
-            row_array[:] = array[row * row_array.nbytes : (row + 1) * row_array.nbytes]
-            alone.append((tensor, row_array))
-        names = [spec.name for spec in outputs]
-        found = run_unshaped(reference, alone, names, 1)
-        for spec, (_, single), (_, both) in zip(outputs, found, together, strict=True):
-            dtype = _NUMPY_FLOATS.get(spec.datatype)
-            if dtype is None:
-                continue
-            one = single.view(dtype).astype(np.float64)
-            other = both[row * spec.row_bytes : (row + 1) * spec.row_bytes].view(dtype)
-            scale = float(np.max(np.abs(one[np.isfinite(one)]), initial=0.0))
-            # Kernels of two batch sizes differ by rounding. A neighbour's influence is larger.
-            if not np.allclose(one, other.astype(np.float64), atol=0.02 * scale, equal_nan=True):
-                raise ModelError(
-                    f"output {spec.name!r} of a row depends on the other rows of its batch, which are "
-                    "other requests' here; serve it with a first dimension of fixed size 1"
-                )
+    batch_sizes: Sequence[int],
+    *,
+    coarse: bool,
+) -> str:
+    """Say why an engine's answers in batches are not those of the rows alone; empty if they are."""
+    try:
+        if probes.is_chance(run):
+            return "it answers by chance: the same row asked again is answered otherwise"
+        reasons = (probes.why_mixed(run, outputs, size, coarse=coarse) for size in batch_sizes)
+        return next(filter(None, reasons), "")
+    except ModelError as error:
+        return str(error)
 
 
 def _describe(
@@ -370,21 +430,19 @@ def _describe(
 
 def _compare(
     target: Target,
-    lifted: LiftedGraph,
+    run: Run,
     compiled: CompiledModel,
-    batches: dict[int, list[Bytes]],
-    expected: dict[int, _Outputs],
+    samples: dict[int, list[Bytes]],
+    expected: dict[int, list[Bytes]],
 ) -> None:
     """Run the compiled graph beside the reference.
 
     Raises:
-        ModelError: the engine does not accept the graph, fails, or answers something else.
+        ModelError: the engine fails, or answers something else.
     """
-    for size, samples in batches.items():
-        outputs = target.run(lifted, compiled, size, samples)
-        for tensor, found, (_, wanted) in zip(
-            compiled.outputs, outputs, expected[size], strict=True
-        ):
+    for size, inputs in samples.items():
+        outputs = run(size, inputs)
+        for tensor, found, wanted in zip(compiled.outputs, outputs, expected[size], strict=True):
             dtype = _NUMPY_FLOATS.get(tensor.spec.datatype)
             if dtype is None:
                 continue

@@ -104,7 +104,7 @@ class CompiledModels:
         self._limits.check_weights(compiled.weights_bytes)
         batch_sizes = self._limits.usable_batch_sizes(
             [tensor.spec for tensor in (*compiled.inputs, *compiled.outputs)],
-            offer.batch_sizes,
+            (1,) if compiled.one_by_one else offer.batch_sizes,
             fixed_batch=compiled.fixed_batch,
         )
         return FittingModel(folder, compiled, batch_sizes, from_cache)
@@ -121,7 +121,9 @@ class CompiledModels:
     async def _find_or_make(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
     ) -> tuple[Path, CompiledModel, bool]:
-        key = self.cache.key(offer.contents, offer.fixed_dimensions)
+        key = self.cache.key(
+            offer.contents, offer.fixed_dimensions, offer.batch_sizes, self._limits.io_bytes
+        )
         if found := await self.set_up(self.cache.find, key):
             return *found, True
         missing = [
@@ -134,7 +136,7 @@ class CompiledModels:
             )
             folder = stack.enter_context(self.cache.new_folder())
             compiled = await self.compiler.compile(
-                ModelSource(source, offer.fixed_dimensions),
+                ModelSource(source, offer.fixed_dimensions, offer.batch_sizes),
                 folder,
                 self._limits,
                 progress,

@@ -14,8 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
+from clockwright.process import how_it_ended
 from worker.models.model_files import CompiledModel, Limits, ModelSource
 from worker.models.precision import Precision
+
+
+class CompilerKilledError(ModelError):
+    """A signal ended the compiler: short memory, an operator or a crash, which may not come again."""
 
 
 class Compiler:
@@ -35,9 +40,12 @@ class Compiler:
         *,
         precision: Precision | None = None,
     ) -> CompiledModel:
-        """Do what `worker.compiling.compile.compile_model` does; a crash or a hang is a ModelError too.
+        """Do what `worker.compiling.compile.compile_model` does; a hang is a ModelError too.
 
         `precision` is that of the torch engine; None is for onnxruntime on this processor.
+
+        Raises:
+            CompilerKilledError: a signal ended the process.
         """
         job = {**_describe(source, "compile"), "folder": str(folder), "limits": asdict(limits)}
         if precision is not None:
@@ -46,14 +54,14 @@ class Compiler:
         return CompiledModel.from_json(reply["done"])
 
     async def describe(self, source: ModelSource) -> CompiledModel:
-        """Do what `worker.compiling.compile.describe_model` does; a crash or a hang is a ModelError too."""
+        """Do what `worker.compiling.compile.describe_model` does; a hang is a ModelError too."""
         reply = await self._ask(_describe(source, "describe"), _ignore)
         return CompiledModel.from_json(reply["done"])
 
     async def profile(
         self, folder: Path, batch_sizes: Sequence[int], progress: Callable[[str], None]
     ) -> dict[int, int]:
-        """Do what `worker.compiling.compile.profile_model` does; a crash or a hang is a ModelError too."""
+        """Do what `worker.compiling.compile.profile_model` does; a hang is a ModelError too."""
         job = {"kind": "profile", "folder": str(folder), "batch_sizes": list(batch_sizes)}
         reply = await self._ask(job, progress)
         return {int(size): ns for size, ns in reply["done"].items()}
@@ -87,6 +95,8 @@ class Compiler:
     async def _exchange(
         self, job: dict[str, Any], progress: Callable[[str], None]
     ) -> dict[str, Any]:
+        if self._process is not None and self._process.poll() is not None:
+            await self.close()  # it was killed between two jobs
         if self._process is None:
             self._process = _start()
         process = self._process
@@ -100,7 +110,8 @@ class Compiler:
             stage = reply["progress"]
             progress(stage)
         status = await asyncio.to_thread(process.wait)
-        raise ModelError(f"the compiler died with status {status} while {stage}")
+        how = f"the compiler {how_it_ended(status)} while {stage}"
+        raise CompilerKilledError(how) if status < 0 else ModelError(how)
 
 
 def _start() -> subprocess.Popen[bytes]:
@@ -134,6 +145,7 @@ def _describe(source: ModelSource, kind: str) -> dict[str, Any]:
         "kind": kind,
         "source": str(source.folder),
         "fixed_dimensions": dict(source.fixed_dimensions),
+        "batch_sizes": list(source.batch_sizes),
     }
 
 

@@ -64,7 +64,7 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     kind = job["kind"]
     if kind == "profile":
         return profile_model(Path(job["folder"]), job["batch_sizes"], progress)
-    source = ModelSource(Path(job["source"]), job["fixed_dimensions"])
+    source = ModelSource(Path(job["source"]), job["fixed_dimensions"], tuple(job["batch_sizes"]))
     if kind == "describe":
         return describe_model(source).to_json()
     assert kind == "compile", kind

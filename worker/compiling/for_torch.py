@@ -23,6 +23,7 @@ from typing_extensions import override
 from clockwright.errors import ModelError
 from worker.compiling.compile import FloatArray, Target
 from worker.compiling.lift_weights import LiftedGraph
+from worker.compiling.row_probes import Run
 from worker.core.io_pool import aligned
 from worker.engines.onnxruntime import Bytes, plain_words, tensor_bytes
 from worker.engines.torch_operators import Tensor
@@ -90,6 +91,7 @@ class TorchTarget(Target):
 
     def __init__(self, precision: Precision) -> None:
         self._precision = precision
+        self.is_coarse = precision is not Precision.FLOAT32
 
     @override
     def lay_out(self, lifted: LiftedGraph) -> LiftedGraph:
@@ -135,28 +137,31 @@ class TorchTarget(Target):
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8), kind, channels_last
 
     @override
-    def run(
-        self, lifted: LiftedGraph, compiled: CompiledModel, batch_size: int, inputs: list[Bytes]
-    ) -> list[Bytes]:
+    def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
         # The compiler has only the processor, whatever device the model is for.
         torch.set_num_threads(1)  # as in onnxruntime's sessions; nothing else runs in this process
         program = Program(lifted.graph, torch.device("cpu"))
-        outputs = tensor_bytes([tensor.spec for tensor in compiled.outputs], batch_size)
-        places = [torch.from_numpy(array) for array in outputs]
-        tensors = [
-            typed_view(torch.from_numpy(array), tensor, batch_size)
-            for array, tensor in zip(inputs, compiled.inputs, strict=True)
-        ]
-        try:
-            with torch.inference_mode(), products_as_on_a_gpu(self._precision):
-                results = program.run(
-                    tensors, weight_views(torch.from_numpy(lifted.blob), lifted.weights), {}
-                )
-                for result, place, tensor in zip(results, places, compiled.outputs, strict=True):
-                    typed_view(place, tensor, batch_size).copy_(result)
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
-            raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
-        return outputs
+        weights = weight_views(torch.from_numpy(lifted.blob), lifted.weights)
+
+        def run(batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
+            outputs = tensor_bytes([tensor.spec for tensor in compiled.outputs], batch_size)
+            places = [torch.from_numpy(array) for array in outputs]
+            tensors = [
+                typed_view(torch.from_numpy(array), tensor, batch_size)
+                for array, tensor in zip(inputs, compiled.inputs, strict=True)
+            ]
+            try:
+                with torch.inference_mode(), products_as_on_a_gpu(self._precision):
+                    results = program.run(tensors, weights, {})
+                    for result, place, tensor in zip(
+                        results, places, compiled.outputs, strict=True
+                    ):
+                        typed_view(place, tensor, batch_size).copy_(result)
+            except (RuntimeError, TypeError, IndexError, ValueError) as error:  # what torch raises
+                raise ModelError(f"a batch of {batch_size} failed: {plain_words(error)}") from None
+            return outputs
+
+        return run
 
     @override
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:

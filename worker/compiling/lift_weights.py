@@ -92,6 +92,9 @@ def canonicalise(model: onnx.ModelProto) -> dict[str, str]:
     names: dict[str, str] = {}
     graph = model.graph
     symbols: dict[str, str] = {}
+    for value in graph.output:
+        # Converters declare an output of one row whatever the batch, and the runtime would insist on that.
+        value.type.tensor_type.ClearField("shape")
     for value in (*graph.input, *graph.output):
         value.doc_string = ""
         for dimension in value.type.tensor_type.shape.dim:

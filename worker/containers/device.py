@@ -25,7 +25,7 @@ from typing_extensions import override
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
 from clockwright.containers import ContainerSpec, read_container
-from clockwright.errors import ConfigError, ModelError
+from clockwright.errors import ConfigError, ModelError, OtherWorkersError
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId
 from worker.containers.container import (
     Container,
@@ -131,7 +131,7 @@ class ContainerDevice(Device[ContainerModel]):
         # Nothing is fetched: the files lie here.
         name = self._folder.name
         if offer.profile != name:
-            raise ModelError(f"this worker runs the container of model {name!r} only")
+            raise OtherWorkersError("this worker runs one container only, that of another model")
         loop = asyncio.get_running_loop()
         spec, version_folder = await loop.run_in_executor(self._setup, read_container, self._folder)
         await loop.run_in_executor(self._setup, _check_contents, offer, version_folder)

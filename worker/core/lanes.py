@@ -145,6 +145,7 @@ class _Job(Generic[M]):
         "queued_ahead",
         "residency",
         "result",
+        "withdrawn",
     )
 
     def __init__(
@@ -158,6 +159,8 @@ class _Job(Generic[M]):
         self.residency: _Residency | None = None
         self.io_offset: int | None = None
         self.abandoned = False
+        #: The controller took the job back while its INPUT ran.
+        self.withdrawn = False
         #: Whether the device got the job while another EXEC ran.
         self.queued_ahead = False
 
@@ -296,6 +299,33 @@ class Core(Generic[M]):
             self._changed.add(_INPUT)
             return
         self._refuse(result, ActionError.BAD_INPUT, f"model {model.model_id!r}: {problem}")
+
+    def withdraw(self, action_id: ActionId) -> None:
+        """Drop an action whose LOAD or EXEC has not begun, and answer that it was dropped.
+
+        One that has begun is finished as usual. One that is not here is answered already, and its result
+        and this wish have crossed on the way.
+        """
+        job = self._jobs.get(action_id)
+        if job is None:
+            return
+        if job is self._running[_INPUT]:
+            job.withdrawn = True  # nobody may take the slot while bytes are copied into it
+        elif isinstance(job.action, LoadWeights):
+            if job is not self._running[_LOAD]:
+                self._load.remove(job)
+                self._say_withdrawn(job)
+                self._evict(job.entry)
+                self._leave(job)
+        elif job.result.input is None:
+            self._input.remove(job)
+            self._changed.add(_INPUT)  # the next one may need less room
+            self._say_withdrawn(job)
+            self._leave(job)
+        elif job in self._exec:
+            self._exec.remove(job)
+            self._say_withdrawn(job)
+            self._leave(job)
 
     # --- lanes ----------------------------------------------------------------------------------
 
@@ -486,6 +516,8 @@ class Core(Generic[M]):
             self._say(job, ActionError.DEVICE, error)
         elif job.abandoned:
             pass
+        elif job.withdrawn:
+            self._say_withdrawn(job)
         elif lane is _INPUT:
             insort(self._exec, job, key=_order)
             self._changed.add(_EXEC)
@@ -633,6 +665,9 @@ class Core(Generic[M]):
             ActionError.NOT_RESIDENT,
             f"model {model.model_id!r} is not in the weights cache",
         )
+
+    def _say_withdrawn(self, job: _Job[M]) -> None:
+        self._say(job, ActionError.WITHDRAWN, "taken back before it began")
 
     def _refuse(self, result: Result, error: ActionError, message: str) -> None:
         result.error = error

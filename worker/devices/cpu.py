@@ -139,6 +139,7 @@ class CpuDevice(Device[CpuModel]):
             # The profile is the kernel's alone; EXEC also gathers the pages.
             exec_ns={size: max(profile[size] + copy_ns, 1) for size in fitting.batch_sizes},
             from_cache=fitting.from_cache,
+            one_by_one=fitting.compiled.one_by_one,
             weights=weights,
             kernels=kernels,
         )

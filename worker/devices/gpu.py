@@ -199,6 +199,7 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             # The highest clock that any of the kernels was measured at: no seed is then too small.
             clock_mhz=max(kernel.clock_mhz for kernel in kernels.values()),
             from_cache=fitting.from_cache,
+            one_by_one=fitting.compiled.one_by_one,
             weights=weights,
             kernels=kernels,
         )

@@ -123,6 +123,8 @@ class CompiledModel:
     weights: tuple[WeightTensor, ...] = ()
     #: Whether the batch dimension is a fixed 1 in the ONNX file, so that no other batch size exists.
     fixed_batch: bool = False
+    #: Why rows are run one by one although the file's batch is open, in words; empty if they need not be.
+    one_by_one: str = ""
 
     @property
     def num_pages(self) -> int:
@@ -168,3 +170,5 @@ class ModelSource:
     folder: Path
     #: Sizes for dimensions that the file leaves open, other than the batch.
     fixed_dimensions: Mapping[str, int] = field(default_factory=dict)
+    #: The batch sizes that it is to be served with, each of which is checked.
+    batch_sizes: tuple[int, ...] = (1, 2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
-from clockwright.errors import ModelError
+from clockwright.errors import OtherWorkersError
 from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, ModelId
 from worker.core.io_pool import aligned
@@ -52,6 +52,8 @@ class ServedModel(LoadedModel):
     #: The GPU's clock when `exec_ns` was measured; 0 where it is not known.
     clock_mhz: int = 0
     from_cache: bool = False
+    #: Why rows are run one by one although larger batches were offered; empty if they are not.
+    one_by_one: str = ""
     #: The layout of an IO slot, by batch size.
     layouts: dict[int, IoLayout] = field(init=False)
 
@@ -120,10 +122,10 @@ class Offer:
         """Refuse an offer without an ONNX model before any file is fetched.
 
         Raises:
-            ModelError: the model is code; says which worker would serve it.
+            OtherWorkersError: the model is code; says which worker would serve it.
         """
         if MODEL_FILE not in self.contents:
-            raise ModelError(
+            raise OtherWorkersError(
                 f"there is no {MODEL_FILE}: it is code, which this worker does not run; start "
                 f"`clockwright worker --device container:FOLDER` where the model's folder is"
             )

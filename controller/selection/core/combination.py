@@ -2,7 +2,8 @@
 
 Clipper (section 5.2.2) replaces the prediction of a member that did not answer by its average value. A
 class label has no average. So here a member that did not answer has no say, and counts against the
-confidence: agreement and weight mass are shares of all chosen members, not of those that answered.
+confidence: agreement and weight mass are shares of all chosen members, not of those that answered. Numbers
+have an average: the mean over those that answered is the same as the paper's, which puts it in their place.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ class Rule(enum.Enum):
     VOTE = "vote"
     #: The class with the largest weighted mean probability.
     AVERAGE = "average"
+    #: The weighted mean of every number of every output.
+    MEAN = "mean"
     #: No combination: the one chosen model's outputs as they are.
     ONE = "one"
 
 
-def single(prediction: Prediction) -> Combined:
+def single(rule: Rule, prediction: Prediction) -> Combined:
     """Pass one model's answer on. Its confidence is the model's own, or 1 if the model gives none."""
     probabilities = prediction.probabilities
-    confidence = max(probabilities) if probabilities else 1.0
+    confidence = max(probabilities) if probabilities and rule is not Rule.MEAN else 1.0
     return Combined(
         label=prediction.label,
         confidence=min(max(confidence, 0.0), 1.0),
@@ -44,7 +47,7 @@ def combine(
     """Combine the answers of an ensemble.
 
     Args:
-        rule: vote or average.
+        rule: vote, average or mean. With mean there are no labels: all say 0.
         weights: the weight of every member; not negative.
         predictions: the predictions of the members that answered; at least one.
         members: all members that were chosen, whether they answered or not.
@@ -62,7 +65,9 @@ def combine(
         mass[label] = mass.get(label, 0.0) + (weights[member] if heard > 0 else 1.0)
         votes[label] = votes.get(label, 0) + 1
     probabilities: tuple[float, ...] = ()
-    if rule is Rule.AVERAGE:
+    if rule is Rule.MEAN:
+        winner, probabilities = 0, _mean(weights, predictions, answered, heard)
+    elif rule is Rule.AVERAGE:
         probabilities = _mean(weights, predictions, answered, heard)
         winner = max(range(len(probabilities)), key=probabilities.__getitem__)
     else:

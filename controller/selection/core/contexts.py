@@ -1,5 +1,8 @@
 """States by application and context: the most recently used in memory, all of them in a store.
 
+It is kept, too, which contexts have no state: most users never give feedback, and the store must not be asked
+for each of their queries.
+
 The context "" is the application's global state. It learns from all feedback, and it serves every context
 that has no state of its own yet; the first feedback of a new context begins with a copy of it.
 No I/O here: a changed state is kept until the caller says that it is written.
@@ -24,7 +27,8 @@ class Contexts:
         """Start empty.
 
         Args:
-            capacity: states kept, beside those that are still to be written.
+            capacity: states kept, beside those that are still to be written; and as many contexts that have
+                none.
             changes_max: states that may wait to be written; those that wait longest are lost first.
         """
         self._capacity = capacity
@@ -33,6 +37,8 @@ class Contexts:
         self._sizes: Counter[str] = Counter()
         #: States that have changed and are not known to be written; the one that waits longest is first.
         self._dirty: dict[Address, Any] = {}
+        #: Contexts of which the store has no state; the one asked for least recently is first.
+        self._stateless: OrderedDict[Address, None] = OrderedDict()
         #: Changes that were given up, because nothing was written for so long that no room was left.
         self.num_lost = 0
 
@@ -51,6 +57,19 @@ class Contexts:
             return self._dirty[address]
         return None
 
+    def is_stateless(self, application: str, context: str) -> bool:
+        """Whether a context, which is not in memory, is known to have no state in the store either."""
+        known = (application, context) in self._stateless
+        if known:
+            self._stateless.move_to_end((application, context))
+        return known
+
+    def note_stateless(self, application: str, context: str) -> None:
+        """Note that the store has no state of a context."""
+        self._stateless[application, context] = None
+        if len(self._stateless) > self._capacity:
+            self._stateless.popitem(last=False)
+
     def loaded(self, application: str, context: str, state: Any) -> None:  # noqa: ANN401
         """Take in a state that the store had. A state that is here already is newer and stays."""
         if self.find(application, context) is None:
@@ -59,6 +78,7 @@ class Contexts:
     def set(self, application: str, context: str, state: Any) -> None:  # noqa: ANN401
         """Take in a new state, to be written."""
         address = (application, context)
+        self._stateless.pop(address, None)
         self._keep(address, state)
         # A state that waits already keeps its place, so one that changes all the time is written too.
         self._dirty[address] = state
@@ -74,6 +94,9 @@ class Contexts:
             return
         for address in [address for address in self._states if address[0] == application]:
             self._drop(address)
+        # Another policy may find a state where this one could not read any.
+        for address in [address for address in self._stateless if address[0] == application]:
+            del self._stateless[address]
         for address in [address for address in self._dirty if address[0] == application]:
             del self._dirty[address]
 
@@ -87,6 +110,11 @@ class Contexts:
             newest = self._dirty.pop(address, state)
             if newest is not state:
                 self._dirty[address] = newest
+
+    def lost(self) -> None:
+        """Note that the store has lost everything: all that is in memory is to be written again."""
+        for address, state in self._states.items():
+            self._dirty.setdefault(address, state)
 
     @property
     def num_dirty(self) -> int:

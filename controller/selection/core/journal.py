@@ -8,7 +8,7 @@ nothing. No I/O, and time is an argument.
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,7 +22,7 @@ class AnsweredQuery:
     application: str
     context: str
     choice: Choice
-    #: Label of each model that has answered. Shadows are added as their answers come.
+    #: Label of each model that has answered. Shadows and late members are added as their answers come.
     votes: dict[str, int]
     #: Label that was combined from the votes; None: no model answered.
     combined: int | None
@@ -32,6 +32,8 @@ class AnsweredQuery:
     is_default: bool
     #: Time of the answer.
     at_ns: int
+    #: The models say labels. With numbers, feedback tells no member from another.
+    labelled: bool = True
     #: The query has had its feedback.
     closed: bool = False
 
@@ -41,7 +43,8 @@ class FeedbackStatus(enum.Enum):
 
     #: It was learned from.
     APPLIED = "APPLIED"
-    #: It says nothing about any model: none had answered, or the default was rewarded.
+    #: It taught nothing: no model had answered, the default was rewarded, or the policy learns only from
+    #: feedback of another kind.
     UNINFORMATIVE = "UNINFORMATIVE"
     #: The query had its feedback before; nothing has changed.
     DUPLICATE = "DUPLICATE"
@@ -86,6 +89,10 @@ class Journal:
         self._capacity = capacity
         self._ttl_ns = ttl_ns
         self._records: OrderedDict[str, AnsweredQuery] = OrderedDict()
+        #: Ids of the queries of each application, by context.
+        self._ids: defaultdict[str, defaultdict[str, set[str]]] = defaultdict(
+            lambda: defaultdict(set)
+        )
 
     def __len__(self) -> int:
         return len(self._records)
@@ -98,11 +105,12 @@ class Journal:
             first = next(iter(records))
             if records[first].at_ns >= oldest_ns and len(records) < self._capacity:
                 break
-            del records[first]
+            self._drop(first)
         records[query_id] = record
+        self._ids[record.application][record.context].add(query_id)
 
     def add_vote(self, query_id: str, model: str, label: int) -> None:
-        """Add a shadow's vote to a query. It is too late once feedback has been given."""
+        """Add a shadow's or a late member's vote to a query. It is too late once feedback has been given."""
         record = self._records.get(query_id)
         if record is not None and not record.closed:
             record.votes.setdefault(model, label)
@@ -136,20 +144,30 @@ class Journal:
     def forget(self, application: str, context: str | None = None) -> int:
         """Drop the queries of an application, or of one context of it; returns how many there were.
 
-        This takes time linear in all queries.
+        This takes time linear in these queries; all others cost nothing.
         """
-        doomed = [
-            query_id
-            for query_id, record in self._records.items()
-            if record.application == application and context in (None, record.context)
-        ]
-        for query_id in doomed:
-            del self._records[query_id]
-        return len(doomed)
+        by_context: Mapping[str, set[str]] = self._ids.get(application, {})
+        doomed = [context] if context is not None else list(by_context)
+        ids = [query_id for name in doomed for query_id in by_context.get(name, ())]
+        for query_id in ids:
+            self._drop(query_id)
+        return len(ids)
+
+    def _drop(self, query_id: str) -> None:
+        record = self._records.pop(query_id)
+        by_context = self._ids[record.application]
+        by_context[record.context].discard(query_id)
+        # Names of users who have gone must not gather here.
+        if not by_context[record.context]:
+            del by_context[record.context]
+        if not by_context:
+            del self._ids[record.application]
 
 
 def _losses(record: AnsweredQuery, feedback: FeedbackItem) -> tuple[dict[str, float], float | None]:
     """Work out each model's loss, and that of the combined label, as far as the feedback says."""
+    if not record.labelled and (feedback.label is not None or len(record.votes) > 1):
+        return {}, None
     if feedback.label is not None:
         losses = {model: float(vote != feedback.label) for model, vote in record.votes.items()}
         served = None if record.combined is None else float(record.combined != feedback.label)

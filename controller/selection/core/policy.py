@@ -12,9 +12,8 @@ A user's policy is a subclass of `Policy`, named by an entry point of the group 
 from __future__ import annotations
 
 import abc
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from typing_extensions import override
@@ -31,6 +30,9 @@ from controller.selection.core.query import (
 )
 
 S = TypeVar("S")
+
+# No count or sum in a state comes near this.
+NUMBER_MAX = 1e300
 
 
 class Policy(abc.ABC, Generic[S]):
@@ -74,7 +76,7 @@ class Policy(abc.ABC, Generic[S]):
 
         The default suits policies that choose one model.
         """
-        return single(predictions[next(m for m in choice.members if m in predictions)])
+        return single(rule, predictions[next(m for m in choice.members if m in predictions)])
 
     @abc.abstractmethod
     def observe(self, state: S, observation: Observation) -> S:
@@ -146,7 +148,7 @@ class PerModelPolicy(Policy[M]):
 
     @override
     def load(self, data: Mapping[str, Any]) -> M:
-        return load_fields(self.state_type, data)
+        return load_fields(self.state_type.fresh(("",)), data)
 
 
 def dump_fields(state: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
@@ -154,27 +156,46 @@ def dump_fields(state: Any) -> dict[str, Any]:  # noqa: ANN401  any dataclass
     return {field.name: _plain(getattr(state, field.name)) for field in fields(state) if field.init}
 
 
-def load_fields(kind: type[S], data: Mapping[str, Any]) -> S:
+def load_fields(example: S, data: Mapping[str, Any]) -> S:
     """`Policy.load` for the same: lists become tuples, and every number must be finite.
 
+    Args:
+        example: some state of the policy. The values have to be of the same kinds as in this one.
+        data: what `dump_fields` made. A field that has a default may be missing.
+
     Raises:
-        ValueError: other fields, or a number that is none.
+        ValueError: other fields, a value of another kind, or a number that is not finite.
     """
-    expected = {field.name for field in fields(kind) if field.init}  # type: ignore[arg-type]
-    if set(data) != expected:
-        raise ValueError(f"state: found fields {sorted(data)}, expected {sorted(expected)}")
-    return kind(**{name: _frozen(value) for name, value in data.items()})
+    known = [field for field in fields(example) if field.init]  # type: ignore[arg-type]
+    names = {field.name for field in known}
+    needed = {field.name for field in known if field.default is MISSING}
+    if not isinstance(data, Mapping) or not needed <= set(data) <= names:
+        found = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise ValueError(f"state: found fields {found}, expected {sorted(names)}")
+    loaded = {name: _loaded(name, getattr(example, name), value) for name, value in data.items()}
+    return type(example)(**loaded)
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401
     return dump_fields(value) if is_dataclass(value) else value
 
 
-def _frozen(value: Any) -> Any:  # noqa: ANN401
-    if isinstance(value, list | tuple):
-        return tuple(_frozen(item) for item in value)
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"state: found {value}, expected a finite number")
+def _loaded(name: str, example: Any, value: Any) -> Any:  # noqa: ANN401
+    if is_dataclass(example):
+        return load_fields(example, value)
+    if isinstance(example, tuple):
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"state: found {value!r} in {name}, expected a list")
+        # An example without entries says nothing of their kind.
+        return tuple([_loaded(name, example[0], entry) if example else entry for entry in value])
+    if isinstance(example, str):
+        if not isinstance(value, str):
+            raise ValueError(f"state: found {value!r} in {name}, expected a text")
+    # The comparison is false for NaN too.
+    elif not (isinstance(value, int | float) and abs(value) < NUMBER_MAX):
+        raise ValueError(f"state: found {value!r} in {name}, expected a finite number")
+    elif isinstance(example, int) and not isinstance(value, int):
+        raise ValueError(f"state: found {value!r} in {name}, expected a whole number")
     return value
 
 

@@ -59,6 +59,8 @@ class Choice:
     propensities: tuple[float, ...] = ()
     #: Models that are asked for comparison. No query waits for a shadow or is answered from one.
     shadows: tuple[str, ...] = ()
+    #: Model whose turn it was, and which could not be in time; empty: none.
+    passed_over: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class Prediction:
     """One model's answer to one query."""
 
     label: int
-    #: Probability of each class, where the application averages; else empty.
+    #: Probability of each class, where the application averages; all numbers of all outputs, where it takes
+    #: their mean; else empty.
     probabilities: tuple[float, ...] = ()
 
 
@@ -91,8 +94,8 @@ class Observation:
     """Feedback, joined with what was known when the query was answered."""
 
     choice: Choice
-    #: Label of each model that answered, shadows included. A model that is missing here did not answer in
-    #: time, or at all. That is no error of its judgement and is never counted as one.
+    #: Label of each model that answered, shadows and late members included. A model that is missing here had
+    #: not answered when the feedback came. That is no error of its judgement and is never counted as one.
     votes: Mapping[str, int]
     #: Loss of each model, 0 to 1, as far as it follows from the feedback. A label gives the loss of every
     #: model that answered; a reward, only of those that said the label that was served.

@@ -2,7 +2,7 @@
 
 An application takes the inputs that its models take; they have to agree. Its outputs follow from its
 combination. `vote`: the label. `average`: the label of the class with the largest mean probability, and the
-mean probabilities. `one`: all outputs of the chosen model as they are.
+mean probabilities. `mean`: all outputs, which are numbers. `one`: all outputs of the chosen model as they are.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from clockwright.tensors import TensorSpec
 from controller.selection.core.application import Application
@@ -38,23 +39,24 @@ class Reading:
 
     #: Index and form of the output that is the label; None: the model has no label.
     label: tuple[int, struct.Struct] | None
-    #: Index and form of the output that is probabilities; None: they are not needed.
-    probabilities: tuple[int, struct.Struct] | None
+    #: Index and form of each output that is combined as numbers: probabilities, or all with `mean`.
+    numbers: tuple[tuple[int, struct.Struct], ...] = ()
+    #: The label is the class with the largest number.
+    takes_largest: bool = False
 
-    def read(self, outputs: Sequence[bytes]) -> Prediction | None:
-        """Read one row; None: a probability is not a finite number, so no answer can be made of it."""
-        label, probabilities = 0, ()
+    def read(self, outputs: Sequence[bytes], rows: int) -> list[Prediction] | None:
+        """Read all rows; None: a number is not finite, so no answer can be made of them."""
+        labels = [0] * rows
         if self.label is not None:
             index, form = self.label
-            label = int(form.unpack(outputs[index])[0])
-        if self.probabilities is not None:
-            index, form = self.probabilities
-            probabilities = form.unpack(outputs[index])
-            if not all(map(math.isfinite, probabilities)):
-                return None
-            if self.label is None:
-                label = max(range(len(probabilities)), key=probabilities.__getitem__)
-        return Prediction(label, probabilities)
+            labels = [int(label) for (label,) in form.iter_unpack(outputs[index])]
+        columns = [form.iter_unpack(outputs[index]) for index, form in self.numbers]
+        numbers = [sum(parts, ()) for parts in zip(*columns, strict=True)] or [()] * rows
+        if not all(math.isfinite(number) for row in numbers for number in row):
+            return None
+        if self.takes_largest:
+            labels = [max(range(len(row)), key=row.__getitem__) for row in numbers]
+        return [Prediction(*row) for row in zip(labels, numbers, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +67,26 @@ class Shape:
     outputs: tuple[TensorSpec, ...]
     #: Feedback may give the true label.
     labelled: bool
+    #: The outputs are means of numbers.
+    numeric: bool = False
 
     def encode(self, combined: Combined) -> list[bytes]:
-        """Encode a combined answer. With `one` there is nothing to encode: the outputs are a model's."""
+        """Encode one row of a combined answer. With `one` there is none: the outputs are a model's."""
+        if self.numeric:
+            return self._encode_numbers(combined)
         row = [struct.pack("<" + _INTEGERS[self.outputs[0].datatype], combined.label)]
         if len(self.outputs) > 1:
             spec = self.outputs[1]
             values = combined.probabilities or _even(math.prod(spec.row_shape))
             row.append(struct.pack(f"<{len(values)}{_FLOATS[spec.datatype]}", *values))
         return row
+
+    def _encode_numbers(self, combined: Combined) -> list[bytes]:
+        forms = [_numbers_of(spec) for spec in self.outputs]
+        sizes = [math.prod(spec.row_shape) for spec in self.outputs]
+        # A default label is the number to give everywhere.
+        left = iter(combined.probabilities or [float(combined.label)] * sum(sizes))
+        return [form.pack(*islice(left, n)) for form, n in zip(forms, sizes, strict=True)]
 
 
 class MisfitError(Exception):
@@ -95,9 +108,9 @@ def shape_of(
             given: tuple[TensorSpec, ...] = (_named(outputs, application.label_output),)
         case Rule.AVERAGE:
             given = (label, _named(outputs, application.probability_output))
-        case Rule.ONE:
+        case Rule.MEAN | Rule.ONE:
             given = outputs
-    if application.default_label is not None:
+    if application.combination is not Rule.MEAN and application.default_label is not None:
         form = struct.Struct("<" + _INTEGERS[given[0].datatype])
         try:
             form.pack(application.default_label)
@@ -106,7 +119,7 @@ def shape_of(
                 f"default_label: found {application.default_label}, expected one of {given[0].datatype}: {error}"
             ) from None
     labelled = reading.label is not None or application.combination is Rule.AVERAGE
-    return Shape(inputs, given, labelled)
+    return Shape(inputs, given, labelled, application.combination is Rule.MEAN)
 
 
 def reading_of(
@@ -122,7 +135,7 @@ def reading_of(
     """
     if inputs != shape.inputs:
         raise MisfitError(f"found inputs {_text(inputs)}, expected {_text(shape.inputs)}")
-    if application.combination is Rule.ONE and outputs != shape.outputs:
+    if application.combination in (Rule.MEAN, Rule.ONE) and outputs != shape.outputs:
         raise MisfitError(f"found outputs {_text(outputs)}, expected {_text(shape.outputs)}")
     reading = _reading(application, outputs)
     if application.combination is Rule.VOTE:
@@ -139,15 +152,12 @@ def reading_of(
 
 def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading:
     names = [spec.name for spec in outputs]
-    label = probabilities = None
+    label = None
+    if application.combination is Rule.MEAN:
+        return Reading(None, tuple(enumerate(map(_numbers_of, outputs))))
     if application.combination is Rule.AVERAGE:
         spec = _named(outputs, application.probability_output)
-        size = math.prod(spec.row_shape)
-        if spec.datatype not in _FLOATS or not size:
-            raise MisfitError(f"found output {_text([spec])}, expected probabilities by class")
-        form = struct.Struct(f"<{size}{_FLOATS[spec.datatype]}")
-        probabilities = (names.index(spec.name), form)
-        return Reading(None, probabilities)
+        return Reading(None, ((names.index(spec.name), _numbers_of(spec)),), takes_largest=True)
     if application.label_output in names:
         spec = _named(outputs, application.label_output)
         if spec.datatype in _INTEGERS and math.prod(spec.row_shape) == 1:
@@ -156,7 +166,15 @@ def _reading(application: Application, outputs: Sequence[TensorSpec]) -> Reading
             raise MisfitError(f"found output {_text([spec])}, expected one integer per row")
     elif application.combination is Rule.VOTE:
         _named(outputs, application.label_output)
-    return Reading(label, None)
+    return Reading(label)
+
+
+def _numbers_of(spec: TensorSpec) -> struct.Struct:
+    size = math.prod(spec.row_shape)
+    if spec.datatype not in _FLOATS or not size:
+        kinds = ", ".join(_FLOATS)
+        raise MisfitError(f"found output {_text([spec])}, expected numbers of {kinds}")
+    return struct.Struct(f"<{size}{_FLOATS[spec.datatype]}")
 
 
 def _named(outputs: Sequence[TensorSpec], name: str) -> TensorSpec:

@@ -6,6 +6,10 @@
     tallies         one model per query, counts rewards and losses: Thompson, epsilon-greedy
     rollout         operators' policies: static, A/B, canary, shadow
 
+Learners choose among the models that the scheduler predicts to be in time. A model that is cold, or too slow
+for the SLO, is therefore not explored while others serve. A cold one is loaded in the background when a
+query has left it out, and is explored once it is there; one that is too slow keeps the weight it has.
+
 All are pure: a policy draws only from the generator that the query brings. None imports another; policies
 from other packages (`controller.selection.plugins`) stand beside them, on `core.policy` alone.
 """
@@ -57,16 +61,14 @@ def make_policy(
     known = {**(others or {}), **BUILT_IN}
     if name not in known:
         raise ConfigError(f"policy: found {name!r}, expected one of {', '.join(sorted(known))}")
-    parameters = inspect.signature(known[name]).parameters
-    for option in options:
-        if option not in parameters:
-            expected = ", ".join(parameters) or "none"
-            raise ConfigError(
-                f"policy {name}: found option {option!r}, expected some of {expected}"
-            )
     try:
+        parameters = inspect.signature(known[name]).parameters
+        for option in options:
+            if option not in parameters:
+                expected = ", ".join(parameters) or "none"
+                raise ConfigError(f"found option {option!r}, expected some of {expected}")
         return known[name](**options)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError, ConfigError) as error:
         raise ConfigError(f"policy {name}: {error}") from None
-    except ConfigError as error:
-        raise ConfigError(f"policy {name}: {error}") from None
+    except BaseException as error:
+        raise ConfigError(f"policy {name}: {type(error).__name__}") from None

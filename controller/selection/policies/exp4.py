@@ -6,7 +6,11 @@ label and learning from right or wrong alone would be unsound.
 
 `Exp4FullInformation` is what Clipper describes (section 5.2): feedback gives the true label, and with it
 the loss of every model that answered. Each weight falls by the model's own loss. This is Hedge: nothing
-is drawn, and no loss is divided by a probability.
+is drawn, and no loss is divided by a probability. A reward for a label that nobody drew teaches it nothing,
+because nobody knows how the others' labels would have been rewarded; `Exp4` is there for that.
+
+Where all that answered did equally well, no weight moves in either. The fixed share waits too: it stands
+for a change of the best model, and such a round shows none.
 """
 
 from __future__ import annotations
@@ -73,6 +77,9 @@ class _Ensemble(PerModelPolicy[LogWeights]):
 class Exp4FullInformation(_Ensemble):
     """Hedge over the models that answered: `w_i <- w_i exp(-eta L_i)`; needs the true label.
 
+    A reward gives the losses only of those who said what was served. If others said something else, the
+    state stays as it is: charging some alone would favour whoever was not served.
+
     There is one more expert than there are models: the crowd, which says what most members say. Hedge
     follows the best single expert. Where members are equally good and err on different queries, the best
     expert is none of them but their majority: without the crowd, weights drift to one of five small
@@ -130,9 +137,10 @@ class Exp4FullInformation(_Ensemble):
     @override
     def observe(self, state: LogWeights, observation: Observation) -> LogWeights:
         losses = dict(observation.losses)
-        # A single loss moves no weight: there is no other to compare it with.
-        if len(losses) < 2:
+        if observation.votes.keys() - losses.keys():
             return state
+        if len(set(losses.values())) < 2:  # There is nothing to compare.
+            return state.add({})
         if self.crowd:
             voters = [m for m in observation.choice.members if m in observation.votes]
             counted = Counter(observation.votes[member] for member in voters).most_common(2)
@@ -215,5 +223,7 @@ class Exp4(_Ensemble):
         if not num_labels:
             return state
         gain = self.gamma * (1 - loss) / (observation.served_propensity * num_labels)
+        if num_labels < 2 or not gain:
+            return state.add({})
         gains = {member: min(gain, 1.0) for member in voted if observation.votes[member] == served}
         return state.add(gains).shared(self.share)

@@ -295,6 +295,8 @@ class CanaryState:
     missed: int = 0
     #: Why the canary was rolled back; empty before.
     reason: str = ""
+    #: Queries in this step whose turn for the canary it was, and for which it could not be in time.
+    passed_over: int = 0
 
 
 class Canary(Policy[CanaryState]):
@@ -302,6 +304,9 @@ class Canary(Policy[CanaryState]):
 
     Two guards watch the canary: its mean loss beside the stable model's over the same time, and the share
     of its queries without an answer in time. A rollback is final; to try again, make the application anew.
+
+    A canary that the scheduler predicts to be late is not asked, and so neither guard sees it. The stable
+    model answers then, no step is made, and the remark counts these queries.
     """
 
     chooses_one: bool = True
@@ -368,7 +373,10 @@ class Canary(Policy[CanaryState]):
         if chosen in in_time:
             return Choice((chosen,), (chance,))
         # The stable model stands in for a canary that is late. The canary never stands in for it.
-        return Choice((self.stable,), (chance,)) if self.stable in in_time else Choice(())
+        late = chosen if chosen == self.canary else ""
+        if self.stable in in_time:
+            return Choice((self.stable,), (chance,), passed_over=late)
+        return Choice((), passed_over=late)
 
     @override
     def observe(self, state: CanaryState, observation: Observation) -> CanaryState:
@@ -394,6 +402,8 @@ class Canary(Policy[CanaryState]):
     @override
     def served(self, state: CanaryState, service: Service) -> CanaryState:
         members = service.choice.members
+        if state.step >= 0 and service.choice.passed_over == self.canary:
+            return replace(state, passed_over=state.passed_over + 1)
         if state.step < 0 or not members or members[0] != self.canary:
             return state
         sent, missed = state.sent + 1, state.missed + (self.canary in service.missing)
@@ -419,8 +429,7 @@ class Canary(Policy[CanaryState]):
 
     @override
     def load(self, data: Mapping[str, Any]) -> CanaryState:
-        counts = load_fields(LossCounts, data.get("counts", {}))
-        state = load_fields(CanaryState, {**data, "counts": counts})
+        state = load_fields(CanaryState(0, LossCounts.fresh((self.stable, self.canary))), data)
         if not -1 <= state.step < len(self.steps):
             raise ValueError(
                 f"state: found step {state.step}, expected -1 to {len(self.steps) - 1}"
@@ -436,7 +445,13 @@ class Canary(Policy[CanaryState]):
     def remark(self, state: CanaryState) -> str:
         if state.step < 0:
             return f"rolled back: {state.reason}"
-        return f"step {state.step + 1} of {len(self.steps)}; {_means(state.counts)}"
+        text = f"step {state.step + 1} of {len(self.steps)}; {_means(state.counts)}"
+        if state.passed_over:
+            text += (
+                f"; {self.canary} could not be in time for {state.passed_over} of the"
+                f" {state.passed_over + state.sent} queries that were its own, which went to {self.stable}"
+            )
+        return text
 
 
 def bucket(salt: str, context: str) -> float:

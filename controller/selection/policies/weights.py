@@ -35,6 +35,8 @@ class LogWeights:
             raise ValueError(
                 f"state: found {len(self.logs)} weights, expected one for each of {len(self.models)} models"
             )
+        if self.rounds < 0:
+            raise ValueError(f"state: found {self.rounds} rounds, expected none below 0")
 
     @classmethod
     def fresh(cls, models: Sequence[str]) -> LogWeights:

@@ -51,6 +51,8 @@ class Store:
         except BaseException:
             self._thread.shutdown()
             raise
+        #: For people.
+        self.name = f"selection store {self._database.name}"
 
     async def load(self, address: Address) -> dict[str, Any] | None:
         """Find the record of a context, if there is one that can be read."""
@@ -87,6 +89,10 @@ class Store:
     async def remove_application(self, name: str) -> None:
         """Erase an application with all of its states."""
         await self._run(lambda: self._database.remove_application(name))
+
+    async def has_lost_everything(self) -> bool:
+        """Whether the database came back without its contents since this was asked last."""
+        return await self._run(self._database.has_lost_everything)
 
     async def close(self) -> None:
         """Finish all calls that were asked for, and close the database."""

@@ -37,5 +37,8 @@ class Database(Protocol):
     def remove_application(self, name: str) -> None:
         """Erase an application with all of its states."""
 
+    def has_lost_everything(self) -> bool:
+        """Whether everything that it kept is gone, for example with its process; true once for each time."""
+
     def close(self) -> None:
         """Close the connection."""

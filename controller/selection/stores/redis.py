@@ -4,6 +4,8 @@
     clockwright:applications     hash: name to settings
     clockwright:states:NAME      hash: context to record
 
+A server that keeps nothing on disk comes back empty. Its layout is gone then, which says so.
+
 While the server does not answer, one attempt is made now and then. All calls in between fail at once, so
 queries do not wait for states that cannot come.
 """
@@ -128,6 +130,11 @@ class RedisDatabase(Database):
             pipeline.hdel(_APPLICATIONS_KEY, name)
             pipeline.unlink(_states_key(name))
             self._ask(pipeline.execute)
+
+    @override
+    def has_lost_everything(self) -> bool:
+        # The layout was written when the store was opened, and nothing of ours removes it.
+        return bool(self._ask(lambda: self._client.setnx(_LAYOUT_KEY, _LAYOUT)))
 
     @override
     def close(self) -> None:

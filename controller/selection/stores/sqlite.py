@@ -83,6 +83,10 @@ class SqliteDatabase(Database):
             self._connection.execute("DELETE FROM state WHERE application = ?", (name,))
 
     @override
+    def has_lost_everything(self) -> bool:
+        return False
+
+    @override
     def close(self) -> None:
         self._connection.close()
 

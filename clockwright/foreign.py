@@ -1,0 +1,19 @@
+"""Text from elsewhere, made fit for a log and a terminal where it comes in.
+
+A worker's name for its device, the words of a refusal, the operators of somebody's model: all of it ends
+in a log line or on an operator's screen, where an escape sequence is a command and a line break the
+beginning of a line that nobody logged.
+"""
+
+from __future__ import annotations
+
+#: What a line of a table or of a log has room for.
+TEXT_CHARS_MAX = 200
+
+
+def printable(text: str, chars_max: int = TEXT_CHARS_MAX) -> str:
+    """Escape what is not printable as Python does, and keep the beginning."""
+    text = text[: chars_max + 1]
+    if not text.isprintable():
+        text = ascii(text)[1:-1]
+    return text if len(text) <= chars_max else text[: chars_max - 3] + "..."

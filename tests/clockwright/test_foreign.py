@@ -1,0 +1,42 @@
+"""Text from elsewhere, on its way to a log and a terminal."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clockwright.cli import flags
+from clockwright.foreign import TEXT_CHARS_MAX, printable
+
+
+@given(st.text(max_size=3 * TEXT_CHARS_MAX))
+def test_any_text_becomes_a_short_printable_one(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    assert len(shown) <= TEXT_CHARS_MAX
+
+
+def test_a_text_that_is_harmless_stays_as_it_is() -> None:
+    for text in ("", "cpu", "Übergröße 16 µs", "'quoted' \\ and \"so\"", "x" * TEXT_CHARS_MAX):
+        assert printable(text) == text
+
+
+def test_a_logged_message_is_one_line_and_a_traceback_stays_as_it_is() -> None:
+    formatter = flags.formatter()
+    record = logging.makeLogRecord(
+        {"msg": "device %s", "args": ("\x1b[2J\nINFO root: all is well",)}
+    )
+    assert "device \\x1b[2J\\nINFO root: all is well" in formatter.format(record)
+    assert "\n" not in formatter.format(record)
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter)
+    try:
+        raise ValueError("odd")
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+        handler.emit(record)
+    assert stream.getvalue().splitlines()[1] == "Traceback (most recent call last):"
