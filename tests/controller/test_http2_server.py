@@ -415,3 +415,15 @@ def test_a_call_without_a_message_or_with_two_is_refused(tmp_path: Path) -> None
             "found 0 messages, expected one",
             "found 2 messages, expected one",
         ]
+
+
+def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What explains an answer comes from workers and from policies of other packages.
+    monkeypatch.setattr("controller.front.server.explain", lambda *_, **__: {"took_us": 2**70})
+    asked = pb.ModelInferRequest.FromString(question())
+    asked.parameters["explain"].bool_param = True
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        [end] = client.wait([client.infer(asked.SerializeToString())])
+        assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")
