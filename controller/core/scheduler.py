@@ -91,6 +91,9 @@ _SECOND_LOOK_NS = NS_PER_S
 # Where a timer comes so much too late, this process stood still.
 _STOOD_STILL_NS = 20 * NS_PER_MS
 
+# More than the clocks of a worker and of the controller differ by, as each believes it knows the other's.
+_CLOCK_ERROR_NS = 2 * NS_PER_MS
+
 _FOREVER_NS = 1 << 62
 
 # A worker may report these of an action without contradicting what the controller believes.
@@ -455,6 +458,14 @@ class Scheduler:
             if event.error in _FAILURES:
                 self._run_failed(event, sent)
             else:
+                if (
+                    event.error is ActionError.TOO_LATE
+                    and now_ns < sent.action.latest_ns - _CLOCK_ERROR_NS
+                    and not model.removed
+                ):
+                    # As with runs that fail at once, its lane is always free for more.
+                    words = "worker says TOO_LATE while there was time"
+                    self._trust_changed(worker, self._health.run_failed(sent, words, now_ns))
                 self._put_back(sent, Refusal.LATE)
             self._books.exec_freed(worker)
             if event.error is not ActionError.TOO_LATE:

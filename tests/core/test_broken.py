@@ -43,7 +43,7 @@ MS = NS_PER_MS
 EXEC_NS: Final = {1: 5 * MS, 2: 6 * MS, 4: 8 * MS, 8: 12 * MS}
 LOAD_NS: Final = 8 * MS
 WAY_NS: Final = MS // 5
-FAULTS: Final = ("fails runs", "hangs", "is slow", "fails loads")
+FAULTS: Final = ("fails runs", "hangs", "is slow", "fails loads", "says too late")
 #: What happens before is not counted, as a cluster may need a moment to find out.
 GRACE_NS: Final = NS_PER_S
 
@@ -172,6 +172,8 @@ class Cluster:
             duration_ns *= 10
         if worker.fault == ("fails runs" if is_run else "fails loads"):
             error, duration_ns = ActionError.DEVICE, MS // 5
+        elif is_run and worker.fault == "says too late":
+            error, duration_ns = ActionError.TOO_LATE, 0
         elif is_run and worker.fault == "fails loads":
             error, duration_ns = ActionError.NOT_RESIDENT, 0
         elif begin_ns > action.latest_ns:
