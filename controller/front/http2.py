@@ -53,7 +53,14 @@ IDLE_FRAMES_PER_MESSAGE: Final = 10
 #: been away for seconds or means harm.
 RESETS_MAX: Final = 20_000
 
+#: What a message occupies beside its bytes until it is read: else empty ones would be free.
+MESSAGE_COST_BYTES: Final = 256
+#: With so much unread a call is ended. Only tiny messages come to it: others fill the window before.
+UNREAD_BYTES_MAX: Final = 4 * WINDOW_BYTES
+
+# Larger blocks of headers are decoded each time: nobody fills this memory.
 _BLOCKS_KEPT: Final = 256
+_BLOCK_KEPT_BYTES_MAX: Final = 1024
 
 _DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(
     10
@@ -188,7 +195,7 @@ class _Stream:
         self.room = WINDOW_BYTES
         #: Bytes taken in for which the peer has not got new room.
         self.uncredited = 0
-        #: Bytes of messages that are complete and nobody has read.
+        #: Bytes of messages that are complete and nobody has read, with `MESSAGE_COST_BYTES` each.
         self.unread = 0
         self.remote_closed = False
         self.headers_sent = False
@@ -230,7 +237,7 @@ class Http2Connection:
             max_message_bytes: longest message that is taken, compressed or not.
         """
         self._max_message_bytes = max_message_bytes
-        #: Bytes of messages that are not complete, or complete and unread.
+        #: Bytes of messages that are not complete, or complete and unread, with `MESSAGE_COST_BYTES` each.
         self.held_bytes = 0
         #: Bytes of answers that wait for the peer's window.
         self.queued_bytes = 0
@@ -521,9 +528,14 @@ class Http2Connection:
                 events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
                 stream.missing = -1
                 return
+        if stream.unread > UNREAD_BYTES_MAX:
+            text = f"found {stream.unread} bytes of unread messages, expected {UNREAD_BYTES_MAX} at most"
+            events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
+            stream.missing = -1
+            return
         stream.begun = True
-        stream.unread += len(message)
-        self.held_bytes += len(message)
+        stream.unread += len(message) + MESSAGE_COST_BYTES
+        self.held_bytes += len(message) + MESSAGE_COST_BYTES
         self._earn()
         events.append(MessageReceived(stream.stream_id, message, stream.arrival_ns))
 
@@ -642,7 +654,7 @@ class Http2Connection:
         if self._table.changed:
             # An index means something else from now on.
             self._blocks.clear()
-        elif len(self._blocks) < _BLOCKS_KEPT:
+        elif len(self._blocks) < _BLOCKS_KEPT and len(block) <= _BLOCK_KEPT_BYTES_MAX:
             self._blocks[block] = request
         return request
 
@@ -780,8 +792,8 @@ class Http2Connection:
         """A message of a stream is out of the way, so that the client may send on."""
         stream = self._streams.get(stream_id)
         if stream is not None:
-            stream.unread -= num_bytes
-            self.held_bytes -= num_bytes
+            stream.unread -= num_bytes + MESSAGE_COST_BYTES
+            self.held_bytes -= num_bytes + MESSAGE_COST_BYTES
             self._credit(stream)
 
     def send_message(self, stream_id: int, message: Buffer) -> None:

@@ -265,6 +265,9 @@ class Call:
 
     def message_received(self, message: bytes, arrival_ns: int) -> None:
         """A message of the client is complete."""
+        if self._messages and self.task is None:
+            self.end_with(grpc.StatusCode.INTERNAL, "found 2 messages, expected one")
+            return
         self._messages.append((message, arrival_ns))
         _wake(self._reader)
 
@@ -274,10 +277,8 @@ class Call:
         _wake(self._reader)
         if self.task is not None:
             return
-        if len(self._messages) != 1:
-            self.end_with(
-                grpc.StatusCode.INTERNAL, f"found {len(self._messages)} messages, expected one"
-            )
+        if not self._messages:
+            self.end_with(grpc.StatusCode.INTERNAL, "found 0 messages, expected one")
             return
         message, _ = self._messages.popleft()
         self._peer.message_read(self._stream_id, len(message))

@@ -252,3 +252,7 @@ def test_a_call_without_a_message_or_with_two_is_refused(tmp_path: Path) -> None
             "found 0 messages, expected one",
             "found 2 messages, expected one",
         ]
+        endless = client.next_id()
+        client.send(frame(HEADERS, END_HEADERS, endless, headers()))
+        client.send(frame(DATA, 0, endless, message(b"") * 1000))
+        assert client.wait([endless])[0].text == "found 2 messages, expected one"
