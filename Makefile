@@ -50,6 +50,15 @@ bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_serve
 	$(BIN)/python -m experiments.bench_selection
 
+# What a live server promises its clients, in six minutes, and what broken workers cost, in four; on a machine
+# with nothing else to do.
+.PHONY: bench-promises bench-broken
+bench-promises: $(STAMP)
+	@$(BIN)/python -m experiments.live_promises
+
+bench-broken: $(STAMP)
+	@$(BIN)/python -m experiments.broken
+
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)

@@ -11,14 +11,10 @@ Source: wire format as in protobuf.dev/programming-guides/encoding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
-
-from google.protobuf.message import Message
 
 from clockwright.errors import ProtocolError
 
 Buffer = bytes | bytearray | memoryview
-MessageT = TypeVar("MessageT", bound=Message)
 
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5
 
@@ -83,12 +79,11 @@ def split_bulk(
     return b"".join(rest), entries
 
 
-def parse_message(kind: type[MessageT], data: bytes, *, fields_max: int = FIELDS_MAX) -> MessageT:
-    """Parse a message that has no bulk.
+def check_fields(data: bytes, *, fields_max: int = FIELDS_MAX) -> None:
+    """Look whether a message without bulk may be parsed.
 
     Raises:
         ProtocolError: it is larger, or has more top-level fields, than any message of its kind.
-        DecodeError: it is no such message.
     """
     _check_header_bytes(len(data))
     if len(data) > 2 * fields_max:  # Shorter ones cannot have as many fields.
@@ -98,7 +93,6 @@ def parse_message(kind: type[MessageT], data: bytes, *, fields_max: int = FIELDS
             num_fields += 1
             if num_fields > fields_max:
                 raise _too_many("fields", fields_max)
-    return kind.FromString(data)
 
 
 def join_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> bytes:

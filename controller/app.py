@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import tempfile
@@ -27,7 +28,8 @@ from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
 from controller.spool import Spool
-from controller.telemetry import Telemetry, TelemetryFiles
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -82,7 +84,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         telemetry = Telemetry(config.telemetry_capacity)
         if config.telemetry_dir is not None:
             files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
-            telemetry.write_to(files)
+            telemetry.write_to(files.requests.add, files.actions.add)
             await stack.enter_async_context(_background(_write_telemetry(files)))
         uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
@@ -102,7 +104,11 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         applications = Applications(runtime, catalogue, config.selection)
         stack.push_async_callback(applications.close)
         await applications.restore()
-        door = Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes)
+        door = Door(
+            max_requests=config.max_open_requests,
+            max_bytes=config.max_open_bytes,
+            count=telemetry.refused_at_door,
+        )
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         if config.front == "http2":
@@ -203,6 +209,9 @@ def run(
 ) -> int:
     """Run a controller process until it is told to leave; the arguments are those of `serve`."""
     keep_big_blocks()
+    # Every connection takes a handle. The soft limit is often 1,024, for programs that use select.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, started=started, draining=draining))
 

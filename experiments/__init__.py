@@ -24,6 +24,9 @@ and the seeds (`results_file`), its table and its picture beside it; nothing is 
 
     beside all of them: results_file, telemetry_tables, timeline, chrome_trace
 
+`open_loop` is the client that measures promises (`live_promises`, `broken`, `bench_overload`): nothing of the product
+is part of its process, `open_loop_client`. `broken_worker` is a real worker whose device breaks.
+
 Arrows point down only, and nothing in the product imports this room. Simulated figures repeat bit for bit,
 so a change of a CSV in a diff is a change of a decision. Live figures are measured, with their spread.
 `native` compiles the simulator's inner loop and both cores for runs of hours.

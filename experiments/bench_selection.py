@@ -1,6 +1,13 @@
 """What the selection layer costs, and what its prediction cache gains: `selection.json`.
 
-* `select_combine_us_4models`: one `select` and one `combine` of the costliest built-in policy, four models.
+* `whole_path_...`: an application beside a model that is asked directly, in the same run, one query after the
+  other: latency at the client, and processor time of all processes and of the controller alone. `application_1` asks
+  that same model and nobody else, so what it costs more is selection's whole path (context read,
+  forecasts, choice, submits, journal, explanation); `application_4` asks four, and `application_4_cached` finds their
+  predictions in the cache. Every query comes for another user, whose state is read. All take turns; differences and
+  ratios are those of one turn's neighbours, and the figure is their median.
+* `select_combine_us_4models`: of that path only two calls, one `select` and one `combine` of the costliest
+  built-in policy, four models.
 * `contexts_mib_100k`: what 100,000 users' states of four models take in the controller's memory.
 * `cache_feedback_speedup`: observations per second with the prediction cache over without it. An
   observation is a feedback for an input, as Clipper's own are (section 4.2): its predictions have to be
@@ -55,6 +62,14 @@ COLLECTED = (
     ("clipper_fig8", "fig8_returns_to_best", "returns_to_best"),
     ("clipper_fig9", "mitigated_late_answers", "mitigated_late_answers"),
 )
+
+#: Whom a query of `path_round` asks, by the name of its figures.
+MODELS_ASKED = {
+    "model": "digits-logistic",
+    "application_1": "one",
+    "application_4": "uncached",
+    "application_4_cached": "cached",
+}
 
 # Queries asked at once, so that they form batches.
 _CONCURRENCY = 32
@@ -182,12 +197,14 @@ async def feedback_round(
 
 def cpu_s(pids: Sequence[int]) -> float:
     """Processor time that these processes and this one have spent."""
-    total = time.process_time()
-    for pid in pids:
-        # Behind the command's name, which may hold anything: the 14th and 15th field of all.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+    return time.process_time() + sum(map(process_cpu_s, pids))
+
+
+def process_cpu_s(pid: int) -> float:
+    """Processor time that a process has spent."""
+    # Behind the command's name, which may hold anything: the 14th and 15th field of all.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def process_tree(pid: int) -> list[int]:
@@ -203,31 +220,101 @@ def process_tree(pid: int) -> list[int]:
     return found
 
 
-def measure_feedback(*, num_inputs: int, rounds: int) -> list[dict[str, float]]:
-    """Serve four digit classifiers and measure; one row per round, whose first is not counted."""
+async def path_round(
+    address: str, pids: Sequence[int], images: Array, order: Sequence[str], *, turn: int
+) -> dict[str, float]:
+    """Ask each of some models and applications every image, one after the other.
+
+    Args:
+        address: of a server that has them.
+        pids: of its processes, the controller's first.
+        images: to ask.
+        order: of the asked.
+        turn: number of this round; users of two rounds have nothing in common.
+
+    Returns:
+        By name, with endings `_p50_us` and `_p99_us` (latency at the client), `_cpu_us` (processor time per query
+        of all processes, this one included) and `_controller_cpu_us`.
+    """
+    row: dict[str, float] = {}
+    async with AsyncClient(address) as client:
+        for name in order:
+            context = name != "model"
+            asked = MODELS_ASKED[name]
+            for image in images[
+                :5
+            ]:  # The first queries of all find connections, code and weights cold.
+                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS)
+            times_us: list[float] = []
+            before_s, controller_s = cpu_s(pids), process_cpu_s(pids[0])
+            for number, image in enumerate(images):
+                began = time.perf_counter()
+                user = f"user {turn} {number}" if context else ""
+                await client.infer(asked, {"X": image[None]}, slo_ms=_SLO_MS, context=user)
+                times_us.append((time.perf_counter() - began) * 1e6)
+            times_us.sort()
+            row[f"{name}_p50_us"] = times_us[len(times_us) // 2]
+            row[f"{name}_p99_us"] = times_us[len(times_us) * 99 // 100]
+            row[f"{name}_cpu_us"] = (cpu_s(pids) - before_s) / len(images) * 1e6
+            row[f"{name}_controller_cpu_us"] = (
+                (process_cpu_s(pids[0]) - controller_s) / len(images) * 1e6
+            )
+    return row
+
+
+def path_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the rounds; comparisons are made inside a round."""
+    figures = {f"whole_path_{key}": statistics.median(row[key] for row in rows) for key in rows[0]}
+    for name in MODELS_ASKED:
+        if name != "model":
+            for kind in ("p50", "cpu", "controller_cpu"):
+                figures[f"whole_path_{name}_more_{kind}_us"] = statistics.median(
+                    row[f"{name}_{kind}_us"] - row[f"model_{kind}_us"] for row in rows
+                )
+            figures[f"whole_path_{name}_p50_ratio"] = statistics.median(
+                row[f"{name}_p50_us"] / row["model_p50_us"] for row in rows
+            )
+    return figures
+
+
+def measure_live(
+    *, num_inputs: int, rounds: int
+) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """Serve four digit classifiers and measure; one row per round, whose first is not counted.
+
+    Returns:
+        Rows of `path_round` and of `feedback_round`.
+    """
     with tempfile.TemporaryDirectory() as directory:
         models = write_digit_models(Path(directory) / "models")
         asked = models[0]
         assert asked.labels is not None
         arguments = ["--models", f"{directory}/models", "--cache-dir", f"{directory}/cache"]
         with LocalServer(arguments) as server, Operator(server.address) as operator:
-            names = ("cached", "uncached")
-            for name in names:
-                application = pb.Application(
-                    name=name,
-                    models=[model.name for model in models],
-                    no_cache=name == "uncached",
-                )
+            model_names = [model.name for model in models]
+            for name, members, no_cache in (
+                ("one", model_names[:1], True),
+                ("uncached", model_names, True),
+                ("cached", model_names, False),
+            ):
+                application = pb.Application(name=name, models=members, no_cache=no_cache)
                 operator.put_application(application)
+            assert MODELS_ASKED["model"] == model_names[0]
             pids = process_tree(server.process.pid)
-            # Alternating order: a machine that slows down or speeds up in between favours neither.
-            orders = [names if number % 2 else names[::-1] for number in range(rounds + 1)]
             images, labels = asked.questions[:num_inputs], asked.labels[:num_inputs]
-            rows = [
-                uvloop.run(feedback_round(server.address, pids, images, labels, order))
-                for order in orders
-            ]
-    return rows[1:]
+            paths, feedbacks = [], []
+            for turn in range(rounds + 1):
+                # Alternating order: a machine that slows down or speeds up in between favours nobody.
+                step = 1 if turn % 2 else -1
+                order = list(MODELS_ASKED)[::step]
+                paths.append(
+                    uvloop.run(path_round(server.address, pids, images[:100], order, turn=turn))
+                )
+                order = ["cached", "uncached"][::step]
+                feedbacks.append(
+                    uvloop.run(feedback_round(server.address, pids, images, labels, order))
+                )
+    return paths[1:], feedbacks[1:]
 
 
 def feedback_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -255,7 +342,7 @@ def produce(
     repeats: int = 5,
     num_contexts: int = NUM_CONTEXTS,
     num_inputs: int = 300,
-    rounds: int = 30,
+    rounds: int = 9,
     directory: Path = RESULTS,
 ) -> dict[str, float]:
     """Measure, and write `selection.json`."""
@@ -266,8 +353,9 @@ def produce(
     for name, cost in costs.items():
         figures[f"select_combine_us_{name.replace('-', '_')}"] = cost
     figures["contexts_mib_100k"] = contexts_mib(num_contexts)
-    rows = measure_feedback(num_inputs=num_inputs, rounds=rounds)
-    figures |= feedback_figures(rows)
+    paths, feedbacks = measure_live(num_inputs=num_inputs, rounds=rounds)
+    figures |= path_figures(paths)
+    figures |= feedback_figures(feedbacks)
     write_results(
         "selection",
         figures,
@@ -276,7 +364,8 @@ def produce(
         extra={
             "contexts": num_contexts,
             "inputs": num_inputs,
-            "feedback_runs": rows,
+            "path_runs": paths,
+            "feedback_runs": feedbacks,
         },
         directory=directory,
     )

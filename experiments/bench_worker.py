@@ -25,14 +25,12 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
-import uvloop
 
 from clockwright.actions import Infer, LoadWeights, StepTime
 from clockwright.units import NS_PER_S, ActionId, ModelId
 from controller.telemetry import ActionRow
-from experiments.bench_grpc import infer_request
-from experiments.bench_overload import offer
 from experiments.local_server import LocalServer
+from experiments.open_loop import ClientLoad, OpenLoop
 from experiments.telemetry_tables import read_actions
 from modelzoo.build import write_model
 from worker.devices.cpu import CpuDevice
@@ -62,7 +60,7 @@ def measure_lateness(seconds: float = SECONDS) -> dict[str, float]:
         arguments = ["--models", str(models), "--telemetry", str(telemetry), "--pages", str(PAGES)]
         arguments += ["--cache-dir", f"{scratch}/cache"]
         with LocalServer(arguments) as server:
-            uvloop.run(_load(server.address, seconds))
+            _load(server.address, seconds)
         return action_figures(read_actions(telemetry))
 
 
@@ -101,21 +99,18 @@ def action_figures(actions: Iterable[ActionRow]) -> dict[str, float]:
     return figures
 
 
-async def _load(address: str, seconds: float) -> None:
-    offers = [
-        offer(
-            address,
-            infer_request(f"large-{copy}", [1, 3, 224, 224], slo_ms=500),
-            LARGE_RATE,
-            seconds,
-            copy,
-            slo_s=0.5,
-        )
-        for copy in range(COPIES)
-    ]
-    small = infer_request("small", [1, 784], slo_ms=250)
-    offers.append(offer(address, small, SMALL_RATE, seconds, COPIES, slo_s=0.25))
-    await asyncio.gather(*offers)
+def _load(address: str, seconds: float) -> None:
+    large = ClientLoad(
+        address=address, models=tuple(f"large-{copy}" for copy in range(COPIES)), slo_ms=500,
+        seconds=seconds, rate=COPIES * LARGE_RATE, shape=(1, 3, 224, 224), client="grpcio",
+    )  # fmt: skip
+    small = ClientLoad(
+        address=address, models=("small",), slo_ms=250, seconds=seconds, rate=SMALL_RATE, seed=1
+    )
+    with OpenLoop(large) as first, OpenLoop(small) as second:
+        for account in (first.account(), second.account()):
+            if not account.num_ok:
+                raise RuntimeError(f"no answers, but {account.refusals + account.others}")
 
 
 def _lateness(

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TextIO
 
 from clockwright.units import NS_PER_US
-from controller.telemetry import ACTION_COLUMNS, OK, REQUEST_COLUMNS
+from controller.telemetry import OK
+from controller.telemetry_files import ACTION_COLUMNS, REQUEST_COLUMNS
 from experiments.telemetry_tables import TelemetryRow, TelemetryTable
 
 _Event = dict[str, object]

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
-from controller.telemetry import Telemetry, TelemetryFiles
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles
 from experiments.simulator import Progress, Run, bottleneck, run
 from experiments.simulator.case import Case
 
@@ -47,7 +48,7 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
             )
             # The rows are in the files, so memory keeps none.
             telemetry = Telemetry(capacity=0)
-            telemetry.write_to(files)
+            telemetry.write_to(files.requests.add, files.actions.add)
         live = stack.enter_context(_live())
 
         update_s = _QUIET_S

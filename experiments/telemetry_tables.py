@@ -13,11 +13,10 @@ from pathlib import Path
 from clockwright.actions import StepTime
 from clockwright.errors import TraceFormatError
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
-from controller.telemetry import (
+from controller.telemetry import ActionRow, RequestRow
+from controller.telemetry_files import (
     ACTION_COLUMNS,
     REQUEST_COLUMNS,
-    ActionRow,
-    RequestRow,
     last_run,
     last_run_in,
     table_files,

@@ -35,10 +35,10 @@ import point down only::
     +--+-----------+------------+-----+                     |
        |           |            |                           |
        |           v            v                           v
-       |      +- copies -+   +- books ------------------+  +- admission, forecast ---+
+       |      +- copies -+   +- books, health ----------+  +- admission, forecast ---+
        |      |  why     |   |  what is true; the only  |  |  can it be in time      |
        |      |  another |   |  one that tells          |  |                         |
-       |      |  copy    |   |  the policy              |  |                         |
+       |      |  copy    |   |  the policy; who is sick |  |                         |
        |      +----+-----+   +-----------+--------------+  +-----------+-------------+
        |           |                     |                             |
        |           +----------+----------+                             |
@@ -52,20 +52,24 @@ import point down only::
     +- state ----------------------------------------------------------+
     |  records: Request, Model, Copy, SentAction, WorkerState          |
     +------------------------------------------------------------------+
-       timeline   estimator   delivery   shares   events   config
+       timeline   estimator   delivery   shares   sums   events   config
 
 To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
 `Dispatch.fill_exec` and `fill_load`; why a model gets another copy, `copies`; what the policy hears of a
 change, the table in `books`; what is evicted, `policies.eviction`; the margin, `admission.margin_of`; the
-window of an action, `dispatch`; why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`. A worker is given up
-when a result is overdue (`Scheduler._check_timeout`), when it contradicts the books
-(`Scheduler._action_failed`), and by its link when it is silent (`controller.worker_link`).
+window of an action, `dispatch`; why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`; which
+worker is avoided, and when it is tried again, the table in `health`; what becomes of the requests of a run
+that failed, `Scheduler._run_failed`, and of one that is overdue, `Scheduler._do_without`; what is taken back,
+`Scheduler._withdraw`. A worker is given up when a result is overdue for long (`Scheduler._check_timeout`),
+when it contradicts the books (`Scheduler._action_failed`), and by its link when it is silent
+(`controller.worker_link`).
 
 Who guards the deadline
 -----------------------
-A response after its deadline is never a success. Seven places see to it, each for what the one before
-cannot know:
+A response after its deadline is never a success, and a request's clock starts when its first byte comes
+(`controller.front.turns`). Eight places see to it, each for what the one before cannot know:
 
+0. The front refuses a request (`LATE`) that has waited longer than its SLO before anybody looked at it.
 1. `admission.judge` refuses a request that no worker could finish by `due_ns`, when it arrives and
    whenever it is judged again. `due_ns` is the deadline less the margin (`admission.margin_of`), which
    is for the answer's way back.
@@ -77,7 +81,7 @@ cannot know:
 4. `Scheduler._expire` refuses a request that was sent (`LATE`) when its deadline passes without a result.
 5. `Scheduler._answer` refuses it (`LATE`) when the result comes after the deadline, but before the timer.
 6. The ledger looks at the clock once more when it carries an answer out: the event may have waited its turn.
-7. So does the front when it has encoded the response, because the way to the client's socket takes time too.
+7. So does the front right before it writes the encoded response to the client's socket.
    The last two can be late without the core's knowing.
 
 A policy that does not predict skips 1 to 4: its requests wait until they have run, and 5 to 7 judge them.

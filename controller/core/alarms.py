@@ -144,6 +144,12 @@ class Alarms:
         worker.watched = True
         heappush(self.timeouts, (at_ns, next(self._serial), worker))
 
+    def look_sooner(self, worker: WorkerState, at_ns: int) -> None:
+        """Look at the oldest action of a worker at a time, and not at the time that was arranged before."""
+        self.timeouts[:] = [entry for entry in self.timeouts if entry[2] is not worker]
+        heapify(self.timeouts)
+        self.expect_result_until(worker, at_ns)
+
     def timed_out(self) -> tuple[int, WorkerState]:
         """Take out the first of the `timeouts`: its time, and the worker whose oldest action has to be looked at.
 

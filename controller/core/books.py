@@ -69,7 +69,7 @@ from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.delivery import DeliveryDelay
-from controller.core.estimator import EstimateTable
+from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.policy import Batch, Policy
 from controller.core.state import (
@@ -296,6 +296,16 @@ class Books:
     def ready(self, model: Model, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds the model in host memory."""
         model.ready_on(worker, readiness)
+
+    def estimates_used(self) -> set[Estimates]:
+        """What is planned with, on some worker; linear in models and workers."""
+        used = set()
+        for worker in self.workers.values():
+            used.update([copy.estimates for copy in worker.copies.values()])
+        for model in self.models.values():
+            used.update([readiness.estimates for readiness in model.ready.values()])
+            used.update([each.readiness.estimates for each in model.suspended.values()])
+        return used
 
     def forget(self, model: Model, worker: WorkerState) -> bool:
         """A worker is to hold a removed model no more; tells whether it did."""

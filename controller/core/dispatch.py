@@ -399,6 +399,8 @@ class Dispatch:
             self._policy.want_load(model, now_ns)
         if self._policy.wants_any:
             self.fill_load(worker, now_ns)
+            if not self._traits.predicts and model.load_key is not None:
+                self._load_by_urgency(model, now_ns)  # a replica, for which no request waits
         if model.queue:
             self.place(model, now_ns, seek=False)
 

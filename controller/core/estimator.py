@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from typing import Final
 
 from clockwright.units import DURATION_NS_MAX, NS_PER_MS, ArchitectureId, GpuKind
 
@@ -28,9 +29,12 @@ PERCENTILE = 0.99
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
 
-# Rows that are kept, whatever architectures and GPU kinds workers name: hundreds of networks on some
-# kinds of GPU at the clocks that they have. Those who use a row that is dropped go on using it.
-MAX_ROWS = 1 << 14
+# With fewer rows, nothing is forgotten: a worker that comes back finds what was learned.
+_MIN_ROWS = 256
+
+# What takes so many times what was predicted, and this much more, is slow: the GPU is not like others of its kind.
+SLOW_FACTOR: Final = 3
+SLOW_NS: Final = NS_PER_MS
 
 # Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
 MAX_CLOCKS = 64
@@ -53,6 +57,12 @@ class DurationWindow:
         """Take a measurement in; the oldest leaves."""
         self._samples.append(duration_ns)
         self._update()
+
+    def begin_again(self, seed_ns: int) -> None:
+        """Forget all, but for a new seed."""
+        self._samples.clear()
+        self._unconfirmed.clear()
+        self.add(seed_ns)
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
@@ -162,6 +172,16 @@ class Estimates:
         }
         return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
 
+    def bound(self, profile: Estimates) -> None:
+        """Another GPU of the kind was profiled: what far exceeds that came from a GPU that is slow."""
+        for index, window in enumerate(self._exec):
+            if self.exec_ns[index] > SLOW_FACTOR * profile.exec_ns[index] + SLOW_NS:
+                window.begin_again(profile.exec_ns[index])
+                self._refresh(index)
+        if self.load_ns > SLOW_FACTOR * profile.load_ns + SLOW_NS:
+            self._load.begin_again(profile.load_ns)
+            self.load_ns = profile.load_ns
+
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""
         index = self.fit[size]
@@ -214,9 +234,10 @@ _Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_crowded_at", "_rows")
 
     def __init__(self) -> None:
+        self._crowded_at = _MIN_ROWS
         self._rows: dict[_Key, Estimates] = {}
 
     def __len__(self) -> int:
@@ -244,9 +265,11 @@ class EstimateTable:
         """
         key = (gpu_kind, clock_mhz, architecture_id, tuple(sorted(exec_ns)))
         estimates = self._rows.get(key)
+        seed = Estimates(load_ns=load_ns, exec_ns=exec_ns).at_clock(profile_mhz, clock_mhz)
         if estimates is None:
-            seed = Estimates(load_ns=load_ns, exec_ns=exec_ns)
-            estimates = self._add(key, seed.at_clock(profile_mhz, clock_mhz))
+            estimates = self._rows[key] = seed
+        else:
+            estimates.bound(seed)
         return estimates
 
     def at_clock(
@@ -262,14 +285,18 @@ class EstimateTable:
         key = (gpu_kind, clock_mhz, architecture_id, known.sizes)
         estimates = self._rows.get(key)
         if estimates is None:
-            estimates = self._add(key, known.at_clock(known_mhz, clock_mhz))
+            estimates = self._rows[key] = known.at_clock(known_mhz, clock_mhz)
         return estimates
 
-    def _add(self, key: _Key, estimates: Estimates) -> Estimates:
-        if len(self._rows) >= MAX_ROWS:
-            del self._rows[next(iter(self._rows))]
-        self._rows[key] = estimates
-        return estimates
+    @property
+    def crowded(self) -> bool:
+        """Whether it is time to `keep_used`."""
+        return len(self._rows) > self._crowded_at
+
+    def keep_used(self, used: Collection[Estimates]) -> None:
+        """Forget what no worker has ready: workers name architectures and GPU kinds as they like."""
+        self._rows = {key: row for key, row in self._rows.items() if row in used}
+        self._crowded_at = max(_MIN_ROWS, 2 * len(self._rows))
 
     def forget_clocks(self, gpu_kind: GpuKind, present_mhz: Iterable[int]) -> None:
         """Keep memory bounded whatever clocks workers say.

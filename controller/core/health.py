@@ -25,11 +25,10 @@ there to be asked instead. Where all are slow, the last one teaches, and the oth
 
 from __future__ import annotations
 
-from typing import Final
-
 from clockwright.actions import Infer
 from clockwright.units import NS_PER_MS
 from controller.core.books import Books
+from controller.core.estimator import SLOW_FACTOR, SLOW_NS
 from controller.core.state import Model, SentAction, Suspension, Trouble, WorkerState
 
 # The first pause is long enough that a burst of failures counts as one, and short beside a second, in which a
@@ -40,10 +39,7 @@ _MAX_DOUBLINGS = 6
 # So many models that fail in a row, with no success between, are the worker's fault.
 _MANY_MODELS = 2
 
-# An action that takes so many times what was predicted, and this much more, is slow. An outlier may be so long;
-# three in a row are none.
-SLOW_FACTOR: Final = 3
-SLOW_NS: Final = NS_PER_MS
+# An outlier may take as long as a slow worker; three in a row are none.
 _SLOW_IN_A_ROW = 3
 
 

@@ -94,7 +94,8 @@ def check_no_gpu_idles(scheduler: Scheduler, now_ns: int) -> None:
             load_ns = 0 if copy else estimates.load_ns + NS_PER_MS
             for request in model.queue:
                 if request.rows <= estimates.sizes[-1]:
-                    exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
+                    # Policies take estimates to grow with the batch size.
+                    exec_ns = max(estimates.exec_ns[: estimates.cover[request.rows] + 1])
                     assert begin_ns + load_ns + exec_ns > request.due_ns, (
                         f"request {request.request_id} of {model.model_id} waits, "
                         f"{worker.worker_id} is idle"

@@ -15,7 +15,8 @@ waiting requests, and refuse nothing by prediction):
   overloaded.
 * A request refused because its model is cold has the model loaded, where nothing else wants the lane.
 * Eviction never takes a model with an action in flight or with waiting requests.
-* An Infer refused for lateness, or lost with its worker, puts its requests back while slack remains.
+* An Infer refused for lateness, or lost with its worker, puts its requests back while slack remains; so does
+  one that failed, in smaller batches, and one whose result is overdue (health.py).
 * Every action has a timeout; a worker that exceeds it, or contradicts the controller's books, is let
   go and starts afresh when it registers again.
 * Refused requests are answered at once, with the reason, not at the deadline.
@@ -43,7 +44,7 @@ from controller.core.books import Books, infers_of, own_requests
 from controller.core.config import SchedulerConfig
 from controller.core.delivery import DeliveryDelay
 from controller.core.dispatch import Dispatch
-from controller.core.estimator import EstimateTable
+from controller.core.estimator import SLOW_FACTOR, SLOW_NS, EstimateTable
 from controller.core.events import (
     ActionFailed,
     ActionSucceeded,
@@ -69,7 +70,7 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
-from controller.core.health import SLOW_FACTOR, SLOW_NS, Health
+from controller.core.health import Health
 from controller.core.policies import POLICIES
 from controller.core.policy import PolicyKind
 from controller.core.state import (
@@ -457,6 +458,8 @@ class Scheduler:
             else:
                 self._put_back(sent, Refusal.LATE)
             self._books.exec_freed(worker)
+            if event.error is not ActionError.TOO_LATE:
+                worker.exec_wakeup_ns = None  # the lane has room long before that was to be
         else:
             self._books.fail_load(sent, now_ns)
             self._dispatch.load_lane_freed()
@@ -520,6 +523,8 @@ class Scheduler:
         self._answer(event, sent, size)
         for action_id in elsewhere:
             self._withdraw(action_id)
+        if sent.copy.model.queue:  # a policy that reacts waits for the end of each of its actions
+            self._books.came(sent.copy.model)
 
     def _put_back(self, sent: SentAction, refusal: Refusal) -> None:
         """Requests of an action that did not run wait again while some worker may be in time."""
@@ -706,6 +711,9 @@ class Scheduler:
             DeliveryDelay(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
             load_lookahead_ns=config.lookahead_ns,
         )
+        workers = list(self._books.workers.values())
+        if len(workers) == 2 and workers[0].watched:  # from now on it can be done without
+            self._alarms.look_sooner(workers[0], self._now_ns + _STOOD_STILL_NS)
 
     def _clock_seen(self, event: ClockSeen) -> None:
         worker = self._books.workers.get(event.worker_id)
@@ -765,6 +773,8 @@ class Scheduler:
         if model is None:
             self._commands.append(ForgetModel(worker_id=event.worker_id, model_id=event.model_id))
             return
+        if self._estimates.crowded:
+            self._estimates.keep_used(self._books.estimates_used())
         estimates = self._estimates.profiled(
             worker.gpu_kind,
             worker.clock_mhz,

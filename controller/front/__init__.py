@@ -1,11 +1,18 @@
 """The controller's doors for clients and operators: gRPC in, gRPC out.
 
+    http2         HTTP/2 and gRPC's framing of one connection: bytes in, events out; no I/O
+    http2_server  sockets, and calls for handlers: a gRPC server that knows when a request came
+    turns         the latest moment that is surely before the bytes came which are read now
+    door          how much may be open at once
     server        the Open Inference Protocol: inference, health, metadata, the model repository
     control       operators: workers, models, applications, feedback
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
     refusals      a refusal as a sentence
     statuses      every error as a gRPC status
+
+The services stand on `http2_server` or, with `--front grpc`, on grpc.aio, which hides what a request
+waited in its queue: there the event loop's lag is all that is counted beside the handler's own time.
 
 Nothing is decided here, and no error of a client gets further than this room. Handlers run in the
 controller's event loop thread; workers come in by another door, `controller.worker_link`.

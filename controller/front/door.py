@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from clockwright.errors import Refusal, RefusedError
 
 
@@ -12,15 +14,23 @@ class Door:
     worth more to a client than memory that runs out.
     """
 
-    def __init__(self, *, max_requests: int, max_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_requests: int,
+        max_bytes: int,
+        count: Callable[[Refusal], None] = lambda _: None,
+    ) -> None:
         """Let so much in.
 
         Args:
             max_requests: requests that are open at once.
             max_bytes: bytes of all messages that are open or on their way in.
+            count: is told of each refusal.
         """
         self.max_requests = max_requests
         self.max_bytes = max_bytes
+        self._count = count
         #: Requests inside.
         self.num_requests = 0
         #: Bytes of those requests, and of messages that are not complete yet.
@@ -38,7 +48,7 @@ class Door:
             RefusedError: there is no room.
         """
         if self.num_requests >= self.max_requests:
-            raise crowded("open requests", self.num_requests, self.max_requests)
+            raise self.crowded("open requests", self.num_requests, self.max_requests)
         if self.num_bytes + num_bytes > self.max_bytes:
             raise self.no_room(num_bytes)
         self.num_requests += 1
@@ -51,17 +61,17 @@ class Door:
 
     def no_room(self, num_bytes: int) -> RefusedError:
         """Make the refusal of a message for which there is no memory."""
-        return crowded(
+        return self.crowded(
             f"bytes of open requests beside the {num_bytes} of this one",
             self.num_bytes,
             self.max_bytes,
         )
 
-
-def crowded(what: str, found: int, bound: int) -> RefusedError:
-    """Make the refusal of what is more than the front takes at once."""
-    return RefusedError(
-        Refusal.OVERLOADED,
-        f"the front is full: found {found} {what}, expected {bound} at most",
-        figures={"found": found, "bound": bound},
-    )
+    def crowded(self, what: str, found: int, bound: int) -> RefusedError:
+        """Make the refusal of what is more than the front takes at once."""
+        self._count(Refusal.OVERLOADED)
+        return RefusedError(
+            Refusal.OVERLOADED,
+            f"the front is full: found {found} {what}, expected {bound} at most",
+            figures={"found": found, "bound": bound},
+        )

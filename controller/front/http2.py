@@ -821,6 +821,32 @@ class Http2Connection:
         self._ready[stream_id] = stream
         self._pump()
 
+    def whole_answer(self, stream_id: int, message: bytes) -> bytes | None:
+        """Make all that ends a call with one message; None: the windows want it in parts.
+
+        Nothing is sent by this, and nothing changes before `answered`.
+        """
+        stream = self._streams.get(stream_id)
+        size = len(message) + 5
+        if stream is None or stream.headers_sent or not stream.remote_closed:
+            return None
+        if size > min(stream.window, self._window, self._peer_frame_bytes) or self._out:
+            return None
+        return b"".join(
+            (
+                _frame(_HEADERS, _END_HEADERS, stream_id, _RESPONSE_HEADERS),
+                _FRAME.pack(size << 8, 0, stream_id),
+                _PREFIX.pack(0, size - 5),
+                message,
+                _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream_id, _OK),
+            )
+        )
+
+    def answered(self, stream_id: int, message: bytes) -> None:
+        """Take in that `whole_answer` was sent."""
+        self._window -= len(message) + 5
+        self._forget(self._streams[stream_id])
+
     def send_end(self, stream_id: int, trailers: bytes) -> None:
         """End a call, behind its messages; `trailers` is from `status_block`."""
         stream = self._streams.get(stream_id)

@@ -16,6 +16,7 @@ import inspect
 import logging
 import socket
 import struct
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
@@ -28,7 +29,7 @@ import grpc
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S
-from controller.front.door import Door, crowded
+from controller.front.door import Door
 from controller.front.http2 import (
     CallHeaders,
     ErrorCode,
@@ -69,6 +70,8 @@ _SWEEP_S = 1.0
 #: Sweeps of silence after which a peer is pinged, and after which it is given up.
 _PING_AFTER = 20
 _SILENCE_MAX = 30
+#: Sweeps within which a call that takes one message has to have brought it, however large.
+_COMING_MAX = 120
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -105,6 +108,7 @@ class Call:
         "_reader",
         "_request",
         "_stream_id",
+        "_sweeps",
         "_trailing",
         "arrival_ns",
         "half_closed",
@@ -130,6 +134,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self._peer = peer
         self._stream_id = stream_id
+        self._sweeps = 0
         self._request = request
         # Messages that nobody has read, with their arrivals.
         self._messages: deque[tuple[bytes, int]] = deque()
@@ -148,17 +153,27 @@ class Call:
         peer = self._peer
         if peer.num_unread_bytes > _UNREAD_ANSWER_BYTES_MAX:
             what = "bytes of answers that this client does not read"
-            self.fail(crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
+            door = peer.server.door
+            self.fail(door.crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
             return
+        peer.flush()
+        connection = peer.connection
+        # All is ready before the last look at the clock: nothing but the write comes behind it.
+        whole = None if peer.num_unread_bytes else connection.whole_answer(self._stream_id, message)
         error = judge(peer.server.clock())
         if error is not None:
             self.fail(error)
             return
-        connection = peer.connection
-        connection.send_message(self._stream_id, message)
-        connection.send_end(self._stream_id, status_block(0))
+        if whole is not None:
+            peer.send(whole)
+            if self.over:
+                return
+            connection.answered(self._stream_id, message)
+        else:
+            connection.send_message(self._stream_id, message)
+            connection.send_end(self._stream_id, status_block(0))
+            peer.flush()
         self._finish()
-        peer.flush()
 
     def fail(self, error: Exception) -> None:
         """End the call with the status of an error."""
@@ -316,6 +331,11 @@ class Call:
         if self.task is not None:
             self.task.cancel()
 
+    def sweep(self) -> bool:
+        """Say, once a second, whether the request takes too long to come."""
+        self._sweeps += 1
+        return self._sweeps > _COMING_MAX and self.task is None and not self.half_closed
+
     async def _requests(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not EOF:
             yield message
@@ -378,6 +398,7 @@ class _Peer:
         sock: socket.socket,
         address: tuple[Any, ...],
         *,
+        floor_ns: int,
         crowded: bool,
     ) -> None:
         self.server = server
@@ -395,7 +416,7 @@ class _Peer:
         self._calls: dict[int, Call] = {}
         self._held_bytes = 0
         # Every byte that is unread came later than this.
-        self._floor_ns = server.turns.bound_ns
+        self._floor_ns = floor_ns
         # The last read took all that was there.
         self._emptied = False
         self._bytes_read = 0
@@ -407,6 +428,7 @@ class _Peer:
         self._flushing = False
         self._silent_sweeps = 0
         self._stalled_sweeps = 0
+        self._unread_before = 0
         self._loop.add_reader(sock, self._readable)
         self.flush()
 
@@ -551,6 +573,19 @@ class _Peer:
         self._keep(parts)
         self._send()
 
+    def send(self, data: bytes) -> None:
+        """Write bytes at once; nothing is unsent."""
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self.lost(error.strerror or str(error))
+            return
+        if sent < len(data):
+            self._keep([memoryview(data)[sent:]])
+            self._send()
+
     def _keep(self, parts: Sequence[Buffer]) -> None:
         for part in parts:
             if part:
@@ -564,7 +599,6 @@ class _Peer:
                 first = self._unsent[0]
                 sent = self._socket.send(first)
                 self._unsent_bytes -= sent
-                self._stalled_sweeps = 0
                 if sent < len(first):
                     self._unsent[0] = first[sent:]
                 else:
@@ -622,7 +656,12 @@ class _Peer:
         elif self._silent_sweeps >= _SILENCE_MAX:
             self.lost("the client is silent")
             return
-        self._stalled_sweeps = self._stalled_sweeps + 1 if self.num_unread_bytes else 0
+        for call in [call for call in self._calls.values() if call.sweep()]:
+            text = f"the request did not come within {_COMING_MAX * _SWEEP_S:g} s"
+            call.end_with(grpc.StatusCode.CANCELLED, text)
+        unread, self._unread_before = self._unread_before, self.num_unread_bytes
+        stalled = 0 < unread <= self._unread_before
+        self._stalled_sweeps = self._stalled_sweeps + 1 if stalled else 0
         if self._stalled_sweeps >= _STALL_MAX:
             self.lost(f"the client leaves {self.num_unread_bytes} bytes of answers unread")
 
@@ -690,7 +729,8 @@ class Http2Server:
         self._methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
-        self._listening: list[socket.socket] = []
+        # Every connection that is not accepted came later than this, per socket; None: there is none.
+        self._listening: dict[socket.socket, int | None] = {}
         self._peers: set[_Peer] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -743,9 +783,9 @@ class Http2Server:
     def find_fault(self, crowded_connection: bool) -> RefusedError | None:
         """Say why a call cannot be taken; None: it can."""
         if crowded_connection:
-            return crowded("connections", len(self._peers), self.max_connections)
+            return self.door.crowded("connections", len(self._peers), self.max_connections)
         if self.num_calls >= self.door.max_requests:
-            return crowded("open calls", self.num_calls, self.door.max_requests)
+            return self.door.crowded("open calls", self.num_calls, self.door.max_requests)
         return None
 
     # --- life ---------------------------------------------------------------------------------
@@ -772,7 +812,7 @@ class Http2Server:
                 sock.bind((where[0], port, *where[2:]))
                 sock.listen(_BACKLOG)
                 stack.pop_all()
-            self._listening.append(sock)
+            self._listening[sock] = None
             port = sock.getsockname()[1]
         return port
 
@@ -825,11 +865,17 @@ class Http2Server:
 
     def _accept(self, listening: socket.socket) -> None:
         self.turns.used()
+        floor_ns = self._listening[listening]
+        if floor_ns is None:
+            floor_ns = self._listening[listening] = self.turns.bound_ns
         for _ in range(_ACCEPTS_PER_TURN):
             try:
                 sock, address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            except (BlockingIOError, InterruptedError):
+                self._listening[listening] = None
                 return
+            except ConnectionAbortedError:
+                continue
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
@@ -844,7 +890,7 @@ class Http2Server:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             too_many = len(self._peers) >= self.max_connections
-            self._peers.add(_Peer(self, sock, address, crowded=too_many))
+            self._peers.add(_Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many))
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._listening:
@@ -877,6 +923,8 @@ def _wake(future: asyncio.Future[None] | None) -> None:
 
 def _prepare(sock: socket.socket) -> None:
     """Have the kernel stamp what comes, and hold a lot of it; accepted sockets inherit both."""
+    if sys.platform != "linux":
+        return
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     # Linux makes the buffer fit the mark, and leaves it when the mark goes down again. SO_RCVBUF would

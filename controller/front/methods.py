@@ -6,13 +6,15 @@ gRPC's own hook would log a traceback for each message that is none, and end the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from clockwright.bulk import FIELDS_MAX, MessageT, parse_message
+from clockwright.bulk import FIELDS_MAX, check_fields
 from controller.front.statuses import fail
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 def unary(
@@ -33,8 +35,8 @@ def unary(
 
     async def handle(data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         try:
-            request = parse_message(kind, data, fields_max=fields_max)
-            return (await behaviour(request)).SerializeToString()
+            check_fields(data, fields_max=fields_max)
+            return (await behaviour(kind.FromString(data))).SerializeToString()
         except Exception as error:
             return fail(context, error, method=name)
 

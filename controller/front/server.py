@@ -171,7 +171,6 @@ class InferenceService:
         try:
             self._door.enter(len(data))
         except RefusedError as error:
-            self._runtime.telemetry.refused_at_door(error.refusal)
             call.fail(error)
             return
         try:
@@ -189,12 +188,12 @@ class InferenceService:
         self._door.leave(num_bytes)
         if future.cancelled():
             return
-        try:
-            message = work.encode(future.result())
-        except Exception as error:
+        # Raised, the exception would hold this frame and be held by it, with the request's tensors.
+        error = future.exception()
+        if isinstance(error, Exception):
             call.fail(error)
             return
-        call.answer(message, work.judge)
+        call.answer(work.encode(future.result()), work.judge)
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         lag_ns = self._lag_ns()

@@ -171,8 +171,8 @@ def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target:
         )  # fmt: skip
         refused_ms = {point.server: point.refusal_p50_ms for point in points if point.load == most}
         axes.text(
-            most, 85, f"median time to a refusal at {most:g} times: edf_mh "
-            f"{refused_ms['edf_mh']:.0f} ms, batched queues {refused_ms['infaas'] / 1000:.1f} s ",
+            most, 85, f"refused at {most:g} times: edf_mh after "
+            f"{refused_ms['edf_mh']:.0f} ms, batches after {refused_ms['infaas'] / 1000:.1f} s ",
             ha="right", fontsize=13, color="#444444",
         )  # fmt: skip
         axes.axvspan(1, most, color="#f2f2f2", zorder=-1)
@@ -190,7 +190,7 @@ def draw(points: Sequence[LoadPoint], capacity: float, setting: Setting, target:
         axes.set_ylabel(f"answers within {setting.slo_ms} ms, per second", fontsize=14)
         axes.set_title(
             "Asked for more than a GPU can do, a server that queues answers nobody in time.\n"
-            "Clockwright refuses early what would be late, and answers the rest (simulated).",
+            "Clockwright refuses in time what would be late, and answers the rest (simulated).",
             fontsize=14, loc="left", fontweight="bold", x=-0.085,
         )  # fmt: skip
         axes.legend(

@@ -43,7 +43,7 @@ class Service:
         return data
 
     async def seen(self, data: bytes, context: Context) -> bytes:
-        seen = dict(context.invocation_metadata())
+        seen: dict[str, Any] = dict(context.invocation_metadata() or ())
         context.set_trailing_metadata((("back-bin", seen["there-bin"]), ("back", seen["there"])))
         left_s = context.time_remaining()
         return b"none" if left_s is None else b"%d" % round(left_s)
@@ -138,29 +138,30 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         thread.join()
 
 
+# The types of gRPC's stubs want serializers, and streams at once; its clients do not.
 @pytest.fixture
-def channel(running: Running) -> Iterator[grpc.Channel]:
+def channel(running: Running) -> Iterator[Any]:
     with grpc.insecure_channel(running.address, options=OPTIONS) as channel:
         yield channel
 
 
-def unary(channel: grpc.Channel, name: str) -> grpc.UnaryUnaryMultiCallable[Any, Any]:
+def unary(channel: Any, name: str) -> Any:  # noqa: ANN401
     return channel.unary_unary(f"/{SERVICE}/{name}")
 
 
 @pytest.mark.parametrize("size", [0, 1, 16_383, 16_384, 70_000, 5 << 20, 64 << 20])
-def test_messages_of_every_size_come_and_go_unchanged(channel: grpc.Channel, size: int) -> None:
+def test_messages_of_every_size_come_and_go_unchanged(channel: Any, size: int) -> None:  # noqa: ANN401
     content = (b"0123456789abcdef" * (size // 16 + 1))[:size]
     assert unary(channel, "Echo")(content) == content
 
 
 @pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
-def test_compressed_requests_are_read(channel: grpc.Channel, compression: grpc.Compression) -> None:
+def test_compressed_requests_are_read(channel: Any, compression: grpc.Compression) -> None:  # noqa: ANN401
     content = b"squeeze me " * 10_000
     assert unary(channel, "Echo")(content, compression=compression) == content
 
 
-def test_metadata_goes_both_ways(channel: grpc.Channel) -> None:
+def test_metadata_goes_both_ways(channel: Any) -> None:  # noqa: ANN401
     sent = (("there", "x y"), ("there-bin", bytes(range(256))))
     _, call = unary(channel, "Seen").with_call(b"", metadata=sent)
     found = {key: value for key, value in call.trailing_metadata() if key.startswith("back")}
@@ -171,7 +172,9 @@ def test_metadata_goes_both_ways(channel: grpc.Channel) -> None:
     ("timeout_s", "seen"), [(None, b"none"), (1000, b"1000"), (90_000, b"90000")]
 )
 def test_handlers_see_the_rpc_deadline(
-    channel: grpc.Channel, timeout_s: float | None, seen: bytes
+    channel: Any,  # noqa: ANN401
+    timeout_s: float | None,
+    seen: bytes,
 ) -> None:
     sent = (("there", ""), ("there-bin", b""))
     answer = unary(channel, "Seen")(b"", metadata=sent, timeout=timeout_s)
@@ -179,7 +182,7 @@ def test_handlers_see_the_rpc_deadline(
     assert answer == seen or 1 <= int(answer) / int(seen) < 1.02
 
 
-def test_an_aborted_call_has_its_status_whole(channel: grpc.Channel) -> None:
+def test_an_aborted_call_has_its_status_whole(channel: Any) -> None:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as caught:
         unary(channel, "Fail")(b"")
     error: Any = caught.value
@@ -187,7 +190,7 @@ def test_an_aborted_call_has_its_status_whole(channel: grpc.Channel) -> None:
     assert ("why-bin", b"\0\1") in error.trailing_metadata()
 
 
-def test_a_handler_that_fails_ends_its_own_call_only(channel: grpc.Channel) -> None:
+def test_a_handler_that_fails_ends_its_own_call_only(channel: Any) -> None:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as caught:
         unary(channel, "Raise")(b"")
     error: Any = caught.value
@@ -196,14 +199,14 @@ def test_a_handler_that_fails_ends_its_own_call_only(channel: grpc.Channel) -> N
     assert unary(channel, "Echo")(b"still here") == b"still here"
 
 
-def test_an_unknown_method_is_unimplemented(channel: grpc.Channel) -> None:
+def test_an_unknown_method_is_unimplemented(channel: Any) -> None:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as caught:
         unary(channel, "Nothing")(b"")
     error: Any = caught.value
     assert error.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_a_message_that_is_too_large_is_refused_in_grpcs_words(channel: grpc.Channel) -> None:
+def test_a_message_that_is_too_large_is_refused_in_grpcs_words(channel: Any) -> None:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as caught:
         unary(channel, "Echo")(bytes(MESSAGE_BYTES_MAX + 1))
     error: Any = caught.value
@@ -212,7 +215,7 @@ def test_a_message_that_is_too_large_is_refused_in_grpcs_words(channel: grpc.Cha
     assert unary(channel, "Echo")(b"still here") == b"still here"
 
 
-def test_a_deadline_that_passes_ends_the_handler(running: Running, channel: grpc.Channel) -> None:
+def test_a_deadline_that_passes_ends_the_handler(running: Running, channel: Any) -> None:  # noqa: ANN401
     with pytest.raises(grpc.RpcError) as caught:
         unary(channel, "Wait")(b"a", timeout=0.2)
     error: Any = caught.value
@@ -220,7 +223,7 @@ def test_a_deadline_that_passes_ends_the_handler(running: Running, channel: grpc
     running.until(lambda: len(running.service.left) == running.service.waiting)
 
 
-def test_a_cancelled_call_ends_its_handler(running: Running, channel: grpc.Channel) -> None:
+def test_a_cancelled_call_ends_its_handler(running: Running, channel: Any) -> None:  # noqa: ANN401
     call = unary(channel, "Wait").future(b"b")
     running.until(lambda: running.service.waiting == 1)
     call.cancel()
@@ -235,18 +238,18 @@ def test_a_client_that_vanishes_ends_its_handlers(running: Running) -> None:
     assert all(call.code() is not grpc.StatusCode.OK for call in calls)
 
 
-def test_many_messages_make_one_answer(channel: grpc.Channel) -> None:
+def test_many_messages_make_one_answer(channel: Any) -> None:  # noqa: ANN401
     count: Any = channel.stream_unary(f"/{SERVICE}/Count")
     assert count(bytes(1 << 20) for _ in range(50)) == b"%d" % (50 << 20)
     assert count(iter(())) == b"0"
 
 
-def test_one_message_makes_many_answers(channel: grpc.Channel) -> None:
+def test_one_message_makes_many_answers(channel: Any) -> None:  # noqa: ANN401
     repeat: Any = channel.unary_stream(f"/{SERVICE}/Repeat")
     assert list(repeat(b"1000")) == [b"%d" % number for number in range(1000)]
 
 
-def test_a_conversation_goes_on_after_the_client_has_closed_its_half(channel: grpc.Channel) -> None:
+def test_a_conversation_goes_on_after_the_client_has_closed_its_half(channel: Any) -> None:  # noqa: ANN401
     talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")
     answers = talk(iter([b"a", b"b" * 100_000, b"", b"c" * (3 << 20)]))
     assert [next(answers) for _ in range(4)] == [b"aa", b"b" * 200_000, b"", b"c" * (6 << 20)]
@@ -258,7 +261,8 @@ def test_a_conversation_goes_on_after_the_client_has_closed_its_half(channel: gr
 
 def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None:
     async def main() -> None:
-        async with grpc.aio.insecure_channel(running.address, options=OPTIONS) as channel:
+        channel: Any = grpc.aio.insecure_channel(running.address, options=OPTIONS)
+        async with channel:
             echo: Any = channel.unary_unary(f"/{SERVICE}/Echo")
             contents = [b"%d" % number * (number % 7 * 3000 + 1) for number in range(500)]
             calls: list[Awaitable[bytes]] = [echo(content) for content in contents]
@@ -273,12 +277,31 @@ def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None
     asyncio.run(main())
 
 
+def test_a_call_that_a_stop_cuts_short_hears_that_the_server_drains() -> None:
+    async def main() -> None:
+        service = Service()
+        server, address = await start("http2", service)
+        channel: Any = grpc.aio.insecure_channel(address)
+        async with channel:
+            call = channel.unary_unary(f"/{SERVICE}/Wait")(b"w")
+            while not service.waiting:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+            await server.stop(0)
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            assert (await call.details()).startswith("DRAINING")
+            assert "grpc-status-details-bin" in dict(await call.trailing_metadata())
+        assert service.left == ["w"]
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("front", ["http2", "grpc"])
 def test_a_server_that_stops_lets_calls_finish(front: str) -> None:
     async def main() -> None:
         service = Service()
         server, address = await start(front, service)
-        async with grpc.aio.insecure_channel(address) as channel:
+        channel: Any = grpc.aio.insecure_channel(address)
+        async with channel:
             talk: Any = channel.stream_stream(f"/{SERVICE}/Talk")()
             await talk.write(b"x")
             assert await talk.read() == b"xx"

@@ -7,13 +7,16 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
+from controller.front import http2_server
 from controller.front.door import Door
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from tests.kit.raw_http2 import (
@@ -114,6 +117,20 @@ def test_a_connection_that_was_not_accepted_for_long_is_charged_too(tmp_path: Pa
             assert client.wait([stream_id])[0].status == LATE
 
 
+def test_more_connections_than_a_turn_accepts_are_all_charged(tmp_path: Path) -> None:
+    ahead_ns = 0
+    with serving_in_thread(tmp_path, clock=lambda: time.monotonic_ns() + ahead_ns) as server:
+        with Standstill(server):
+            clients = [RawClient(server.address) for _ in range(300)]
+            ids = [client.infer(question()) for client in clients]
+            # By the server's clock they lie there for 1000 s; nobody has to wait for it.
+            ahead_ns = 1000 * NS_PER_S
+        ends = [client.wait([i])[0] for client, i in zip(clients, ids, strict=True)]
+        for client in clients:
+            client.socket.close()
+    assert Counter(end.status for end in ends) == {LATE: 300}
+
+
 # --- bounds ---------------------------------------------------------------------------------------
 
 
@@ -127,7 +144,8 @@ def reason_of(details: str) -> error_details_pb2.ErrorInfo:
 
 
 def test_more_open_requests_than_the_bound_are_refused_by_name(tmp_path: Path) -> None:
-    door = Door(max_requests=20, max_bytes=1 << 30)
+    counted: list[Refusal] = []
+    door = Door(max_requests=20, max_bytes=1 << 30, count=counted.append)
     with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
         server.do(lambda front: setattr(front.worker, "hold", True))
         open_ones = [client.infer(question()) for _ in range(20)]
@@ -139,9 +157,10 @@ def test_more_open_requests_than_the_bound_are_refused_by_name(tmp_path: Path) -
         )
         info = reason_of(refused.headers["grpc-status-details-bin"])
         assert (info.reason, dict(info.metadata)) == ("OVERLOADED", {"found": "20", "bound": "20"})
+        assert counted == [Refusal.OVERLOADED]
         # Operators can still look, and there is room again when answers have left.
         with grpc.insecure_channel(server.address) as channel:
-            status = channel.unary_unary("/clockwright.v1.ControlService/Status")
+            status: Any = cast(Any, channel).unary_unary("/clockwright.v1.ControlService/Status")
             assert status(b"", wait_for_ready=True)
         server.do(lambda front: front.worker.release())
         assert {end.status for end in client.wait(open_ones)} == {0}
@@ -230,6 +249,47 @@ def test_a_client_that_leaves_withdraws_what_it_asked(tmp_path: Path) -> None:
                 client.infer(question())
             server.until(lambda front: front.runtime.num_waiting == 30)
         server.until(lambda front: front.runtime.num_waiting == 0)
+
+
+def test_a_client_that_is_silent_is_given_up_and_one_that_answers_pings_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    with serving_in_thread(tmp_path) as server:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        with RawClient(server.address) as silent, RawClient(server.address) as awake:
+            silent.infer(question())
+            stream_id = awake.infer(question())
+            server.until(lambda front: front.runtime.num_waiting == 2)
+            while server.do(lambda front: front.runtime.num_waiting) == 2:
+                awake.take(0.01)
+            server.do(lambda front: front.worker.release())
+            assert awake.wait([stream_id])[0].status == 0
+
+
+def test_a_client_that_leaves_its_answers_unread_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    closed = struct.pack(">HI", 4, 0)
+    with (
+        serving_in_thread(tmp_path) as server,
+        RawClient(server.address, settings=closed, window=b"") as client,
+    ):
+        client.infer(question())
+        client.wait_closed()
+
+
+def test_a_request_that_does_not_come_to_its_end_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.002)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id = client.next_id()
+        client.send(frame(HEADERS, END_HEADERS, stream_id, headers()))
+        client.send(frame(DATA, 0, stream_id, message(question())[:-1]))
+        assert "did not come within" in client.wait([stream_id])[0].text
 
 
 @pytest.mark.parametrize("cut", [1, 9, 10, 60, 200])

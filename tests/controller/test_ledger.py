@@ -174,15 +174,14 @@ def test_a_request_that_was_withdrawn_is_closed_once() -> None:
 
 
 class Withdrawing(Scheduler):
-    """A scheduler that takes back every Infer whose request was cancelled, from workers here and gone."""
+    """A scheduler that takes every Infer whose request was cancelled back from a worker that is gone too."""
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
         commands = super().handle(event, now_ns=now_ns)
         if isinstance(event, RequestCancelled):
-            for worker_id in (W, WorkerId("gone")):
-                withdrawal = WithdrawAction(worker_id=worker_id, action_id=ActionId(2))
-                commands = [*commands, withdrawal]
+            gone = WithdrawAction(worker_id=WorkerId("gone"), action_id=ActionId(2))
+            commands = [*commands, gone]
         return commands
 
 

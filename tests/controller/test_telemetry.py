@@ -18,14 +18,8 @@ import pytest
 from clockwright.actions import StepTime
 from clockwright.errors import ConfigError
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
-from controller.telemetry import (
-    REQUEST_COLUMNS,
-    ActionRow,
-    RequestRow,
-    Telemetry,
-    TelemetryFiles,
-    table_files,
-)
+from controller.telemetry import ActionRow, RequestRow, Telemetry
+from controller.telemetry_files import REQUEST_COLUMNS, TelemetryFiles, table_files
 
 
 def request(request_id: int, outcome: str = "OK", *, cold: bool = False) -> RequestRow:
@@ -68,7 +62,7 @@ def test_memory_keeps_the_last_rows_and_totals_keep_all() -> None:
 def test_files_hold_every_column_of_every_row(tmp_path: Path) -> None:
     telemetry = Telemetry()
     with TelemetryFiles(tmp_path / "new" / "telemetry") as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         for number in range(100):
             telemetry.add_request(request(number, cold=number == 7))
         telemetry.add_action(
@@ -113,7 +107,7 @@ def write_run(directory: Path, *numbers: int) -> None:
     """One run that leaves requests of these ids."""
     telemetry = Telemetry()
     with TelemetryFiles(directory) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         for number in numbers:
             telemetry.add_request(request(number))
 
@@ -154,7 +148,7 @@ def test_each_row_has_the_wall_clocks_time_beside_the_monotonic_one(tmp_path: Pa
     telemetry = Telemetry()
     before = time.time()
     with TelemetryFiles(tmp_path) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         row = request(1)
         row.departure_ns = time.monotonic_ns()
         telemetry.add_request(row)
@@ -168,7 +162,7 @@ def test_each_row_has_the_wall_clocks_time_beside_the_monotonic_one(tmp_path: Pa
 def test_tenant_and_refusal_figures_are_written(tmp_path: Path) -> None:
     telemetry = Telemetry()
     with TelemetryFiles(tmp_path) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         row = request(1, "COLD")
         row.tenant = "ann, of A"
         row.load_ns, row.exec_ns, row.queue_ns, row.margin_ns = 8, 3, 2, 1
@@ -193,7 +187,7 @@ def test_a_table_goes_on_in_a_new_file_at_its_size_and_keeps_a_number_of_them(
 ) -> None:
     telemetry = Telemetry()
     with TelemetryFiles(tmp_path, file_bytes=2000) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         for number in range(400):
             telemetry.add_request(request(number))
             if number % 5 == 4:
@@ -216,7 +210,7 @@ def test_a_full_disk_costs_no_row_that_memory_has_room_for(
 ) -> None:
     telemetry = Telemetry()
     with TelemetryFiles(tmp_path, capacity=1000) as files, caplog.at_level(logging.WARNING):
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         with full_disk(10_000):
             for number in range(700):
                 telemetry.add_request(request(number))
@@ -241,7 +235,7 @@ def test_rows_that_a_full_disk_costs_are_counted_and_the_newest_kept(
 ) -> None:
     telemetry = Telemetry()
     with TelemetryFiles(tmp_path, capacity=20) as files, caplog.at_level(logging.WARNING):
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         with full_disk(2_000):
             for number in range(100):
                 telemetry.add_request(request(number))
@@ -265,7 +259,7 @@ def test_a_process_that_ends_while_the_disk_is_full_says_what_is_missing(
 ) -> None:
     telemetry = Telemetry()
     with caplog.at_level(logging.ERROR), full_disk(1000), TelemetryFiles(tmp_path) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         for number in range(30):
             telemetry.add_request(request(number))
     assert "telemetry lacks the last 30 requests and 0 actions" in caplog.text
@@ -281,7 +275,7 @@ def test_a_row_that_was_torn_by_a_kill_is_cut_when_the_next_run_begins(tmp_path:
 
 def test_a_second_process_is_refused_the_folder(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from controller.telemetry import TelemetryFiles\n"
+        "import sys; from pathlib import Path; from controller.telemetry_files import TelemetryFiles\n"
         "TelemetryFiles(Path(sys.argv[1])); print('open', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -18,8 +18,8 @@ from controller.core.state import Copy
 from tests.kit.chaos import Chaos
 
 
-@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
-@pytest.mark.seeds(30)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.seeds(20)
 def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     seed: int, policy: str
 ) -> None:

@@ -8,7 +8,6 @@ from clockwright.actions import Infer
 from clockwright.units import DURATION_NS_MAX, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.core.estimator import (
     MAX_CLOCKS,
-    MAX_ROWS,
     WINDOW_SIZE,
     Estimates,
     EstimateTable,
@@ -177,25 +176,6 @@ def test_of_very_many_clocks_no_more_are_kept_than_a_gpu_could_have() -> None:
         table.forget_clocks(kind, [clock_mhz])
         table.at_clock(kind, clock_mhz, ArchitectureId("a"), known=known, known_mhz=FAST)
         assert len(table) <= MAX_CLOCKS
-
-
-def test_of_very_many_architectures_the_first_named_are_forgotten() -> None:
-    table, kind = EstimateTable(), GpuKind("x")
-
-    def profiled(number: int, load_ns: int = MS) -> Estimates:
-        architecture = ArchitectureId(str(number))
-        exec_ns = {1: MS, 4: 3 * MS}
-        return table.profiled(
-            kind, 0, architecture, load_ns=load_ns, exec_ns=exec_ns, profile_mhz=0
-        )
-
-    first = profiled(0)
-    for number in range(1, MAX_ROWS):
-        profiled(number)
-    assert profiled(0, load_ns=7) is first
-    profiled(MAX_ROWS)
-    assert len(table) == MAX_ROWS
-    assert profiled(0, load_ns=7).load_ns == 7
 
 
 def test_at_any_sequence_of_clocks_an_estimate_stays_below_an_hour() -> None:

@@ -227,6 +227,20 @@ def test_infaas_adds_a_replica_for_a_model_that_is_late() -> None:
     assert len(model.resident_on) == 2
 
 
+def test_infaas_loads_the_replica_it_wants_though_nothing_waits_any_more() -> None:
+    """Each client asks alone, so that no queue is left when its answer comes late."""
+    config = SchedulerConfig(policy="infaas", fill_free_pages=False)
+    scheduler = Scheduler(config)
+    cluster = SimulatedCluster(scheduler, models(1))
+    for index in range(2):
+        cluster.add_worker(f"gpu{index}", 200)
+    for _ in range(3):
+        cluster.request(ModelId("m0"), 2 * MS)  # one row takes 3 ms
+        cluster.run(cluster.now_ns + 1500 * MS)
+    (model,) = scheduler.statistics().models
+    assert len(model.resident_on) == 2
+
+
 def test_an_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="policy is 'best', expected one of clockwork, edf_mh"):
         Scheduler(SchedulerConfig(policy="best"))

@@ -16,7 +16,8 @@ from clockwright.cli.main import main
 from clockwright.client import Client
 from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_MS, NS_PER_US, ActionId, ModelId, RequestId, WorkerId
-from controller.telemetry import ActionRow, RequestRow, Telemetry, TelemetryFiles
+from controller.telemetry import ActionRow, RequestRow, Telemetry
+from controller.telemetry_files import TelemetryFiles
 from experiments.chrome_trace import export_chrome_trace
 from experiments.local_server import LocalServer
 from tests.kit.processes import write_models
@@ -74,7 +75,7 @@ def request(
 def write(directory: Path, actions: list[ActionRow], requests: list[RequestRow]) -> None:
     telemetry = Telemetry()
     with TelemetryFiles(directory) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         for action in actions:
             telemetry.add_action(action)
         for row in requests:

@@ -8,7 +8,8 @@ import pytest
 
 from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_MS, NS_PER_S, PAGE_BYTES
-from controller.telemetry import Telemetry, TelemetryFiles, table_files
+from controller.telemetry import Telemetry
+from controller.telemetry_files import TelemetryFiles, table_files
 from experiments.simulator import Case, Cluster, copies_of, run
 from experiments.telemetry_tables import read_actions, read_requests
 from modelzoo.profile import Noise, ProfileRow
@@ -30,7 +31,7 @@ def write(directory: Path) -> Telemetry:
     )
     telemetry = Telemetry()
     with TelemetryFiles(directory) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         run(
             Case(
                 workload=Workload(
@@ -76,7 +77,7 @@ def test_a_run_is_read_from_all_the_files_it_wrote(tmp_path: Path) -> None:
     telemetry = Telemetry()
     source = list(read_requests(tmp_path))
     with TelemetryFiles(tmp_path, file_bytes=10_000) as files:
-        telemetry.write_to(files)
+        telemetry.write_to(files.requests.add, files.actions.add)
         for row in source:
             telemetry.add_request(row)
             files.write_slice()

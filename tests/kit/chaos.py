@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from typing_extensions import override
 
@@ -44,6 +44,9 @@ NUM_STEPS = 1500
 # What a worker may answer; the rest, which contradict the controller's books, come more rarely.
 ORDINARY_ERRORS = [ActionError.TOO_LATE] * 6 + [ActionError.DEVICE, ActionError.BAD_INPUT]
 ERRORS = [error for error in ActionError if error is not ActionError.NONE]
+FAULTS = ["", "", "", "runs fail", "loads fail", "silent"]
+# Kinds of GPU, and how many times longer everything takes there. Load priorities are computed from the fastest.
+PACE = {"k": 1, "old": 2}
 
 
 @dataclass(slots=True)
@@ -52,6 +55,7 @@ class Device:
 
     worker_id: WorkerId
     num_free_pages: int
+    gpu_kind: GpuKind
     profiles: dict[ModelId, ModelReady] = field(default_factory=dict)
     resident: set[ModelId] = field(default_factory=set)
     loading: dict[ModelId, ActionId] = field(default_factory=dict)
@@ -59,6 +63,8 @@ class Device:
     #: Those of the actions that it was told to drop.
     withdrawn: set[ActionId] = field(default_factory=set)
     draining: bool = False
+    #: What it does wrong always, until it is mended: one of `FAULTS`.
+    fault: str = ""
 
 
 class Counting(Scheduler):
@@ -152,8 +158,9 @@ class Chaos:
                 self.remove_model,
                 self.make_ready,
                 self.look_at_clock,
+                self.break_or_mend,
             ],
-            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10],
+            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10, 10],
         )
         kind()
 
@@ -196,10 +203,11 @@ class Chaos:
             return
         self._num_workers += 1
         worker_id, num_pages = WorkerId(f"w{self._num_workers}"), self.random.randint(4, 16)
-        device = self.devices[worker_id] = Device(worker_id, num_pages)
-        # One kind: load priorities are computed from the first worker's estimates.
+        kind = GpuKind(self.random.choice(list(PACE)))
+        device = self.devices[worker_id] = Device(worker_id, num_pages, kind)
         self.ledger.join(
-            device, WorkerJoined(worker_id=worker_id, gpu_kind=GpuKind("k"), num_pages=num_pages)
+            device,
+            WorkerJoined(worker_id=worker_id, gpu_kind=kind, num_pages=num_pages),
         )
 
     def lose(self) -> None:
@@ -207,6 +215,10 @@ class Chaos:
             worker_id = self.random.choice(list(self.devices))
             del self.devices[worker_id]
             self.ledger.lose(worker_id)
+
+    def break_or_mend(self) -> None:
+        if self.devices:
+            self.random.choice(list(self.devices.values())).fault = self.random.choice(FAULTS)
 
     def look_at_clock(self) -> None:
         if self.devices:
@@ -247,6 +259,12 @@ class Chaos:
         for worker_id, device in list(self.devices.items()):
             for model_id, model in self.models.items():
                 if model_id not in device.profiles and not device.draining:
+                    pace = PACE[device.gpu_kind]
+                    model = replace(
+                        model,
+                        load_ns=model.load_ns * pace,
+                        exec_ns={size: ns * pace for size, ns in model.exec_ns.items()},
+                    )
                     device.profiles[model_id] = model
                     self.ledger.tell(
                         ModelReady(
@@ -261,7 +279,11 @@ class Chaos:
                     return
 
     def finish_any(self) -> None:
-        busy = [worker_id for worker_id, device in self.devices.items() if device.actions]
+        busy = [
+            worker_id
+            for worker_id, device in self.devices.items()
+            if device.actions and device.fault != "silent"
+        ]
         if busy:
             self.finish(self.random.choice(busy), honest=False)
 
@@ -286,6 +308,8 @@ class Chaos:
             device.withdrawn.remove(action_id)
             if not honest and self.random.random() < 0.7:  # else it had begun
                 error = ActionError.WITHDRAWN
+        elif device.fault == ("runs fail" if isinstance(action, Infer) else "loads fail"):
+            error = ActionError.DEVICE
         if isinstance(action, LoadWeights):
             del device.loading[action.model_id]
             if error is ActionError.NONE:

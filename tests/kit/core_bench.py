@@ -193,6 +193,10 @@ def sends(commands: list[Command]) -> list[SendAction]:
     return [command for command in commands if isinstance(command, SendAction)]
 
 
+def infers(commands: list[Command]) -> list[SendAction]:
+    return [command for command in sends(commands) if isinstance(command.action, Infer)]
+
+
 def loads(commands: list[Command]) -> list[tuple[WorkerId, ModelId]]:
     return [
         (command.worker_id, command.action.model_id)

@@ -116,7 +116,11 @@ class RawClient:
 
     def take(self, timeout_s: float = 0) -> bool:
         """Take in what has come; returns whether anything had."""
-        if self.closed or not select.select([self.socket], [], [], timeout_s)[0]:
+        if self.closed:
+            return False
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        if not poll.poll(timeout_s * 1000):
             return False
         try:
             data, ancillary, _, _ = self.socket.recvmsg(1 << 20, 64)
@@ -159,7 +163,7 @@ class RawClient:
         if kind == DATA:
             self._data.setdefault(stream_id, bytearray()).extend(payload)
         elif kind == HEADERS:
-            found = dict(self._decoder.decode(payload))
+            found = {str(name): str(value) for name, value in self._decoder.decode(payload)}
             if flags & END_STREAM:
                 content = bytes(self._data.pop(stream_id, b""))
                 messages = []

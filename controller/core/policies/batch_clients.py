@@ -63,10 +63,14 @@ class BatchClients:
         del self.workers[worker]
 
     def _adapt(self, num_workers: int, now_ns: int) -> None:
-        """Move the limit, to no more than the GPUs that could run the work."""
+        """Move the limit, up to no more than the GPUs that could run the work.
+
+        Another model's work may have more GPUs than the one that is asked about: it lowers no limit.
+        """
         if self.missed > _SUFFERING * (self.served + self.missed):
             self._limit = max(1.0, self._limit * _DECREASE)
         else:
-            self._limit = min(self._limit + _INCREASE, float(num_workers))
+            raised = min(self._limit + _INCREASE, float(num_workers))
+            self._limit = max(self._limit, raised)
         self.served = self.missed = 0
         self._until_ns = now_ns + _PERIOD_NS

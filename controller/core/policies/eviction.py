@@ -18,7 +18,8 @@ def least_recently_used(worker: WorkerState, num_pages: int, *, wanted: bool) ->
     for copy in worker.copies.values():
         if missing <= 0:
             break
-        if copy.resident and not copy.num_pins and (wanted or not copy.model.queue):
+        needed = bool(copy.model.queue) and worker in copy.model.copies  # else it is suspended
+        if copy.resident and not copy.num_pins and (wanted or not needed):
             found.append(copy)
             missing -= copy.num_pages
     return found if missing <= 0 else None

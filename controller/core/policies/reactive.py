@@ -118,6 +118,8 @@ class InfaasCaps(CapRule):
     @override
     def forget(self, copy: Copy) -> None:
         """The profile is the model's, not the container's."""
+        if not copy.model.copies:
+            self._scaled_ns.pop(copy.model, None)
 
 
 class ReactivePolicy(Policy):
@@ -176,10 +178,7 @@ class ReactivePolicy(Policy):
 
     @override
     def unpark(self, worker: WorkerState) -> None:
-        """Nothing is parked here.
-
-        A weak spot: after an Infer that failed, the rest of the queue waits for the model's next request.
-        """
+        """Nothing is parked here."""
 
     @override
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
@@ -258,7 +257,7 @@ class ReactivePolicy(Policy):
 
     @override
     def forget_unwanted(self, now_ns: int) -> None:
-        while self._wanted and not self._wanted[0].queue:
+        while self._wanted and not _needs_copy(self._wanted[0]):
             self._wanted.popleft().load_key = None
 
     @override
@@ -266,7 +265,7 @@ class ReactivePolicy(Policy):
         """In the order in which they were found missing."""
         for _ in range(len(self._wanted)):
             model = self._wanted.popleft()
-            if model.removed or not model.queue:
+            if not _needs_copy(model):
                 model.load_key = None
             elif worker in model.ready and worker not in model.copies:
                 model.load_key = None
@@ -279,6 +278,13 @@ class ReactivePolicy(Policy):
     def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
         """Least recently used, whether requests wait for it or not."""
         return least_recently_used(worker, num_pages, wanted=True)
+
+
+def _needs_copy(model: Model) -> bool:
+    """Whether a model that was wanted still is: for its first copy requests have to wait, for a replica not."""
+    if model.removed:
+        return False
+    return len(model.copies) < len(model.ready) if model.copies else bool(model.queue)
 
 
 def clipper(config: SchedulerConfig) -> ReactivePolicy:
