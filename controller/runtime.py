@@ -189,7 +189,7 @@ class Runtime:
             inputs: tensor bytes per input, in the model's order. Kept, not copied, until the request
                 is closed.
             rows: 1 to the model's largest batch size.
-            arrival_ns: `clock()` when the front end had the request in hand.
+            arrival_ns: when its first bytes came, by `clock()`.
             slo_ns: the answer is due this long after.
             tenant: whose it is; empty: nobody's in particular.
             late: takes the outputs of a batch that was sent for the request, also when the future was

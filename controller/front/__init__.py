@@ -6,6 +6,7 @@
     door          how much may be open at once
     server        the Open Inference Protocol: inference, health, metadata, the model repository
     control       operators: workers, models, applications, feedback
+    methods       unary methods of services on bytes: parse, answer, or a status
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
     refusals      a refusal as a sentence
