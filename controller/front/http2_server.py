@@ -95,6 +95,16 @@ class Method:
     #: Refused when the front is full.
     bounded: bool
 
+    @property
+    def spared(self) -> bool:
+        """Whether its messages come in even if they find no room: they are workers' results."""
+        handler = self.handler
+        return (
+            not self.bounded
+            and handler is not None
+            and bool(handler.request_streaming and handler.response_streaming)
+        )
+
 
 class Call:
     """One call, and the context that its handler gets."""
@@ -311,11 +321,9 @@ class Call:
             if self.when_gone is not None:
                 self.when_gone()
 
-    def draining(self) -> None:
-        """The server stops: say so."""
-        self.fail(
-            RefusedError(Refusal.DRAINING, "the server is shutting down and answers nothing more")
-        )
+    def give_up(self, error: Exception) -> None:
+        """The server cannot go on with the call, whether it is being served or still comes in."""
+        self.fail(error)
         if self.task is not None:
             self.task.cancel()
         if self.when_gone is not None:
@@ -462,11 +470,11 @@ class _Peer:
         except Http2Error as error:
             log.info("connection of %s: %s", self.name, error)
             self.connection.close(error.code, str(error))
-            self._flushing = False
             self.flush()
             self.lost(str(error))
             return
-        self._flushing = False
+        finally:
+            self._flushing = False
         self._weigh()
         self.flush()
         self._wake_writers()
@@ -532,16 +540,15 @@ class _Peer:
 
     def _weigh(self) -> None:
         """Tell the door how much of messages is here; refuse what is coming in if that is too much."""
+        if self.closed:
+            return  # The door was told that all of it is gone.
         door = self.server.door
-        held_bytes = self.connection.held_bytes
-        door.num_bytes += held_bytes - self._held_bytes
-        if held_bytes > self._held_bytes and not door.has_room:
+        before, self._held_bytes = self._held_bytes, self.connection.held_bytes
+        door.num_bytes += self._held_bytes - before
+        if self._held_bytes > before and not door.has_room:
             for stream_id in self.connection.gathering():
-                if (call := self._calls.get(stream_id)) is not None and call.method.bounded:
-                    call.fail(door.no_room(0))
-            door.num_bytes += self.connection.held_bytes - held_bytes
-            held_bytes = self.connection.held_bytes
-        self._held_bytes = held_bytes
+                if (call := self._calls.get(stream_id)) is not None and not call.method.spared:
+                    call.give_up(door.no_room(0))
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""
@@ -673,7 +680,8 @@ class _Peer:
     def drain(self) -> None:
         """Tell all calls that the server stops."""
         for call in list(self._calls.values()):
-            call.draining()
+            text = "the server is shutting down and answers nothing more"
+            call.give_up(RefusedError(Refusal.DRAINING, text))
         self.connection.close(ErrorCode.NO_ERROR, "the server is shutting down")
         self._flush_now()
 

@@ -177,6 +177,7 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
         for stream_id in (first, second):
             opening = frame(HEADERS, END_HEADERS, stream_id, headers())
             client.send(opening + frame(DATA, 0, stream_id, announced + bytes(16_000)))
+        server.until(lambda _: door.num_bytes == 32_000)
         for _ in range(10):
             client.send(frame(DATA, 0, first, bytes(16_000)))
         [refused] = client.wait([first])
@@ -184,7 +185,25 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
         assert "bytes of open requests" in refused.text
         # The room that it had is free.
         assert client.wait([client.infer(question())])[0].status == 0
+        assert door.num_bytes == 0
     assert door.num_bytes == 0
+
+
+def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) -> None:
+    door = Door(max_requests=1000, max_bytes=100_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        announced = struct.pack(">BI", 0, 1 << 20)
+        for method in ("AddModel", "Feedback"):
+            stream_id = client.next_id()
+            block = headers(f"/clockwright.v1.ControlService/{method}")
+            client.send(frame(HEADERS, END_HEADERS, stream_id, block))
+            client.send(frame(DATA, 0, stream_id, announced))
+            for _ in range(10):
+                client.send(frame(DATA, 0, stream_id, bytes(16_000)))
+            [refused] = client.wait([stream_id])
+            assert refused.status == OVERLOADED
+            assert "bytes of open requests" in refused.text
+        server.until(lambda _: door.num_bytes == 0)
 
 
 def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:
