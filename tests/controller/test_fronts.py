@@ -11,6 +11,9 @@ import grpc
 import pytest
 
 from clockwright.channel import OPTIONS
+from clockwright.errors import ConfigError
+from controller.app import running as running_controller
+from controller.config import ControllerConfig
 from controller.front.door import Door
 from controller.front.http2_server import EOF, Http2Server
 from tests.kit.front_end import until
@@ -312,5 +315,31 @@ def test_a_server_that_stops_lets_calls_finish(front: str) -> None:
             await talk.done_writing()
             assert await talk.code() is grpc.StatusCode.ABORTED
             await stopping
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"front": "h3"}, "front is 'h3', expected http2 or grpc"),
+        ({"max_open_requests": 0}, "max_open_requests is 0, expected more than 0"),
+    ],
+)
+def test_settings_of_the_front_that_cannot_be_are_config_errors(
+    setting: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ControllerConfig(**setting)
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc"])
+def test_a_controller_runs_on_either_front(front: str) -> None:
+    async def main() -> None:
+        async with running_controller(ControllerConfig(port=0, front=front)) as controller:
+            channel: Any = grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}")
+            async with channel:
+                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+                assert await live(b"") == b"\x08\x01"
 
     asyncio.run(main())
