@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -751,11 +751,6 @@ class Http2Server:
     ) -> None:
         """Serve what these handlers know."""
         self._generic += handlers
-
-    def add_registered_method_handlers(
-        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
-    ) -> None:
-        """Serve the methods of a service; generated code calls this after the one above."""
 
     def answer_directly(
         self, service: str, name: str, answer: Callable[[Call, bytes], None]

@@ -20,8 +20,8 @@ from controller.core.events import ModelAdded, ModelReady, ModelRemoved, RefuseR
 from controller.front.refusals import refusal_text
 from controller.runtime import Answer, NoAnswerError, Runtime, refused_error
 from controller.telemetry import Telemetry
-from experiments.selection import virtual_time
-from experiments.selection.virtual_time import now_ns
+from tests.kit import virtual_time
+from tests.kit.virtual_time import now_ns
 
 MS = 1_000_000
 S = 1000 * MS
