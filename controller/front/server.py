@@ -193,7 +193,13 @@ class InferenceService:
         if isinstance(error, Exception):
             call.fail(error)
             return
-        call.answer(work.encode(future.result()), work.judge)
+        try:
+            message = work.encode(future.result())
+        except Exception as fault:
+            # Nobody else would end the call: this is the loop's own callback.
+            call.fail(fault)
+            return
+        call.answer(message, work.judge)
 
     async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
         lag_ns = self._lag_ns()

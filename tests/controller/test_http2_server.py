@@ -335,3 +335,15 @@ def test_a_call_without_a_message_or_with_two_is_refused(tmp_path: Path) -> None
         client.send(frame(HEADERS, END_HEADERS, endless, headers()))
         client.send(frame(DATA, 0, endless, message(b"") * 1000))
         assert client.wait([endless])[0].text == "found 2 messages, expected one"
+
+
+def test_an_answer_that_cannot_be_written_ends_its_call_with_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("controller.front.server.encode_response", broken)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        [end] = client.wait([client.infer(question())])
+        assert (end.status, end.text) == (13, "internal error in ModelInfer: RuntimeError")
