@@ -43,6 +43,7 @@ from controller.front.http2 import (
     status_block,
 )
 from controller.front.statuses import details, status_of
+from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -252,6 +253,11 @@ class Call:
     def details(self) -> str:
         """The text so far."""
         return self._details
+
+    @property
+    def throttle(self) -> Throttle:
+        """What let the call in; it wants to hear how that ended."""
+        return self._peer.server.throttle
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """The client's own headers."""
@@ -534,6 +540,9 @@ class _Peer:
         if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
             self.connection.send_end(stream_id, _block_of(fault, method.path))
             return
+        if method.directly is not None and not server.throttle.admit():
+            self.connection.send_end(stream_id, server.busy_block(method.path))
+            return
         call = self._calls[stream_id] = Call(self, stream_id, request, method, arrival_ns)
         server.num_calls += 1
         call.begin()
@@ -734,6 +743,9 @@ class Http2Server:
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
         self.turns = Turns(clock)
+        self.throttle = Throttle(clock, thread_busy_ns())
+        # What those hear whom the throttle keeps out, and the rate at which it was made.
+        self._busy: tuple[float | None, bytes] = (None, b"")
         self._methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -790,6 +802,14 @@ class Http2Server:
         if self.num_calls >= self.door.max_requests:
             return self.door.crowded("open calls", self.num_calls, self.door.max_requests)
         return None
+
+    def busy_block(self, path: str) -> bytes:
+        """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
+        rate_rps = self.throttle.rate_rps
+        if rate_rps != self._busy[0]:
+            self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
+        self.door.count(Refusal.OVERLOADED)
+        return self._busy[1]
 
     # --- life ---------------------------------------------------------------------------------
 
