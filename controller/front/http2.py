@@ -777,9 +777,13 @@ class Http2Connection:
 
     # --- what there is ------------------------------------------------------------------------
 
-    def gathering(self) -> Sequence[int]:
-        """Streams whose present message is not complete; linear in streams."""
-        return [stream.stream_id for stream in self._streams.values() if stream.gathered]
+    def holding(self) -> Sequence[int]:
+        """Streams with bytes of a message that is not complete, or that nobody has read; linear in streams."""
+        return [
+            stream.stream_id
+            for stream in self._streams.values()
+            if stream.gathered or stream.unread
+        ]
 
     def queued_on(self, stream_id: int) -> bool:
         """Whether messages of a stream wait for the peer's window."""

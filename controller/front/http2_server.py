@@ -555,7 +555,7 @@ class _Peer:
         before, self._held_bytes = self._held_bytes, self.connection.held_bytes
         door.num_bytes += self._held_bytes - before
         if self._held_bytes > before and not door.has_room:
-            for stream_id in self.connection.gathering():
+            for stream_id in self.connection.holding():
                 if (call := self._calls.get(stream_id)) is not None and not call.method.spared:
                     call.give_up(door.no_room(0))
 

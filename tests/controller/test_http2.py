@@ -282,6 +282,17 @@ def test_who_sends_gets_new_room_and_who_is_not_read_does_not() -> None:
     assert connection.held_bytes <= 2 * WINDOW_BYTES
 
 
+def test_messages_that_are_coming_in_or_unread_are_known_to_be_held() -> None:
+    connection = greeted()
+    for stream_id in (1, 3, 5):
+        connection.receive(frame(HEADERS, END_HEADERS, stream_id, headers()))
+    connection.receive(frame(DATA, 0, 1, message(b"whole")))
+    connection.receive(frame(DATA, 0, 3, message(b"in pieces")[:9]))
+    assert connection.holding() == [1, 3]
+    connection.message_read(1, len(b"whole"))
+    assert connection.holding() == [3]
+
+
 def test_empty_messages_that_nobody_reads_end_their_call() -> None:
     connection = greeted()
     connection.receive(frame(HEADERS, END_HEADERS, 1, headers()))
