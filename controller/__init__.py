@@ -45,8 +45,8 @@ more on its way out, because the way out takes time too.
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 
 Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
-thread lock. Three things leave it: reading, hashing and writing model files (`asyncio.to_thread`),
-telemetry's flush to disk, and the selection store, which has a thread of its own. None of them touches a
+thread lock. Three things leave it: reading, hashing, writing and deleting model files (`asyncio.to_thread`),
+telemetry's flush to disk (`telemetry_files`), and the selection store, which has a thread of its own. None of them touches a
 shell's state.
 
 Who may import whom: from top to bottom as drawn, never upwards. `app` stands above all and makes the

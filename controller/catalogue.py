@@ -389,9 +389,8 @@ class Catalogue:
             gone = (
                 self._generations.keys() - {model.name for model in self._by_id.values()} - {name}
             )
-            self._last_forgotten = max(self._generations[name] for name in gone)
             for each in gone:
-                del self._generations[each]
+                self._last_forgotten = max(self._last_forgotten, self._generations.pop(each))
         return generation_id(name, generation)
 
     def _forget(self, model: Entry) -> None:

@@ -35,8 +35,8 @@ from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
 from controller.telemetry import Telemetry
 
-# Requests under way whose late outputs somebody wants. Beyond it the oldest ones' are dropped.
-_LATE_MAX = 10_000
+# Takes the outputs of one request.
+_TakeOutputs = Callable[[Sequence[Buffer]], object]
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class _Waiting:
     inputs: Sequence[Buffer]
     future: asyncio.Future[Answer]
     #: Takes the outputs whenever they come; None: nobody wants them but in time.
-    late: Callable[[Sequence[Buffer]], object] | None
+    late: _TakeOutputs | None
 
 
 class Runtime:
@@ -136,12 +136,12 @@ class Runtime:
             answer=self._answer,
             refuse=self._refuse,
             forget=_forget,
-            close=_close,
+            close=self._close,
             settled=self._settled,
             arm=self._arm,
         )
-        #: Who wants the outputs of requests that were sent, even if they are late; the oldest first.
-        self._late: dict[RequestId, Callable[[Sequence[Buffer]], object]] = {}
+        #: By action under way: who wants its outputs even if they are late, with the numbers of their requests.
+        self._late: dict[ActionId, list[tuple[int, _TakeOutputs]]] = {}
         self._last_request_id = 0
         #: In this turn of the event loop.
         self._arrived: list[RequestArrived] = []
@@ -177,7 +177,7 @@ class Runtime:
         arrival_ns: int,
         slo_ns: int,
         tenant: str = "",
-        late: Callable[[Sequence[Buffer]], object] | None = None,
+        late: _TakeOutputs | None = None,
     ) -> asyncio.Future[Answer]:
         """Ask for an answer inside the SLO.
 
@@ -189,7 +189,7 @@ class Runtime:
             inputs: tensor bytes per input, in the model's order. Kept, not copied, until the request
                 is closed.
             rows: 1 to the model's largest batch size.
-            arrival_ns: `clock()` when the front end had the request in hand.
+            arrival_ns: when its first bytes came, by `clock()`.
             slo_ns: the answer is due this long after.
             tenant: whose it is; empty: nobody's in particular.
             late: takes the outputs of a batch that was sent for the request, also when the future was
@@ -289,7 +289,7 @@ class Runtime:
 
     def worker_lost(self, worker_id: WorkerId) -> None:
         """A worker's link ended. Does nothing when the scheduler has let it go before."""
-        self._ledger.lose(worker_id)
+        self._forget_late(self._ledger.lose(worker_id))
 
     def action_finished(
         self, worker_id: WorkerId, result: Result, outputs: Sequence[Buffer]
@@ -302,11 +302,10 @@ class Runtime:
         sent = self._ledger.finish(worker_id, result, outputs)
         if sent is None or not self._late:
             return
-        request_ids = sent.command.request_ids
-        for index, request_id in enumerate(request_ids):
-            late = self._late.pop(request_id, None)
-            if late is not None and result.error is ActionError.NONE:
-                num_outputs = len(outputs) // len(request_ids)
+        wanted = self._late.pop(result.action_id, ())
+        if result.error is ActionError.NONE:
+            num_outputs = len(outputs) // max(len(sent.command.request_ids), 1)
+            for index, late in wanted:
                 late(outputs[index * num_outputs : (index + 1) * num_outputs])
 
     # --- events and commands ------------------------------------------------------------------
@@ -318,15 +317,21 @@ class Runtime:
     def _send(self, link: Link, sent: Sent) -> None:
         waiting = self._ledger.requests
         payload: list[Buffer] = []
-        for request_id in sent.command.request_ids:
+        action = sent.command.action
+        for index, request_id in enumerate(sent.command.request_ids):
             kept = waiting[request_id][1]
             payload += kept.inputs
             if kept.late is not None:
-                self._late[request_id] = kept.late
-                # Actions whose worker is lost leave theirs behind.
-                if len(self._late) > _LATE_MAX:
-                    del self._late[next(iter(self._late))]
-        link.send(sent.command.action, payload)
+                self._late.setdefault(action.action_id, []).append((index, kept.late))
+        link.send(action, payload)
+
+    def _close(self, link: Link, reason: str, lost: Sequence[Sent]) -> None:
+        self._forget_late(lost)
+        link.close(reason)
+
+    def _forget_late(self, lost: Sequence[Sent]) -> None:
+        for sent in lost:
+            self._late.pop(sent.command.action.action_id, None)
 
     def _answer(
         self,
@@ -385,10 +390,6 @@ def _withdraw_action(link: Link, action_id: ActionId) -> None:
 
 def _forget(link: Link, model_id: ModelId) -> None:
     link.forget_model(model_id)
-
-
-def _close(link: Link, reason: str, _lost: Sequence[Sent]) -> None:
-    link.close(reason)
 
 
 def late_error(

@@ -32,7 +32,7 @@ class RequestRow:
     model_id: ModelId
     #: Rows of the request, that is its share of a batch.
     rows: int
-    #: When the front end had the whole request in hand.
+    #: When its first bytes came, or a little before (controller/front/turns.py).
     arrival_ns: int
     #: Latency objective; the deadline is `arrival_ns + slo_ns`.
     slo_ns: int

@@ -114,7 +114,7 @@ class WorkerLink:
     #: The RPC. Its `read` and `write` take whole messages as bytes.
     context: Context
     #: Largest message that the server takes.
-    message_bytes_max: int = 1 << 26
+    message_bytes_max: int
     clock: ClockSync = field(default_factory=ClockSync)
     draining: bool = False
     #: The scheduler does not trust the worker any more and has let it go.
@@ -529,7 +529,7 @@ class WorkerLinks:
         catalogue: Catalogue,
         heartbeats: HeartbeatConfig | None = None,
         *,
-        message_bytes_max: int = 1 << 26,
+        message_bytes_max: int,
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue

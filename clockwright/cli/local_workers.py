@@ -41,7 +41,7 @@ class LocalWorkers:
     def __init__(self) -> None:
         self._planned: dict[str, WorkerFlags] = {}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._watchers: list[threading.Thread] = []
+        self._watchers: dict[str, threading.Thread] = {}
         #: The last pause before a worker was started again; none for one that has not died.
         self._pauses_s: dict[str, float] = {}
         #: Workers that can never work with their settings.
@@ -102,7 +102,7 @@ class LocalWorkers:
             target=self._watch, args=(controller, worker_id, process), daemon=True
         )
         watcher.start()
-        self._watchers.append(watcher)
+        self._watchers[worker_id] = watcher
 
     def _command(self, controller: str, worker_id: str) -> list[str]:
         return [
@@ -120,7 +120,7 @@ class LocalWorkers:
     @property
     def num_alive(self) -> int:
         """Processes that run."""
-        return sum(watcher.is_alive() for watcher in self._watchers)
+        return sum(watcher.is_alive() for watcher in self._watchers.values())
 
     @property
     def unable(self) -> bool:
@@ -148,7 +148,7 @@ class LocalWorkers:
 
     def wait(self) -> list[int]:
         """Return when all have ended, with their exit codes."""
-        for watcher in self._watchers:
+        for watcher in self._watchers.values():
             watcher.join()
         return [process.wait() for process in self._processes.values()]
 
@@ -158,7 +158,7 @@ class LocalWorkers:
 
     def _join(self, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
-        for watcher in self._watchers:
+        for watcher in self._watchers.values():
             watcher.join(max(0.0, deadline_s - time.monotonic()))
 
     def _watch(self, controller: str, worker_id: str, process: subprocess.Popen[bytes]) -> None:

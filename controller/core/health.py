@@ -69,11 +69,7 @@ class Health:
         restored = []
         for worker in list(model.suspended):
             trouble = worker.trouble
-            if (
-                trouble
-                and not (trouble.sick or worker.draining)
-                and trouble.run_strikes.get(model) == 1
-            ):
+            if trouble and not trouble.sick and trouble.run_strikes.get(model) == 1:
                 trouble.failing_runs.pop(model, None)
                 self._books.restore(model, worker)
                 restored.append(model)
@@ -142,6 +138,7 @@ class Health:
         is_run = isinstance(action, Infer)
         if is_run:
             trouble.run_strikes.pop(model, None)
+            trouble.load_strikes.pop(model, None)  # it was loaded, if slowly
             trouble.failing_runs.clear()
             if trouble.sick and not self._answers_late(worker, now_ns):
                 trouble.sick = False
@@ -152,7 +149,7 @@ class Health:
             trouble.failing_loads.clear()
             touched = self._restore_all(worker, load=True)
         suspension = model.suspended.get(worker)
-        if suspension is not None and suspension.load != is_run and not trouble.sick:
+        if suspension is not None and (is_run or suspension.load) and not trouble.sick:
             self._books.restore(model, worker)
             touched.append(model)
         if not (trouble.sick or trouble.run_strikes or trouble.load_strikes):
@@ -184,8 +181,6 @@ class Health:
     def last_resort(self, model: Model, now_ns: int) -> None:
         """Nobody offers the model: take back who fails at runs, or has paused after a failed load."""
         for worker, suspension in list(model.suspended.items()):
-            if worker.draining:
-                continue
             if not suspension.load or suspension.until_ns <= now_ns:
                 self._books.restore(model, worker)
 
@@ -193,16 +188,13 @@ class Health:
         """Workers on which the model is suspended, has paused, and may be tried now."""
         found = []
         for worker, suspension in model.suspended.items():
-            if suspension.until_ns > now_ns or worker.draining:
+            if suspension.until_ns > now_ns:
                 continue
             trouble = worker.trouble
             if trouble is not None and trouble.sick and worker.in_flight:
                 continue  # what it has shows it
             copy = worker.copies.get(model)
-            if copy is None:
-                if suspension.load or not worker.copies:
-                    found.append(worker)
-            elif copy.resident and not copy.num_pins:
+            if copy is None or (copy.resident and not copy.num_pins):
                 found.append(worker)
         return found
 

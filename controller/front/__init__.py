@@ -4,8 +4,10 @@
     http2_server  sockets, and calls for handlers: a gRPC server that knows when a request came
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
+    throttle      how many requests a busy event loop takes
     server        the Open Inference Protocol: inference, health, metadata, the model repository
     control       operators: workers, models, applications, feedback
+    methods       unary methods of services on bytes: parse, answer, or a status
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
     refusals      a refusal as a sentence

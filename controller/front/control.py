@@ -19,12 +19,13 @@ from clockwright.errors import (
     UnknownModelError,
     UnknownWorkerError,
 )
-from clockwright.units import NAME_CHARS_MAX, WorkerId
+from clockwright.foreign import check_name_length
+from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import ModelStatistics, Statistics, WorkerStatistics
 from controller.front.methods import unary
-from controller.front.oip import quote, too_long
+from controller.front.oip import quote
 from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.runtime import Runtime
@@ -268,8 +269,7 @@ class ControlService:
             if running is None:
                 raise UnknownModelError(f"there is no application {quote(request.name)}")
             found = [running]
-        if len(request.context) > NAME_CHARS_MAX:
-            raise too_long("context", request.context)
+        check_name_length("context", request.context)
         applications = [
             await application_info(self._applications, running, request.context)
             for running in found
@@ -305,8 +305,7 @@ class ControlService:
 
     async def _erase_context(self, request: pb.EraseContextRequest) -> pb.EraseContextResponse:
         """Have an application forget a user, session or tenant."""
-        if len(request.context) > NAME_CHARS_MAX:
-            raise too_long("context", request.context)
+        check_name_length("context", request.context)
         erased = await asyncio.shield(
             self._applications.erase(request.application, request.context)
         )

@@ -30,7 +30,8 @@ class Door:
         """
         self.max_requests = max_requests
         self.max_bytes = max_bytes
-        self._count = count
+        #: Is told of each refusal.
+        self.count = count
         #: Requests inside.
         self.num_requests = 0
         #: Bytes of those requests, and of messages that are not complete yet.
@@ -69,9 +70,17 @@ class Door:
 
     def crowded(self, what: str, found: int, bound: int) -> RefusedError:
         """Make the refusal of what is more than the front takes at once."""
-        self._count(Refusal.OVERLOADED)
+        self.count(Refusal.OVERLOADED)
         return RefusedError(
             Refusal.OVERLOADED,
             f"the front is full: found {found} {what}, expected {bound} at most",
             figures={"found": found, "bound": bound},
+        )
+
+    def busy(self, rate_rps: int) -> RefusedError:
+        """Make the refusal of a request for which the event loop has no time; not counted here."""
+        return RefusedError(
+            Refusal.OVERLOADED,
+            f"the controller itself is busy all the time: it lets in {rate_rps} requests/s, more arrive",
+            figures={"rate_rps": rate_rps},
         )

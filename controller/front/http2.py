@@ -49,13 +49,18 @@ CONTINUATIONS_MAX: Final = 16
 #: each request or message earns some, and `forgive` others as time goes by.
 IDLE_FRAMES_MAX: Final = 10_000
 IDLE_FRAMES_PER_MESSAGE: Final = 10
-#: What a message costs beside its bytes while nobody has read it: empty ones are not free.
-MESSAGE_COST_BYTES: Final = 256
 #: Calls that a peer may take back before it has sent them. Who takes back 20,000 at once has either
 #: been away for seconds or means harm.
 RESETS_MAX: Final = 20_000
 
+#: What a message occupies beside its bytes until it is read: else empty ones would be free.
+MESSAGE_COST_BYTES: Final = 256
+#: With so much unread a call is ended. Only tiny messages come to it: others fill the window before.
+UNREAD_BYTES_MAX: Final = 4 * WINDOW_BYTES
+
+# Larger blocks of headers are decoded each time: nobody fills this memory.
 _BLOCKS_KEPT: Final = 256
+_BLOCK_KEPT_BYTES_MAX: Final = 1024
 
 _DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(
     10
@@ -190,7 +195,7 @@ class _Stream:
         self.room = WINDOW_BYTES
         #: Bytes taken in for which the peer has not got new room.
         self.uncredited = 0
-        #: Bytes of messages that are complete and nobody has read.
+        #: Bytes of messages that are complete and nobody has read, with `MESSAGE_COST_BYTES` each.
         self.unread = 0
         self.remote_closed = False
         self.headers_sent = False
@@ -232,7 +237,7 @@ class Http2Connection:
             max_message_bytes: longest message that is taken, compressed or not.
         """
         self._max_message_bytes = max_message_bytes
-        #: Bytes of messages that are not complete, or complete and unread.
+        #: Bytes of messages that are not complete, or complete and unread, with `MESSAGE_COST_BYTES` each.
         self.held_bytes = 0
         #: Bytes of answers that wait for the peer's window.
         self.queued_bytes = 0
@@ -523,6 +528,11 @@ class Http2Connection:
                 events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
                 stream.missing = -1
                 return
+        if stream.unread > UNREAD_BYTES_MAX:
+            text = f"found {stream.unread} bytes of unread messages, expected {UNREAD_BYTES_MAX} at most"
+            events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
+            stream.missing = -1
+            return
         stream.begun = True
         stream.unread += len(message) + MESSAGE_COST_BYTES
         self.held_bytes += len(message) + MESSAGE_COST_BYTES
@@ -644,7 +654,7 @@ class Http2Connection:
         if self._table.changed:
             # An index means something else from now on.
             self._blocks.clear()
-        elif len(self._blocks) < _BLOCKS_KEPT:
+        elif len(self._blocks) < _BLOCKS_KEPT and len(block) <= _BLOCK_KEPT_BYTES_MAX:
             self._blocks[block] = request
         return request
 
@@ -768,7 +778,7 @@ class Http2Connection:
     # --- what there is ------------------------------------------------------------------------
 
     def holding(self) -> Sequence[int]:
-        """Streams with messages that are not complete, or that nobody has read; linear in streams."""
+        """Streams with bytes of a message that is not complete, or that nobody has read; linear in streams."""
         return [
             stream.stream_id
             for stream in self._streams.values()

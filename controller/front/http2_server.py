@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -43,6 +43,7 @@ from controller.front.http2 import (
     status_block,
 )
 from controller.front.statuses import details, status_of
+from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -100,9 +101,14 @@ class Method:
     bounded: bool
 
     @property
-    def takes_many(self) -> bool:
-        """Whether a call brings any number of messages, and not one."""
-        return self.handler is not None and self.handler.request_streaming
+    def spared(self) -> bool:
+        """Whether its messages come in even if they find no room: they are workers' results."""
+        handler = self.handler
+        return (
+            not self.bounded
+            and handler is not None
+            and bool(handler.request_streaming and handler.response_streaming)
+        )
 
 
 class Call:
@@ -252,6 +258,11 @@ class Call:
         """The text so far."""
         return self._details
 
+    @property
+    def throttle(self) -> Throttle:
+        """What let the call in; it wants to hear how that ended."""
+        return self._peer.server.throttle
+
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """The client's own headers."""
         return self._request.metadata
@@ -289,7 +300,7 @@ class Call:
 
     def message_received(self, message: bytes, arrival_ns: int) -> None:
         """A message of the client is complete."""
-        if self._messages and not self.method.takes_many:
+        if self._messages and self.task is None:
             self.end_with(grpc.StatusCode.INTERNAL, "found 2 messages, expected one")
             return
         self._messages.append((message, arrival_ns))
@@ -301,10 +312,8 @@ class Call:
         _wake(self._reader)
         if self.task is not None:
             return
-        if len(self._messages) != 1:
-            self.end_with(
-                grpc.StatusCode.INTERNAL, f"found {len(self._messages)} messages, expected one"
-            )
+        if not self._messages:
+            self.end_with(grpc.StatusCode.INTERNAL, "found 0 messages, expected one")
             return
         message, _ = self._messages.popleft()
         self._peer.message_read(self._stream_id, len(message))
@@ -322,11 +331,9 @@ class Call:
             if self.when_gone is not None:
                 self.when_gone()
 
-    def draining(self) -> None:
-        """The server stops: say so."""
-        self.fail(
-            RefusedError(Refusal.DRAINING, "the server is shutting down and answers nothing more")
-        )
+    def give_up(self, error: Exception) -> None:
+        """The server cannot go on with the call, whether it is being served or still comes in."""
+        self.fail(error)
         if self.task is not None:
             self.task.cancel()
         if self.when_gone is not None:
@@ -476,11 +483,11 @@ class _Peer:
         except Http2Error as error:
             log.info("connection of %s: %s", self.name, error)
             self.connection.close(error.code, str(error))
-            self._flushing = False
             self.flush()
             self.lost(str(error))
             return
-        self._flushing = False
+        finally:
+            self._flushing = False
         self._weigh()
         self.flush()
         self._wake_writers()
@@ -540,6 +547,9 @@ class _Peer:
         if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
             self.connection.send_end(stream_id, _block_of(fault, method.path))
             return
+        if method.directly is not None and not server.throttle.admit():
+            self.connection.send_end(stream_id, server.busy_block(method.path))
+            return
         self.idle_sweeps = 0
         if request.encoding != "identity":
             self._read_bytes = _READ_BYTES_COMPRESSED
@@ -549,6 +559,8 @@ class _Peer:
 
     def _weigh(self) -> None:
         """Tell the door how much of messages is here; refuse what is coming in if that is too much."""
+        if self.closed:
+            return  # The door was told that all of it is gone.
         door = self.server.door
         before, self._held_bytes = self._held_bytes, self.connection.held_bytes
         door.num_bytes += self._held_bytes - before
@@ -556,10 +568,8 @@ class _Peer:
             for stream_id in self.connection.holding():
                 if door.has_room:
                     break
-                call = self._calls.get(stream_id)
-                # Workers, and what an operator uploads, are no part of the load that is refused.
-                if call is not None and (call.method.bounded or not call.method.takes_many):
-                    call.fail(door.no_room(0))  # Which weighs again what is left.
+                if (call := self._calls.get(stream_id)) is not None and not call.method.spared:
+                    call.give_up(door.no_room(0))  # Which weighs again what is left.
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""
@@ -699,7 +709,8 @@ class _Peer:
     def drain(self) -> None:
         """Tell all calls that the server stops."""
         for call in list(self._calls.values()):
-            call.draining()
+            text = "the server is shutting down and answers nothing more"
+            call.give_up(RefusedError(Refusal.DRAINING, text))
         self.connection.close(ErrorCode.NO_ERROR, "the server is shutting down")
         self._flush_now()
 
@@ -752,6 +763,9 @@ class Http2Server:
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
         self.turns = Turns(clock)
+        self.throttle = Throttle(clock, thread_busy_ns())
+        # What those hear whom the throttle keeps out, and the rate at which it was made.
+        self._busy: tuple[float | None, bytes] = (None, b"")
         self._methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -769,11 +783,6 @@ class Http2Server:
     ) -> None:
         """Serve what these handlers know."""
         self._generic += handlers
-
-    def add_registered_method_handlers(
-        self, service: str, handlers: Mapping[str, grpc.RpcMethodHandler[Any, Any]]
-    ) -> None:
-        """Serve the methods of a service; generated code calls this after the one above."""
 
     def answer_directly(
         self, service: str, name: str, answer: Callable[[Call, bytes], None]
@@ -813,6 +822,14 @@ class Http2Server:
         if self.num_calls >= self.door.max_requests:
             return self.door.crowded("open calls", self.num_calls, self.door.max_requests)
         return None
+
+    def busy_block(self, path: str) -> bytes:
+        """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
+        rate_rps = self.throttle.rate_rps
+        if rate_rps != self._busy[0]:
+            self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
+        self.door.count(Refusal.OVERLOADED)
+        return self._busy[1]
 
     # --- life ---------------------------------------------------------------------------------
 

@@ -21,8 +21,9 @@ from google.protobuf.message import DecodeError
 
 from clockwright.bulk import ENTRIES_MAX, SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
 from clockwright.errors import BadRequestError, ProtocolError
+from clockwright.foreign import check_name_length
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
-from clockwright.units import NAME_CHARS_MAX, NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX
 from clockwright.v1 import inference_pb2 as pb
 
 RAW_INPUT_FIELD = 7
@@ -216,8 +217,7 @@ def read_request(
         BadRequestError: it does not fit, or a parameter is wrong.
     """
     message = request.message
-    if len(message.id) > NAME_CHARS_MAX:
-        raise too_long("id", message.id)
+    check_name_length("id", message.id)
     rows, inputs = _read_inputs(request, servable)
     outputs = _requested_outputs(message, servable.outputs)
     slo_ns, slo_source = request_slo_ns(
@@ -528,13 +528,6 @@ def _check_number(what: str, number: int) -> None:
         raise BadRequestError(f"{what}: found {number}, expected {ENTRIES_MAX} at most")
 
 
-def too_long(what: str, text: str) -> BadRequestError:
-    """Say that a name is longer than `NAME_CHARS_MAX`."""
-    return BadRequestError(
-        f"{what}: found {len(text)} characters, expected {NAME_CHARS_MAX} at most"
-    )
-
-
 def _string(message: pb.ModelInferRequest, name: str) -> str:
     if name not in message.parameters:
         return ""
@@ -544,8 +537,7 @@ def _string(message: pb.ModelInferRequest, name: str) -> str:
         raise BadRequestError(
             f"parameter {name}: found {kind or 'no value'}, expected string_param"
         )
-    if len(parameter.string_param) > NAME_CHARS_MAX:
-        raise too_long(f"parameter {name}", parameter.string_param)
+    check_name_length(f"parameter {name}", parameter.string_param)
     return parameter.string_param
 
 

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 
 from clockwright.errors import BadRequestError, ConfigError
-from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX
+from clockwright.foreign import check_name_length
+from clockwright.units import SLO_NS_MAX
 from clockwright.v1 import control_pb2 as pb
 from controller.selection.applications import Applications
 from controller.selection.core.application import MODELS_MAX, Application
@@ -32,10 +33,7 @@ def read_application(message: pb.Application) -> Application:
     if len(message.models) > MODELS_MAX:
         raise BadRequestError(f"models: found {len(message.models)}, expected {MODELS_MAX} at most")
     for name in ("name", "policy", "combination", "label_output", "probability_output"):
-        if (length := len(getattr(message, name))) > NAME_CHARS_MAX:
-            raise BadRequestError(
-                f"{name}: found {length} characters, expected {NAME_CHARS_MAX} at most"
-            )
+        check_name_length(name, getattr(message, name))
     if message.slo_ns > SLO_NS_MAX:
         raise BadRequestError(
             f"slo_ns: found {message.slo_ns}, expected at most {SLO_NS_MAX}, a day"
@@ -86,10 +84,7 @@ def read_feedback(item: pb.FeedbackItem) -> FeedbackItem:
     Raises:
         BadRequestError: no query has an id of that length.
     """
-    if len(item.query_id) > NAME_CHARS_MAX:
-        raise BadRequestError(
-            f"query_id: found {len(item.query_id)} characters, expected {NAME_CHARS_MAX} at most"
-        )
+    check_name_length("query_id", item.query_id)
     kind = item.WhichOneof("verdict")
     return FeedbackItem(
         item.query_id,

@@ -367,7 +367,7 @@ def test_names_that_are_gone_are_forgotten_and_yet_no_id_is_given_twice(
         bench.join("w")
         given: list[ModelId] = []
 
-        async def come_and_go(name: str) -> None:
+        async def come(name: str) -> None:
             if not (tmp_path / name).exists():
                 make_folder(tmp_path, name)
             adding = asyncio.create_task(bench.catalogue.add(tmp_path / name))
@@ -375,12 +375,23 @@ def test_names_that_are_gone_are_forgotten_and_yet_no_id_is_given_twice(
             given.append(model.model_id)
             bench.ready(model.model_id, "w")
             await adding
+
+        async def come_and_go(name: str) -> None:
+            await come(name)
             bench.catalogue.remove(name)
 
-        for number in range(20):
+        for number in range(10):
+            await come(f"stays{number}")
+        for number in range(5):  # until names are forgotten
             await come_and_go("again")
             await come_and_go(f"m{number}")
-        assert given[:4] == ["again", "m0", "again@2", "m1"]
+        assert given[10:14] == ["again", "m0", "again@2", "m1"]
+        # Those that were here all the time have low numbers, and go last.
+        for number in range(10):
+            bench.catalogue.remove(f"stays{number}")
+        for number in range(20):
+            await come_and_go(f"n{number}")
+            await come_and_go("again")
         assert len(set(given)) == len(given)
 
     run(test)

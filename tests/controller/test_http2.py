@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from controller.front.http2 import (
     HEADER_BLOCK_BYTES_MAX,
     IDLE_FRAMES_MAX,
+    MESSAGE_COST_BYTES,
     PREFACE,
     RESETS_MAX,
+    UNREAD_BYTES_MAX,
     WINDOW_BYTES,
     ErrorCode,
     Event,
@@ -278,6 +280,28 @@ def test_who_sends_gets_new_room_and_who_is_not_read_does_not() -> None:
     error = refused(connection, frame(DATA, 0, 1, content) * 80)
     assert error.code is ErrorCode.FLOW_CONTROL_ERROR
     assert connection.held_bytes <= 2 * WINDOW_BYTES
+
+
+def test_messages_that_are_coming_in_or_unread_are_known_to_be_held() -> None:
+    connection = greeted()
+    for stream_id in (1, 3, 5):
+        connection.receive(frame(HEADERS, END_HEADERS, stream_id, headers()))
+    connection.receive(frame(DATA, 0, 1, message(b"whole")))
+    connection.receive(frame(DATA, 0, 3, message(b"in pieces")[:9]))
+    assert connection.holding() == [1, 3]
+    connection.message_read(1, len(b"whole"))
+    assert connection.holding() == [3]
+
+
+def test_empty_messages_that_nobody_reads_end_their_call() -> None:
+    connection = greeted()
+    connection.receive(frame(HEADERS, END_HEADERS, 1, headers()))
+    found: list[Event] = []
+    while not any(isinstance(event, MessageBroken) for event in found):
+        found += connection.receive(frame(DATA, 0, 1, message(b"") * 10_000))
+        assert len(found) * MESSAGE_COST_BYTES < 2 * UNREAD_BYTES_MAX
+    connection.send_end(1, status_block(8, "unread"))
+    assert connection.held_bytes == 0
 
 
 # --- what a peer may not do -----------------------------------------------------------------------

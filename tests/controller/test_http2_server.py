@@ -178,6 +178,7 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
         for stream_id in (first, second):
             opening = frame(HEADERS, END_HEADERS, stream_id, headers())
             client.send(opening + frame(DATA, 0, stream_id, announced + bytes(16_000)))
+        server.until(lambda _: door.num_bytes == 32_000)
         for _ in range(10):
             client.send(frame(DATA, 0, first, bytes(16_000)))
         [refused] = client.wait([first])
@@ -185,6 +186,7 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
         assert "bytes of open requests" in refused.text
         # The room that it had is free.
         assert client.wait([client.infer(question())])[0].status == 0
+        assert door.num_bytes == 16_000  # The other's, for which there is room.
     assert door.num_bytes == 0
 
 
@@ -241,6 +243,23 @@ def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
         )
         [end] = client.wait([stream_id])
         assert end.text == "found 2 messages, expected one"
+
+
+def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) -> None:
+    door = Door(max_requests=1000, max_bytes=100_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        announced = struct.pack(">BI", 0, 1 << 20)
+        for method in ("AddModel", "Feedback"):
+            stream_id = client.next_id()
+            block = headers(f"/clockwright.v1.ControlService/{method}")
+            client.send(frame(HEADERS, END_HEADERS, stream_id, block))
+            client.send(frame(DATA, 0, stream_id, announced))
+            for _ in range(10):
+                client.send(frame(DATA, 0, stream_id, bytes(16_000)))
+            [refused] = client.wait([stream_id])
+            assert refused.status == OVERLOADED
+            assert "bytes of open requests" in refused.text
+        server.until(lambda _: door.num_bytes == 0)
 
 
 def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:
@@ -427,3 +446,19 @@ def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         [end] = client.wait([client.infer(asked.SerializeToString())])
         assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")
+        endless = client.next_id()
+        client.send(frame(HEADERS, END_HEADERS, endless, headers()))
+        client.send(frame(DATA, 0, endless, message(b"") * 1000))
+        assert client.wait([endless])[0].text == "found 2 messages, expected one"
+
+
+def test_an_answer_that_cannot_be_written_ends_its_call_with_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> bytes:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("controller.front.server.encode_response", broken)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        [end] = client.wait([client.infer(question())])
+        assert (end.status, end.text) == (13, "internal error in ModelInfer: RuntimeError")

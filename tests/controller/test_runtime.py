@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -18,8 +20,8 @@ from controller.core.events import ModelAdded, ModelReady, ModelRemoved, RefuseR
 from controller.front.refusals import refusal_text
 from controller.runtime import Answer, NoAnswerError, Runtime, refused_error
 from controller.telemetry import Telemetry
-from experiments.selection import virtual_time
-from experiments.selection.virtual_time import now_ns
+from tests.kit import virtual_time
+from tests.kit.virtual_time import now_ns
 
 MS = 1_000_000
 S = 1000 * MS
@@ -246,6 +248,30 @@ def test_a_lost_worker_ends_its_actions_and_its_requests() -> None:
         with pytest.raises(NoAnswerError) as caught:
             await bench.submit(b"x")
         assert caught.value.refusal is Refusal.NO_WORKER
+
+    run(test)
+
+
+def test_nobody_waits_for_late_outputs_of_a_worker_that_is_gone() -> None:
+    class Wanting:
+        def take(self, outputs: Sequence[Buffer]) -> None: ...
+
+    async def test() -> None:
+        bench = RuntimeBench()
+        wanting = Wanting()
+        gone = weakref.ref(wanting)
+        future = bench.runtime.submit(
+            M, [b"x"], rows=1, arrival_ns=now_ns(), slo_ns=30 * S, late=wanting.take
+        )
+        load, _ = await bench.link.sent.get()
+        bench.succeed(load)
+        await bench.link.sent.get()
+        bench.runtime.worker_lost(W)
+        with pytest.raises(NoAnswerError):
+            await future
+        del wanting, future
+        gc.collect()
+        assert gone() is None
 
     run(test)
 

@@ -393,7 +393,9 @@ def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
 ) -> None:
     async def test() -> None:
         unused: Any = None
-        link = WorkerLink(unused, unused, HeartbeatConfig(), pb.Register(worker_id="w"), unused)
+        link = WorkerLink(
+            unused, unused, HeartbeatConfig(), pb.Register(worker_id="w"), unused, 1 << 26
+        )
         with caplog.at_level("WARNING", logger="controller.worker_link"):
             for _ in range(2):
                 link._take_card(pb.Card(complaints=["hot" * 1000, "dusty"]))

@@ -17,7 +17,7 @@ from controller.selection.config import SelectionConfig
 from controller.selection.core.application import Application
 from controller.selection.core.journal import FeedbackItem
 from controller.selection.queries import Answered
-from experiments.selection import virtual_time
+from tests.kit import virtual_time
 from tests.kit.front_end import FrontEnd, controlling, until
 
 SLO_NS = 30 * NS_PER_S

@@ -66,7 +66,7 @@ async def controlling(
         (version / "model.onnx").write_bytes(b"scripted")
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     catalogue = Catalogue(runtime, directory)
-    links = WorkerLinks(runtime, catalogue)
+    links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26)
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
     await catalogue.scan()

@@ -97,9 +97,10 @@ class _Findings:
     coarse: bool = False
 
 
-#: The attributes and inputs of one node, ready to be judged.
 @dataclass(frozen=True, slots=True)
 class _Call:
+    """The attributes and inputs of one node, ready to be judged."""
+
     node: NodeProto
     inputs: tuple[_Value, ...]
     opset: int

@@ -1,0 +1,124 @@
+"""How many requests a busy event loop takes: no more than it can finish.
+
+The scheduler knows what devices can do, not what the loop around it can. Where the loop is the limit, every
+request that comes in takes time from those that are nearly done, so that at three times what the loop can
+do nothing is finished at all. What is refused at the door costs a quarter of what is served; so the door
+lets in a rate that leaves the loop a little idle, and finds that rate by trial.
+
+How long the loop was idle is what the kernel says its thread neither ran nor waited for a processor: on a
+machine that others use, a loop that is kept waiting has no more room than one that computes.
+
+Additive steps are too slow here, since a loop may serve 100 requests per second or 10,000: the rate
+falls and grows by factors, as each window of time shows the loop idle or not.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+#: A window must hold some turns of a loop that is late, and be short beside what clients notice.
+WINDOW_NS = 25_000_000
+
+# A loop that is idle for less than this part of a window has no room, and more than this part of those that
+# it let in were slow: only both together say that it lets in too much. A device that has too much to
+# do is the scheduler's to judge; and a loop that is busy with refusals gains nothing from more of them.
+_IDLE_LEAST = 0.05
+_SLOW_MOST = 0.1
+
+# One long turn (a large message) fills a window and says nothing of the next.
+_FULL_WINDOWS = 3
+
+_FALL, _GROW = 0.8, 1.1
+
+# Lower than this the rate does not fall, or one request that occupies the loop for long would shut out all.
+_RATE_LEAST = 100.0
+
+# Requests that come together are let in together: what the rate allows in so many seconds.
+_BURST_S = 0.01
+
+
+class Throttle:
+    """Says of each request whether the loop has time for it."""
+
+    def __init__(self, clock: Callable[[], int], busy_ns: Callable[[], int]) -> None:
+        """Let everything in until the loop is busy all the time.
+
+        Args:
+            clock: the present in ns.
+            busy_ns: how long the loop ran or wanted to, since some moment; `thread_busy_ns`, for example.
+        """
+        self._clock, self._look = clock, busy_ns
+        self._window_ns, self._busy_ns = clock(), busy_ns()
+        self._num_taken = 0
+        self._num_refused = 0
+        self._num_ended = 0
+        self._num_slow = 0
+        self._num_full = 0
+        #: Requests per second that are let in; None: all.
+        self.rate_rps: float | None = None
+        self._tokens = 0.0
+        self._filled_ns = self._window_ns
+
+    def admit(self) -> bool:
+        """Whether a request is let in; it counts as one that was."""
+        now_ns = self._clock()
+        if now_ns - self._window_ns >= WINDOW_NS:
+            self._end_window(now_ns)
+        if self.rate_rps is not None:
+            self._tokens += self.rate_rps * (now_ns - self._filled_ns) / 1e9
+            self._tokens = min(self._tokens, max(1.0, self.rate_rps * _BURST_S))
+            self._filled_ns = now_ns
+            if self._tokens < 1:
+                self._num_refused += 1
+                return False
+            self._tokens -= 1
+        self._num_taken += 1
+        return True
+
+    def ended(self, *, slow: bool) -> None:
+        """A request that was let in is over; it was slow if it had used most of its SLO and was refused."""
+        self._num_ended += 1
+        self._num_slow += slow
+
+    def _end_window(self, now_ns: int) -> None:
+        busy_ns = self._look()
+        elapsed_ns = now_ns - self._window_ns
+        idle = 1 - (busy_ns - self._busy_ns) / elapsed_ns
+        taken_rps = self._num_taken * 1e9 / elapsed_ns
+        poor = self._num_slow > _SLOW_MOST * self._num_ended
+        self._num_full = self._num_full + 1 if poor and idle < _IDLE_LEAST else 0
+        if self.rate_rps is None:
+            if self._num_full >= _FULL_WINDOWS:
+                self._set(max(_FALL * taken_rps, _RATE_LEAST), now_ns)
+        elif self._num_full:
+            self._set(max(_FALL * min(self.rate_rps, taken_rps), _RATE_LEAST), now_ns)
+        elif self._num_refused == 0 and taken_rps < self.rate_rps / 2:
+            self.rate_rps = None  # It keeps nobody out.
+        else:
+            self._set(_GROW * self.rate_rps, now_ns)
+        self._window_ns, self._busy_ns = now_ns, busy_ns
+        self._num_taken = self._num_refused = self._num_ended = self._num_slow = 0
+
+    def _set(self, rate_rps: float, now_ns: int) -> None:
+        if self.rate_rps is None:
+            self._tokens, self._filled_ns = 0.0, now_ns
+        self.rate_rps = rate_rps
+
+
+def thread_busy_ns() -> Callable[[], int]:
+    """Make a reader of how long the calling thread has run, or has waited for a processor, in ns.
+
+    Where the kernel does not tell (it is Linux that does), the thread seems never to have run.
+    """
+    try:
+        stat = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+    except OSError:
+        return lambda: 0
+
+    def read() -> int:
+        ran, waited, _ = os.pread(stat, 64, 0).split()
+        return int(ran) + int(waited)
+
+    return read
