@@ -98,7 +98,6 @@ _EXPECTED_ERRORS = {
     ActionError.TOO_LATE,
     ActionError.DEVICE,
     ActionError.BAD_INPUT,
-    ActionError.WITHDRAWN,
 }
 
 # The engine's, or the request's, doing: to try the same again at once would give the same.
@@ -829,7 +828,12 @@ class Scheduler:
 
 
 def _explained(worker: WorkerState, event: ActionFailed) -> bool:
-    """NOT_RESIDENT is no contradiction where the Infer was planned behind a load that failed."""
-    return event.error is ActionError.NOT_RESIDENT and not (
-        worker.in_flight[event.action_id].copy.resident
-    )
+    """NOT_RESIDENT is no contradiction where the Infer was planned behind a load that failed.
+
+    WITHDRAWN is none of what was taken back. A worker that says so of what was not does nothing, and always
+    has time for more.
+    """
+    sent = worker.in_flight[event.action_id]
+    if event.error is ActionError.WITHDRAWN:
+        return sent.withdrawn
+    return event.error is ActionError.NOT_RESIDENT and not sent.copy.resident

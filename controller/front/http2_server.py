@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
 
 _READ_BYTES = 256 << 10
+#: From a client that compresses: what it sends may be a thousand times as large when it is unpacked, in one turn.
+_READ_BYTES_COMPRESSED = 16 << 10
 #: Connections beyond `max_connections` that are kept to tell their calls why they are refused; those beyond
 #: that are closed unheard.
 _SPARE_CONNECTIONS = 64
@@ -73,6 +75,8 @@ _PING_AFTER = 20
 _SILENCE_MAX = 30
 #: Sweeps within which a call that takes one message has to have brought it, however large.
 _COMING_MAX = 120
+#: Sweeps without a call after which a connection makes room when there are too many.
+_IDLE_MIN = 2
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -425,6 +429,8 @@ class _Peer:
         #: There are too many connections: this one's calls are refused.
         self.crowded = crowded
         self.closed = False
+        #: Sweeps since it had a call.
+        self.idle_sweeps = 0
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, Call] = {}
@@ -434,6 +440,7 @@ class _Peer:
         # The last read took all that was there.
         self._emptied = False
         self._bytes_read = 0
+        self._read_bytes = _READ_BYTES
         self._segments: int | None = 0
         self._reading = True
         self._writers: dict[int, asyncio.Future[None]] = {}
@@ -457,7 +464,7 @@ class _Peer:
         server = self.server
         server.turns.used()
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_READ_BYTES, 64)
+            data, ancillary, _, _ = self._socket.recvmsg(self._read_bytes, 64)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
@@ -491,7 +498,7 @@ class _Peer:
         if self._emptied and server.turns.bound_ns > self._floor_ns:
             self._floor_ns = server.turns.bound_ns
         arrival_ns = self._floor_ns
-        self._emptied = num_bytes < _READ_BYTES
+        self._emptied = num_bytes < self._read_bytes
         self._bytes_read += num_bytes
         if not ancillary:
             return arrival_ns
@@ -543,6 +550,9 @@ class _Peer:
         if method.directly is not None and not server.throttle.admit():
             self.connection.send_end(stream_id, server.busy_block(method.path))
             return
+        self.idle_sweeps = 0
+        if request.encoding != "identity":
+            self._read_bytes = _READ_BYTES_COMPRESSED
         call = self._calls[stream_id] = Call(self, stream_id, request, method, arrival_ns)
         server.num_calls += 1
         call.begin()
@@ -556,8 +566,11 @@ class _Peer:
         door.num_bytes += self._held_bytes - before
         if self._held_bytes > before and not door.has_room:
             for stream_id in self.connection.holding():
-                if (call := self._calls.get(stream_id)) is not None and not call.method.spared:
-                    call.give_up(door.no_room(0))
+                if door.has_room:
+                    break
+                call = self._calls.get(stream_id)
+                if call is not None and not call.method.spared:
+                    call.give_up(door.no_room(0))  # Which weighs again what is left.
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""
@@ -666,6 +679,7 @@ class _Peer:
         """Look after the connection, once a second."""
         self.connection.forgive()
         self._silent_sweeps += 1
+        self.idle_sweeps = 0 if self._calls or self.num_unread_bytes else self.idle_sweeps + 1
         if self._silent_sweeps == _PING_AFTER:
             self.connection.ping()
             self.flush()
@@ -685,6 +699,13 @@ class _Peer:
         """Ask the client to open no more calls."""
         self.connection.go_away()
         self.flush()
+
+    def make_room(self) -> None:
+        """Hang up in favour of others; a call that is on its way was not looked at, so it can be repeated."""
+        text = "others need the room of an idle connection"
+        self.connection.close(ErrorCode.NO_ERROR, text)
+        self.flush()
+        self.lost(text)
 
     def drain(self) -> None:
         """Tell all calls that the server stops."""
@@ -907,6 +928,8 @@ class Http2Server:
                 loop.remove_reader(listening)
                 loop.call_later(0.1, self._accept_again, listening)
                 return
+            while len(self._peers) >= self.max_connections and self._give_up_idlest():
+                pass
             if len(self._peers) >= self.max_connections + _SPARE_CONNECTIONS:
                 sock.close()
                 continue
@@ -915,6 +938,17 @@ class Http2Server:
             too_many = len(self._peers) >= self.max_connections
             self._peers.add(_Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many))
 
+    def _give_up_idlest(self) -> bool:
+        """Have the connection that was idle for longest make room, if any was for long.
+
+        Its client connects again when it asks.
+        """
+        idlest = max(self._peers, key=lambda peer: peer.idle_sweeps)
+        if idlest.idle_sweeps < _IDLE_MIN:
+            return False
+        idlest.make_room()
+        return True
+
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._listening:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
@@ -922,6 +956,12 @@ class Http2Server:
     def _sweep(self) -> None:
         for peer in list(self._peers):
             peer.sweep()
+        unread_bytes = sum(peer.num_unread_bytes for peer in self._peers)
+        while unread_bytes > self.door.max_bytes:
+            # A bound for each would be none for all: who leaves most unread makes room.
+            greediest = max(self._peers, key=lambda peer: peer.num_unread_bytes)
+            unread_bytes -= greediest.num_unread_bytes
+            greediest.lost(f"the client leaves {greediest.num_unread_bytes} bytes unread")
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 

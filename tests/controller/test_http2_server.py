@@ -6,6 +6,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -183,9 +184,9 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
         [refused] = client.wait([first])
         assert refused.status == OVERLOADED
         assert "bytes of open requests" in refused.text
-        # The room that it had is free.
+        # The room that it had is free, and the other still comes.
         assert client.wait([client.infer(question())])[0].status == 0
-        assert door.num_bytes == 0
+        assert door.num_bytes == 16_000
     assert door.num_bytes == 0
 
 
@@ -206,6 +207,61 @@ def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) ->
         server.until(lambda _: door.num_bytes == 0)
 
 
+def test_thousands_of_messages_in_parts_are_refused_as_far_as_they_are_too_much(
+    tmp_path: Path,
+) -> None:
+    door = Door(max_requests=5000, max_bytes=1000)
+    announced = struct.pack(">BI", 0, 1 << 20)
+    with serving_in_thread(tmp_path, door=door) as server:
+        with RawClient(server.address) as client:
+            ids = [client.next_id() for _ in range(4000)]
+            opening = [frame(HEADERS, END_HEADERS, i, headers()) for i in ids]
+            client.send(b"".join(opening))
+            client.send(b"".join(frame(DATA, 0, i, announced + b"x") for i in ids))
+            client.wait(ids[:3000])
+            assert server.do(lambda _: door.num_bytes) == 1000
+            assert len(client.ended) == 3000
+        server.until(lambda _: door.num_bytes == 0)
+
+
+def test_whole_messages_that_nobody_reads_have_a_bound(tmp_path: Path) -> None:
+    door = Door(max_requests=1000, max_bytes=100_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        # The calls go on, as far as these say: nothing asks for their messages yet.
+        ids = [client.next_id() for _ in range(20)]
+        for stream_id in ids:
+            opening = frame(HEADERS, END_HEADERS, stream_id, headers())
+            client.send(opening + frame(DATA, 0, stream_id, message(bytes(10_000))))
+        refused = client.wait([i for i in ids if i in client.ended] or ids[:1])
+        assert refused[0].status == OVERLOADED
+        assert "bytes of open requests" in refused[0].text
+    assert door.num_bytes == 0
+
+
+def test_empty_messages_are_not_free(tmp_path: Path) -> None:
+    path = "/inference.GRPCInferenceService/ModelStreamInfer"
+    door = Door(max_requests=1000, max_bytes=1_000_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        stream_id = client.next_id()
+        client.send(frame(HEADERS, END_HEADERS, stream_id, headers(path)))
+        for _ in range(10):
+            client.send(frame(DATA, 0, stream_id, message(b"") * 3000))
+        [refused] = client.wait([stream_id])
+        assert refused.status == OVERLOADED
+
+
+def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id = client.next_id()
+        client.send(
+            frame(HEADERS, END_HEADERS, stream_id, headers())
+            + frame(DATA, 0, stream_id, 2 * message(b"x"))
+        )
+        [end] = client.wait([stream_id])
+        assert end.text == "found 2 messages, expected one"
+
+
 def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:
     with serving_in_thread(tmp_path, max_connections=2) as server:
         clients = [RawClient(server.address) for _ in range(3)]
@@ -216,6 +272,53 @@ def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) 
         )
         for client in clients:
             client.socket.close()
+
+
+def test_idle_connections_make_room_for_those_that_ask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    with serving_in_thread(tmp_path, max_connections=20) as server, ExitStack() as stack:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        busy = stack.enter_context(RawClient(server.address))
+        waiting = busy.infer(question())
+        server.until(lambda front: front.runtime.num_waiting == 1)
+        for _ in range(60):
+            stack.enter_context(RawClient(server.address))
+        # It is told by sweeps how long they are idle; until then a newcomer is refused.
+        end = None
+        while end is None or end.status == OVERLOADED:
+            with RawClient(server.address) as newcomer:
+                stream_id = newcomer.infer(question(50))
+                [end] = newcomer.wait([stream_id])
+                assert "connections" in end.text or end.status == LATE
+        # One that has a call stays.
+        server.do(lambda front: front.worker.release())
+        assert busy.wait([waiting])[0].status == 0
+
+
+def test_unread_answers_of_all_clients_together_have_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    closed = struct.pack(">HI", 4, 0)
+    door = Door(max_requests=1000, max_bytes=20_000)
+    with serving_in_thread(tmp_path, door=door) as server, ExitStack() as stack:
+        modest, greedy = (
+            stack.enter_context(RawClient(server.address, settings=closed, window=b""))
+            for _ in range(2)
+        )
+        for _ in range(5):
+            modest.infer(question())
+        for _ in range(2000):
+            if greedy.closed:
+                break
+            with suppress(OSError):
+                greedy.infer(question())
+            greedy.take(0.005)
+        assert greedy.closed
+        modest.take()
+        assert not modest.closed
 
 
 def test_every_call_of_a_burst_ends_with_a_status_of_ours(tmp_path: Path) -> None:
@@ -347,3 +450,15 @@ def test_an_answer_that_cannot_be_written_ends_its_call_with_a_status(
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         [end] = client.wait([client.infer(question())])
         assert (end.status, end.text) == (13, "internal error in ModelInfer: RuntimeError")
+
+
+def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What explains an answer comes from workers and from policies of other packages.
+    monkeypatch.setattr("controller.front.server.explain", lambda *_, **__: {"took_us": 2**70})
+    asked = pb.ModelInferRequest.FromString(question())
+    asked.parameters["explain"].bool_param = True
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        [end] = client.wait([client.infer(asked.SerializeToString())])
+        assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")

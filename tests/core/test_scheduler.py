@@ -484,6 +484,14 @@ def test_what_a_draining_worker_was_too_late_for_goes_to_another(bench: CoreBenc
     assert loads(commands) == [(GPU2, A)]
 
 
+def test_a_worker_that_drops_what_nobody_took_back_is_let_go(bench: CoreBench) -> None:
+    bench.warm(A, exec_ms={1: 10})
+    (infer,) = actions(bench.request(A, at_ms=2000))
+    commands = bench.failed(infer.action_id, ActionError.WITHDRAWN, at_ms=2001)
+    (close,) = [command for command in commands if isinstance(command, CloseWorker)]
+    assert "WITHDRAWN" in close.reason
+
+
 def test_requests_that_wait_are_reason_enough_to_load_a_worker_that_gets_ready(
     bench: CoreBench,
 ) -> None:
