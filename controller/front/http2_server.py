@@ -568,7 +568,8 @@ class _Peer:
             for stream_id in self.connection.holding():
                 if door.has_room:
                     break
-                if (call := self._calls.get(stream_id)) is not None and not call.method.spared:
+                call = self._calls.get(stream_id)
+                if call is not None and not call.method.spared:
                     call.give_up(door.no_room(0))  # Which weighs again what is left.
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:

@@ -184,10 +184,27 @@ def test_more_bytes_than_the_bound_are_refused_while_they_come(tmp_path: Path) -
         [refused] = client.wait([first])
         assert refused.status == OVERLOADED
         assert "bytes of open requests" in refused.text
-        # The room that it had is free.
+        # The room that it had is free, and the other still comes.
         assert client.wait([client.infer(question())])[0].status == 0
-        assert door.num_bytes == 16_000  # The other's, for which there is room.
+        assert door.num_bytes == 16_000
     assert door.num_bytes == 0
+
+
+def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) -> None:
+    door = Door(max_requests=1000, max_bytes=100_000)
+    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
+        announced = struct.pack(">BI", 0, 1 << 20)
+        for method in ("AddModel", "Feedback"):
+            stream_id = client.next_id()
+            block = headers(f"/clockwright.v1.ControlService/{method}")
+            client.send(frame(HEADERS, END_HEADERS, stream_id, block))
+            client.send(frame(DATA, 0, stream_id, announced))
+            for _ in range(10):
+                client.send(frame(DATA, 0, stream_id, bytes(16_000)))
+            [refused] = client.wait([stream_id])
+            assert refused.status == OVERLOADED
+            assert "bytes of open requests" in refused.text
+        server.until(lambda _: door.num_bytes == 0)
 
 
 def test_thousands_of_messages_in_parts_are_refused_as_far_as_they_are_too_much(
@@ -243,23 +260,6 @@ def test_a_second_message_ends_a_call_that_takes_one(tmp_path: Path) -> None:
         )
         [end] = client.wait([stream_id])
         assert end.text == "found 2 messages, expected one"
-
-
-def test_uploads_and_feedback_find_no_more_room_than_requests(tmp_path: Path) -> None:
-    door = Door(max_requests=1000, max_bytes=100_000)
-    with serving_in_thread(tmp_path, door=door) as server, RawClient(server.address) as client:
-        announced = struct.pack(">BI", 0, 1 << 20)
-        for method in ("AddModel", "Feedback"):
-            stream_id = client.next_id()
-            block = headers(f"/clockwright.v1.ControlService/{method}")
-            client.send(frame(HEADERS, END_HEADERS, stream_id, block))
-            client.send(frame(DATA, 0, stream_id, announced))
-            for _ in range(10):
-                client.send(frame(DATA, 0, stream_id, bytes(16_000)))
-            [refused] = client.wait([stream_id])
-            assert refused.status == OVERLOADED
-            assert "bytes of open requests" in refused.text
-        server.until(lambda _: door.num_bytes == 0)
 
 
 def test_connections_beyond_the_bound_hear_why_they_are_refused(tmp_path: Path) -> None:
@@ -434,18 +434,6 @@ def test_a_call_without_a_message_or_with_two_is_refused(tmp_path: Path) -> None
             "found 0 messages, expected one",
             "found 2 messages, expected one",
         ]
-
-
-def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What explains an answer comes from workers and from policies of other packages.
-    monkeypatch.setattr("controller.front.server.explain", lambda *_, **__: {"took_us": 2**70})
-    asked = pb.ModelInferRequest.FromString(question())
-    asked.parameters["explain"].bool_param = True
-    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
-        [end] = client.wait([client.infer(asked.SerializeToString())])
-        assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")
         endless = client.next_id()
         client.send(frame(HEADERS, END_HEADERS, endless, headers()))
         client.send(frame(DATA, 0, endless, message(b"") * 1000))
@@ -462,3 +450,15 @@ def test_an_answer_that_cannot_be_written_ends_its_call_with_a_status(
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         [end] = client.wait([client.infer(question())])
         assert (end.status, end.text) == (13, "internal error in ModelInfer: RuntimeError")
+
+
+def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What explains an answer comes from workers and from policies of other packages.
+    monkeypatch.setattr("controller.front.server.explain", lambda *_, **__: {"took_us": 2**70})
+    asked = pb.ModelInferRequest.FromString(question())
+    asked.parameters["explain"].bool_param = True
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        [end] = client.wait([client.infer(asked.SerializeToString())])
+        assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")
