@@ -104,11 +104,14 @@ def play(
                 rows, policy = _rows(operator), operator.status().policy
             reports = [replay(server.address, workload) for workload in workloads]
         requests, actions = list(read_requests(telemetry)), list(read_actions(telemetry))
-    borders = [report.begin_ns for report in reports[1:]]
-    runs = [
-        _cut(report, end_ns, requests, actions)
-        for report, end_ns in zip(reports, [*borders, None], strict=True)
-    ]
+    runs = []
+    for report in reports:
+        # A request's clock may start some ms before it was sent, so rows are counted and not looked up.
+        num_requests = report.num_open + report.num_closed
+        mine, requests = requests[:num_requests], requests[num_requests:]
+        end_ns = max((row.departure_ns for row in mine), default=report.begin_ns)
+        its = [row for row in actions if report.begin_ns <= row.sent_ns <= end_ns]
+        runs.append(LiveRun(report=report, requests=tuple(mine), actions=tuple(its)))
     return Played(runs=runs, rows=rows, policy=policy)
 
 
@@ -136,22 +139,3 @@ def _rows(operator: Operator) -> dict[str, ProfileRow]:
         )
         for model in operator.models()
     }
-
-
-def _cut(
-    report: ReplayReport,
-    end_ns: int | None,
-    requests: Sequence[RequestRow],
-    actions: Sequence[ActionRow],
-) -> LiveRun:
-    """Take out a workload's own rows; the controller's clock is this process's."""
-    begin_ns = report.begin_ns
-
-    def inside(time_ns: int) -> bool:
-        return time_ns >= begin_ns and (end_ns is None or time_ns < end_ns)
-
-    return LiveRun(
-        report=report,
-        requests=tuple(row for row in requests if inside(row.arrival_ns)),
-        actions=tuple(row for row in actions if inside(row.sent_ns)),
-    )

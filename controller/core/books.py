@@ -403,6 +403,9 @@ class Books:
         """
         worker.draining = True
         models = list(worker.copies)
+        # Nothing brings back what is to go.
+        for model in (*self.models.values(), *models):
+            model.suspended.pop(worker, None)
         for copy in worker.copies.values():
             if copy.model.copies.pop(worker, None) is None:
                 continue  # it is suspended

@@ -349,6 +349,10 @@ class Scheduler:
     def _refuse(self, request: Request, verdict: Verdict) -> None:
         """Respond to an open request that is in no queue."""
         self._books.close(request)
+        if request.failure and not verdict.detail:
+            verdict.detail = (
+                request.failure
+            )  # Where it ran it failed, and why says more than what followed.
         self._commands.append(refusal_of(request, verdict))
 
     def _refuse_unknown(self, event: RequestArrived) -> None:
@@ -572,6 +576,7 @@ class Scheduler:
             if request.phase is DONE:
                 continue
             request.num_failures += 1
+            request.failure = event.message
             request.num_failures_alone += together == 1
             in_vain = (
                 request.num_failures_alone >= _MAX_FAILURES_ALONE

@@ -69,8 +69,10 @@ class Request:
     lost_worker: bool = False
     #: When `Alarms` looks at it again; its entry with this time is the one that counts.
     watch_ns: int = 0
-    #: Runs that failed with it. `Scheduler` notes that, and the next two.
+    #: Runs that failed with it. `Scheduler` notes that, and the next three.
     num_failures: int = 0
+    #: What the engine said of the last of them.
+    failure: str = ""
     #: Those in which it was alone.
     num_failures_alone: int = 0
     #: Requests that its next batch may have, because a larger one failed; 0: as many as fit.

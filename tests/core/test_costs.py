@@ -124,7 +124,7 @@ def test_a_slow_gpu_that_never_is_in_time_gathers_nothing(policy: str) -> None:
     bench.wait(2_000 * MS)
 
     def references() -> int:
-        copies = [each for each in gc.get_objects() if isinstance(each, Copy)]
+        copies = [each for each in gc.get_objects() if type(each) is Copy]
         return max(sys.getrefcount(copy) for copy in copies if copy.worker.worker_id == GPU)
 
     def serve(count: int) -> None:
@@ -145,7 +145,7 @@ def test_what_workers_said_of_models_that_are_gone_is_forgotten() -> None:
 
     def kept() -> int:
         gc.collect()
-        return sum(isinstance(each, Estimates) for each in gc.get_objects())
+        return sum(type(each) is Estimates for each in gc.get_objects())
 
     before = kept()
     for number in range(2000):

@@ -142,11 +142,11 @@ def test_what_is_played_live_is_told_apart_by_workload() -> None:
     for one in (first, third):
         assert len(one.requests) == one.report.num_open == len(expected)
         assert one.report.num_closed == 0
-        # Nothing reaches the controller before it is due.
-        arrivals = sorted(row.arrival_ns - one.report.begin_ns for row in one.requests)
+        # Nothing is answered before it is due.
+        departures = sorted(row.departure_ns - one.report.begin_ns for row in one.requests)
         assert all(
-            arrival_ns >= request.time_ns
-            for arrival_ns, request in zip(arrivals, expected, strict=True)
+            departure_ns >= request.time_ns
+            for departure_ns, request in zip(departures, expected, strict=True)
         )
     assert len(second.requests) == second.report.num_closed
     assert {row.model_id for row in second.requests} == {"net-1"}
