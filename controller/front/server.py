@@ -60,10 +60,10 @@ APPLICATION_PLATFORM = "clockwright_application"
 STREAM_REQUESTS_MAX = 1024
 
 # Between the last look at the clock and the client's machine lie the kernel, and whoever takes the processor
-# away: 20 to 40 us as a rule, a millisecond at times. An answer is charged this part of
-# its SLO for it, or so long at most.
+# away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times. An answer is charged this part of its
+# SLO for it, or so long at most.
 _WAY_BACK_PART = 20
-_WAY_BACK_NS = NS_PER_MS
+_WAY_BACK_NS = 4 * NS_PER_MS
 
 # A request that has waited for less is parsed and left to the scheduler.
 _PEEK_AFTER_NS = 2 * NS_PER_MS
