@@ -15,6 +15,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -801,16 +802,19 @@ async def _read_chunks(file: ModelFile) -> AsyncIterator[tuple[int, bytes, bool]
     The file may have changed since it was listed. Then the promised number of bytes is sent all the same,
     or fewer, of which the last chunk is marked: the worker finds that the sha256 differs, and says so.
     """
-    opened = await asyncio.to_thread(file.path.open, "rb")
-    try:
-        offset = 0
-        while True:
-            wanted = min(CHUNK_BYTES, file.num_bytes - offset)
-            content = await asyncio.to_thread(opened.read, wanted)
-            last = offset + len(content) >= file.num_bytes or len(content) < wanted
-            yield offset, content, last
-            offset += len(content)
-            if last:
-                return
-    finally:
-        opened.close()
+    offset = 0
+    while True:
+        wanted = min(CHUNK_BYTES, file.num_bytes - offset)
+        content = await asyncio.to_thread(_read_at, file.path, offset, wanted)
+        last = offset + len(content) >= file.num_bytes or len(content) < wanted
+        yield offset, content, last
+        offset += len(content)
+        if last:
+            return
+
+
+def _read_at(path: Path, offset: int, num_bytes: int) -> bytes:
+    # Opened for each chunk: a stream that is cut between two of them then leaves nothing open.
+    with path.open("rb") as opened:
+        opened.seek(offset)
+        return opened.read(num_bytes)
