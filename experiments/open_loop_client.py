@@ -7,6 +7,7 @@ written and read by hand here, from what is public about them.
 from __future__ import annotations
 
 import base64
+import contextlib
 import gc
 import json
 import pickle
@@ -131,6 +132,28 @@ def _end_of(status: int, details: bytes) -> End:
 
 _HEAD = struct.Struct(">IBI")
 _TIMESPEC = struct.Struct("@qq")
+# The kernel begins to stamp what comes at some time after the first socket asked for it.
+_STAMPS_BEGIN_S = 2.0
+
+
+def _stamping_socket() -> socket.socket:
+    """Make the kernel stamp whatever comes, for as long as the socket returned is open.
+
+    Linux switches stamps on for the whole machine, in a task of its own, when the first socket asks for
+    them; what comes before that is not stamped. So this one asks, and sends itself datagrams until one is.
+    A kernel that never stamps is given up after two seconds, and the account says so.
+    """
+    stamped = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stamped.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    stamped.bind(("127.0.0.1", 0))
+    stamped.settimeout(0.1)
+    end_s = time.monotonic() + _STAMPS_BEGIN_S
+    while time.monotonic() < end_s:
+        stamped.sendto(b"?", stamped.getsockname())
+        with contextlib.suppress(TimeoutError):
+            if stamped.recvmsg(1, 64)[1]:
+                break
+    return stamped
 
 
 class _Connection:
@@ -325,6 +348,10 @@ class _RawClient:
 
     def run(self, begin: Callable[[], None]) -> Account:
         """Ask all requests; calls `begin` just before the first."""
+        with _stamping_socket():
+            return self._run(begin)
+
+    def _run(self, begin: Callable[[], None]) -> Account:
         load = self._load
         for _ in range(load.connections):
             self._connections.append(self._connect())
