@@ -1,0 +1,23 @@
+"""What a family of unseen cases is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from experiments.simulator import Case
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A load, not yet drawn: by its name and a seed it gives the same requests to every policy."""
+
+    name: str
+    #: What the family tries, which is also the module that it is in: `spikes`, `links`, `flood`, ...
+    part: str
+    #: The case of a seed, under the default policy; whoever runs it replaces `case.scheduler`.
+    case: Callable[[int], Case]
+    #: The same load without the fault, where there is a fault; None: the family is held against its bound.
+    without: Callable[[int], Case] | None = None
+    #: The bound: `density` (B1), `memory` (B3), `rate` (closed loops), or empty: none is known.
+    bound: str = "density"
