@@ -63,6 +63,7 @@ The life of a copy:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heappush
 from itertools import count
 
 from clockwright.actions import Infer
@@ -98,6 +99,9 @@ class Books:
         self.requests: dict[RequestId, Request] = {}
         #: Workers without an action in flight.
         self.num_idle = 0
+        #: By kind of GPU, heaps of workers (sequence first): whoever's exec lane is empty stands in one, and
+        #: some whose lane is not any more; `Dispatch` takes those out.
+        self.idle: dict[GpuKind, list[tuple[int, WorkerState]]] = {}
         self._sequence = count()
 
     # --- requests -------------------------------------------------------------------------------
@@ -199,8 +203,10 @@ class Books:
     def end_infer(self, sent: SentAction, end_ns: int) -> None:
         """An Infer, no longer in flight, ended or was refused at `end_ns`."""
         copy = sent.copy
-        model = copy.model
-        copy.worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        model, worker = copy.model, copy.worker
+        worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        if not worker.listed and not worker.exec_lane:
+            self._list_idle(worker)
         copy.num_pins -= 1
         requests = own_requests(sent) if sent.shared else sent.requests
         model.num_sent -= len(requests)
@@ -216,6 +222,10 @@ class Books:
     def exec_freed(self, worker: WorkerState) -> None:
         """An Infer of the worker failed, or the worker is gone; its requests wait again, or are refused."""
         self._policy.unpark(worker)
+
+    def _list_idle(self, worker: WorkerState) -> None:
+        worker.listed = True
+        heappush(self.idle.setdefault(worker.gpu_kind, []), (worker.sequence, worker))
 
     # --- copies ---------------------------------------------------------------------------------
 
@@ -347,7 +357,7 @@ class Books:
         """A worker with an empty cache and no models is there."""
         assert worker_id not in self.workers, f"worker {worker_id} joined twice"
         self.num_idle += 1
-        self.workers[worker_id] = WorkerState(
+        worker = self.workers[worker_id] = WorkerState(
             worker_id,
             gpu_kind,
             num_pages,
@@ -357,6 +367,7 @@ class Books:
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
         )
+        self._list_idle(worker)
 
     def clock_changed(
         self, worker: WorkerState, clock_mhz: int, estimates: EstimateTable

@@ -7,6 +7,7 @@ or a wake-up is due (`wake`).
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from itertools import count
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
@@ -18,7 +19,7 @@ from controller.core.config import SchedulerConfig
 from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
 from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
-from controller.core.state import Copy, Model, Readiness, Request, SentAction, WorkerState
+from controller.core.state import MANY_COPIES, Copy, Model, Readiness, Request, SentAction, WorkerState
 
 
 class Dispatch:
@@ -53,6 +54,9 @@ class Dispatch:
         # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
         # forgotten at a new place; it saves a walk over all workers per request that waits for a load.
         self._load_room_ns = 0
+        # Workers with something on their exec lanes that nobody looks at, as far as is arranged, before a result
+        # comes; and some that are no longer so. Only models with many copies need them.
+        self._loose: dict[WorkerState, None] = {}
 
     # --- exec lanes -----------------------------------------------------------------------------
 
@@ -64,11 +68,27 @@ class Dispatch:
             now_ns: the present.
             seek: where some still wait after that, seek the model another copy.
         """
+        copies = model.copies
+        if len(copies) < MANY_COPIES:
+            self._offer(model, list(copies), now_ns)
+        else:
+            self._offer_to_idle(model, now_ns)
+            if model.queue:
+                loose, self._loose = self._loose, {}
+                self._offer(model, [worker for worker in loose if worker in copies], now_ns)
+                for worker in loose:
+                    if _is_loose(worker):
+                        self._loose[worker] = None
+        if seek and model.queue and len(copies) < len(model.ready):
+            self.seek_copy(model, now_ns)
+
+    def _offer(self, model: Model, workers: list[WorkerState], now_ns: int) -> None:
+        """Let those of the workers take the model's requests whose lanes may have room."""
         # A lane with a wake-up yet to come is full, and is looked at then. Where the policy holds a batch
         # back (`retry_ns`), look now: these requests may be what the batch waits for.
         room = [
             worker
-            for worker in model.copies
+            for worker in workers
             if worker.exec_wakeup_ns is None
             or worker.exec_wakeup_ns <= now_ns
             or worker.retry_ns is not None
@@ -87,13 +107,48 @@ class Dispatch:
             self.fill_exec(worker, now_ns)
             if not model.queue:
                 return
-        if seek and model.queue and len(model.copies) < len(model.ready):
-            self.seek_copy(model, now_ns)
+
+    def _offer_to_idle(self, model: Model, now_ns: int) -> None:
+        """Let idle workers take the model's requests, one after the other: the fastest kind, who came first."""
+        copies = model.copies
+        others: list[tuple[int, WorkerState]] = []
+        while model.queue:
+            best: WorkerState | None = None
+            least_ns = 0
+            for idle in self._books.idle.values():
+                while idle:
+                    worker = idle[0][1]
+                    if worker.exec_lane or worker.draining:
+                        heappop(idle)
+                        worker.listed = False
+                        continue
+                    copy = copies.get(worker)
+                    if copy is None:
+                        others.append(heappop(idle))
+                        continue
+                    if best is None or copy.estimates.exec_ns[0] < least_ns:
+                        best, least_ns = worker, copy.estimates.exec_ns[0]
+                    break
+            if best is None:
+                break
+            self.fill_exec(best, now_ns)
+            if not best.exec_lane:  # it does not take them, for whatever reason
+                others.append(heappop(self._books.idle[best.gpu_kind]))
+        for entry in others:
+            heappush(self._books.idle[entry[1].gpu_kind], entry)
 
     def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         """Send Infers while the exec lane has less than the look-ahead to do."""
-        if worker.draining or not worker.strategies:
+        if worker.draining:
             return
+        policy = self._policy
+        policy.catch_up(worker)
+        if worker.strategies:
+            self._fill_exec(worker, now_ns)
+        if _is_loose(worker):
+            self._loose[worker] = None
+
+    def _fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         policy = self._policy
         lane = worker.exec_lane
         there_ns = now_ns + worker.delivery.expected_ns(now_ns)
@@ -416,6 +471,13 @@ class Dispatch:
             if self._policy.wants_any:
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
+
+
+def _is_loose(worker: WorkerState) -> bool:
+    """Whether nobody looks at a busy worker's exec lane, as far as is arranged, before a result comes."""
+    return bool(worker.exec_lane) and (
+        worker.exec_wakeup_ns is None or worker.retry_ns is not None
+    )
 
 
 def _take_apart(batch: Batch) -> None:

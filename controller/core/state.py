@@ -25,6 +25,11 @@ from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
 
 
+# From so many copies on, what follows from a change of a model's queue is left until a worker looks at it,
+# and idle workers are found by a list of them: nothing done per request grows with the copies.
+MANY_COPIES: Final = 16
+
+
 class Phase(enum.IntEnum):
     """Where a request is; `Books` has the table of what leads from one to the next."""
 
@@ -278,7 +283,12 @@ class WorkerState:
     #: mechanism clears it before it asks.
     retry_ns: int | None = None
 
+    #: Whether it stands in `Books.idle`.
+    listed: bool = False
+
     # --- the policies' ---
+    #: Number of the last change that it heard of (strategies.py).
+    seen_change: int = 0
     #: Appendix B's l_g: sum of allocations.
     load_ns: float = 0.0
     #: Reported end of the last EXEC.

@@ -189,8 +189,11 @@ class EdfMhPolicy(Policy):
 
     @override
     def queue_changed(self, model: Model) -> None:
-        if model.queue:
-            self._strategies.update(model)
+        self._strategies.update(model)
+
+    @override
+    def catch_up(self, worker: WorkerState) -> None:
+        self._strategies.catch_up(worker)
 
     @override
     def demand_changed(self, model: Model) -> None:
