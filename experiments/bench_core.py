@@ -127,9 +127,7 @@ def _resnet50() -> Setting:
     )
 
 
-def _zoo(
-    num_workers: int, rate_rps: float, *, zipf: float = 1.2, warm_s: float = 10
-) -> Setting:
+def _zoo(num_workers: int, rate_rps: float, *, zipf: float = 1.2, warm_s: float = 10) -> Setting:
     return Setting(
         models=table1_models(61, 66),
         num_workers=num_workers,

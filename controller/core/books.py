@@ -63,7 +63,6 @@ The life of a copy:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heappush
 from itertools import count
 
 from clockwright.actions import Infer
@@ -75,6 +74,7 @@ from controller.core.events import ActionSucceeded
 from controller.core.policy import Batch, Policy
 from controller.core.state import (
     DONE,
+    MANY_COPIES,
     SENT,
     WAITING,
     Copy,
@@ -99,9 +99,8 @@ class Books:
         self.requests: dict[RequestId, Request] = {}
         #: Workers without an action in flight.
         self.num_idle = 0
-        #: By kind of GPU, heaps of workers (sequence first): whoever's exec lane is empty stands in one, and
-        #: some whose lane is not any more; `Dispatch` takes those out.
-        self.idle: dict[GpuKind, list[tuple[int, WorkerState]]] = {}
+        #: Workers with something on their exec lanes.
+        self.num_busy_lanes = 0
         self._sequence = count()
 
     # --- requests -------------------------------------------------------------------------------
@@ -166,12 +165,15 @@ class Books:
         model.num_sent += len(requests)
         copy.num_pins += 1
         worker.touch(model)
+        self.num_busy_lanes += not worker.exec_lane
         worker.exec_lane.push(
             action_id,
             begin_ns=sent.expected_begin_ns,
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        if worker.idle_with is not None:
+            worker.leave_idle()
         self.num_idle -= not worker.in_flight
         worker.in_flight[action_id] = sent
         self._policy.queue_changed(model)
@@ -182,12 +184,14 @@ class Books:
         worker = copy.worker
         copy.num_pins += 1
         worker.touch(copy.model)
+        self.num_busy_lanes += not worker.exec_lane
         worker.exec_lane.push(
             action.action_id,
             begin_ns=sent.expected_begin_ns,
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        worker.leave_idle()
         self.num_idle -= not worker.in_flight
         worker.in_flight[action.action_id] = sent
 
@@ -205,8 +209,11 @@ class Books:
         copy = sent.copy
         model, worker = copy.model, copy.worker
         worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
-        if not worker.listed and not worker.exec_lane:
-            self._list_idle(worker)
+        if not worker.exec_lane:
+            self.num_busy_lanes -= 1
+            if len(model.copies) >= MANY_COPIES and worker in model.copies:
+                worker.idle_with = model
+                model.idle.setdefault(worker.gpu_kind, {})[worker] = None
         copy.num_pins -= 1
         requests = own_requests(sent) if sent.shared else sent.requests
         model.num_sent -= len(requests)
@@ -222,10 +229,6 @@ class Books:
     def exec_freed(self, worker: WorkerState) -> None:
         """An Infer of the worker failed, or the worker is gone; its requests wait again, or are refused."""
         self._policy.unpark(worker)
-
-    def _list_idle(self, worker: WorkerState) -> None:
-        worker.listed = True
-        heappush(self.idle.setdefault(worker.gpu_kind, []), (worker.sequence, worker))
 
     # --- copies ---------------------------------------------------------------------------------
 
@@ -273,6 +276,7 @@ class Books:
     def drop(self, copy: Copy) -> None:
         """A copy is evicted, or lost."""
         worker, model = copy.worker, copy.model
+        worker.leave_idle()
         del worker.copies[model]
         model.copies.pop(worker, None)  # gone already when the worker drains, or is suspended
         worker.loading.pop(model, None)
@@ -329,6 +333,7 @@ class Books:
         """To the model, it is from now on as if the worker did not have it."""
         model.not_ready_on(worker)
         model.suspended[worker] = suspension
+        worker.leave_idle()
         copy = model.copies.pop(worker, None)
         if copy is not None:
             self._policy.copy_gone(copy)
@@ -357,7 +362,7 @@ class Books:
         """A worker with an empty cache and no models is there."""
         assert worker_id not in self.workers, f"worker {worker_id} joined twice"
         self.num_idle += 1
-        worker = self.workers[worker_id] = WorkerState(
+        self.workers[worker_id] = WorkerState(
             worker_id,
             gpu_kind,
             num_pages,
@@ -367,7 +372,6 @@ class Books:
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
         )
-        self._list_idle(worker)
 
     def clock_changed(
         self, worker: WorkerState, clock_mhz: int, estimates: EstimateTable
@@ -413,6 +417,7 @@ class Books:
         that it is ready.
         """
         worker.draining = True
+        worker.leave_idle()
         models = list(worker.copies)
         # Nothing brings back what is to go.
         for model in (*self.models.values(), *models):

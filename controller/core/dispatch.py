@@ -7,7 +7,7 @@ or a wake-up is due (`wake`).
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from collections.abc import Iterable
 from itertools import count
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
@@ -19,7 +19,15 @@ from controller.core.config import SchedulerConfig
 from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
 from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
-from controller.core.state import MANY_COPIES, Copy, Model, Readiness, Request, SentAction, WorkerState
+from controller.core.state import (
+    MANY_COPIES,
+    Copy,
+    Model,
+    Readiness,
+    Request,
+    SentAction,
+    WorkerState,
+)
 
 
 class Dispatch:
@@ -54,9 +62,6 @@ class Dispatch:
         # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
         # forgotten at a new place; it saves a walk over all workers per request that waits for a load.
         self._load_room_ns = 0
-        # Workers with something on their exec lanes that nobody looks at, as far as is arranged, before a result
-        # comes; and some that are no longer so. Only models with many copies need them.
-        self._loose: dict[WorkerState, None] = {}
 
     # --- exec lanes -----------------------------------------------------------------------------
 
@@ -70,19 +75,15 @@ class Dispatch:
         """
         copies = model.copies
         if len(copies) < MANY_COPIES:
-            self._offer(model, list(copies), now_ns)
+            self._offer(model, copies, now_ns)
         else:
             self._offer_to_idle(model, now_ns)
             if model.queue:
-                loose, self._loose = self._loose, {}
-                self._offer(model, [worker for worker in loose if worker in copies], now_ns)
-                for worker in loose:
-                    if _is_loose(worker):
-                        self._loose[worker] = None
+                self._offer_to_loose(model, now_ns)
         if seek and model.queue and len(copies) < len(model.ready):
             self.seek_copy(model, now_ns)
 
-    def _offer(self, model: Model, workers: list[WorkerState], now_ns: int) -> None:
+    def _offer(self, model: Model, workers: Iterable[WorkerState], now_ns: int) -> None:
         """Let those of the workers take the model's requests whose lanes may have room."""
         # A lane with a wake-up yet to come is full, and is looked at then. Where the policy holds a batch
         # back (`retry_ns`), look now: these requests may be what the batch waits for.
@@ -109,44 +110,48 @@ class Dispatch:
                 return
 
     def _offer_to_idle(self, model: Model, now_ns: int) -> None:
-        """Let idle workers take the model's requests, one after the other: the fastest kind, who came first."""
+        """Let idle workers take the model's requests: first those that ran it last, of the fastest kind."""
         copies = model.copies
-        others: list[tuple[int, WorkerState]] = []
         while model.queue:
             best: WorkerState | None = None
             least_ns = 0
-            for idle in self._books.idle.values():
-                while idle:
-                    worker = idle[0][1]
-                    if worker.exec_lane or worker.draining:
-                        heappop(idle)
-                        worker.listed = False
-                        continue
-                    copy = copies.get(worker)
-                    if copy is None:
-                        others.append(heappop(idle))
-                        continue
-                    if best is None or copy.estimates.exec_ns[0] < least_ns:
-                        best, least_ns = worker, copy.estimates.exec_ns[0]
-                    break
+            for idle in model.idle.values():
+                if idle:
+                    worker = next(reversed(idle))
+                    exec_ns = copies[worker].estimates.exec_ns[0]
+                    if best is None or exec_ns < least_ns:
+                        best, least_ns = worker, exec_ns
             if best is None:
                 break
             self.fill_exec(best, now_ns)
-            if not best.exec_lane:  # it does not take them, for whatever reason
-                others.append(heappop(self._books.idle[best.gpu_kind]))
-        for entry in others:
-            heappush(self._books.idle[entry[1].gpu_kind], entry)
+            if not best.exec_lane:  # it holds them back, or cannot be in time
+                best.leave_idle()
+        if model.queue and self._books.num_busy_lanes < len(self._books.workers):
+            self._offer(model, [worker for worker in copies if not worker.exec_lane], now_ns)
+
+    def _offer_to_loose(self, model: Model, now_ns: int) -> None:
+        """Let busy workers whose lane may have room take the model's requests, or look when it has."""
+        loose, model.loose = model.loose, {}
+        self._offer(model, [worker for worker in loose if worker in model.copies], now_ns)
+        for worker in loose:
+            self._note_loose(worker)
+
+    def _note_loose(self, worker: WorkerState) -> None:
+        """Note whether nobody looks at a busy worker's exec lane before a result comes."""
+        if worker.exec_lane and (worker.exec_wakeup_ns is None or worker.retry_ns is not None):
+            model = next(reversed(worker.in_flight.values())).copy.model
+            if len(model.copies) >= MANY_COPIES:
+                model.loose[worker] = None
 
     def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         """Send Infers while the exec lane has less than the look-ahead to do."""
         if worker.draining:
             return
-        policy = self._policy
-        policy.catch_up(worker)
+        self._policy.catch_up(worker)
         if worker.strategies:
             self._fill_exec(worker, now_ns)
-        if _is_loose(worker):
-            self._loose[worker] = None
+        if worker.exec_wakeup_ns is None or worker.retry_ns is not None:
+            self._note_loose(worker)
 
     def _fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         policy = self._policy
@@ -471,13 +476,6 @@ class Dispatch:
             if self._policy.wants_any:
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
-
-
-def _is_loose(worker: WorkerState) -> bool:
-    """Whether nobody looks at a busy worker's exec lane, as far as is arranged, before a result comes."""
-    return bool(worker.exec_lane) and (
-        worker.exec_wakeup_ns is None or worker.retry_ns is not None
-    )
 
 
 def _take_apart(batch: Batch) -> None:

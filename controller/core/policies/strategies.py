@@ -49,14 +49,12 @@ class Strategies:
             self._changed[model] = self._num_changes
             return
         head_due_ns = queue[0].due_ns
-        waiting = len(queue)
+        waiting, single = len(queue), not model.num_multi_row
         for copy in model.copies.values():
             estimates = copy.estimates
-            fit = estimates.fit
             # The key has to be a lower bound. Where rows matter too, not only the number of requests, the
             # largest size gives one.
-            few = waiting < len(fit) and not model.num_multi_row
-            index = fit[waiting] if few else -1
+            index = estimates.fit[waiting] if waiting <= estimates.sizes[-1] and single else -1
             key = head_due_ns - estimates.exec_ns[index]
             if copy.strategy_key is None or key < copy.strategy_key:
                 copy.strategy_key = key
@@ -73,16 +71,16 @@ class Strategies:
             if number <= seen:
                 break
             copy = model.copies.get(worker)
-            if copy is not None:
+            if copy is not None and model.queue:
                 self._enter(copy)
 
     def _enter(self, copy: Copy) -> None:
         """Enter a copy for which requests wait, or move it forward."""
         model, estimates = copy.model, copy.estimates
-        waiting, fit = len(model.queue), estimates.fit
-        few = waiting < len(fit) and not model.num_multi_row
-        index = fit[waiting] if few else -1
-        key = model.queue[0].due_ns - estimates.exec_ns[index]
+        queue, single = model.queue, not model.num_multi_row
+        few = len(queue) <= estimates.sizes[-1] and single
+        index = estimates.fit[len(queue)] if few else -1
+        key = queue[0].due_ns - estimates.exec_ns[index]
         if copy.strategy_key is None or key < copy.strategy_key:
             copy.strategy_key = key
             entry = (key, -estimates.sizes[index], model.sequence, next(self._serial), copy)
