@@ -72,9 +72,8 @@ class ClockworkPolicy(Policy):
         chosen = self._strategies.take(worker, free_ns, soon_ns, best_batch, loading)
         if chosen is None and loading:
             chosen = soonest(loading)
-        for batch in loading:
-            if batch is not chosen:
-                self._strategies.put_back(batch)
+        if loading:
+            self._strategies.put_back(worker, loading, chosen)
         return chosen
 
     @override

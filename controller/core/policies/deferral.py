@@ -9,7 +9,7 @@ from __future__ import annotations
 from clockwright.units import NS_PER_S
 from controller.core.policies.runs import best_batch, urgent_run
 from controller.core.policy import Batch
-from controller.core.state import Copy
+from controller.core.state import Copy, WorkerState
 
 # On a GPU that holds more models than this no batch waits to grow: several would end their wait together, and
 # some of them would be late.
@@ -31,6 +31,10 @@ class Deferral:
     def requests_dropped(self, now_ns: int) -> None:
         """Requests are being dropped for want of time: wait to grow from now on."""
         self.until_ns = now_ns + self._keep_ns
+
+    def may_wait_on(self, worker: WorkerState) -> bool:
+        """Whether the worker holds so few models that a batch may wait there."""
+        return len(worker.copies) <= _MAX_MODELS
 
     def shares_gpus(self, copy: Copy) -> bool:
         """Whether the copy's GPU holds few models, and twice as many GPUs hold the copy's model.

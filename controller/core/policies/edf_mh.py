@@ -121,7 +121,7 @@ class EdfMhPolicy(Policy):
             deferral.requests_dropped(now_ns)
             if not self._pieces.prune_infers:
                 pressure = 0.0
-        defers = now_ns < deferral.until_ns
+        defers = now_ns < deferral.until_ns and deferral.may_wait_on(worker)
         run = self._run
         if run is None:
             run = largest_run if pressure >= 1.0 else deferral.run if defers else urgent_run
@@ -137,7 +137,7 @@ class EdfMhPolicy(Policy):
             batch = strategies.take(worker, free_ns, soon_ns, run, loading)
             if batch is None:
                 break
-            if clients.sent(batch):
+            if batch.copy.model.queue[batch.first].slo_ns >= clients.slo_ns:
                 aside.append(batch)
                 if batch.required_start_ns >= now_ns + clients.slo_ns:
                     break  # whatever comes after it has an SLO as long
@@ -159,9 +159,7 @@ class EdfMhPolicy(Policy):
                 chosen = None
 
         if len(found) > 1 or aside or loading or growing:
-            for batch in [*aside, *loading, *growing, *found]:
-                if batch is not chosen:
-                    strategies.put_back(batch)
+            strategies.put_back(worker, [*aside, *loading, *growing, *found], chosen)
         if chosen is None:
             if growing:
                 worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)

@@ -137,13 +137,15 @@ class Strategies:
             return batch
         return None
 
-    def put_back(self, batch: Batch) -> None:
-        """A batch that was taken is not run now."""
-        copy, key = batch.copy, batch.required_start_ns
-        copy.strategy_key = key
-        size = copy.estimates.sizes[batch.size_index]
-        entry = (key, -size, copy.model.sequence, next(self._serial), copy)
-        heappush(copy.worker.strategies, entry)
+    def put_back(self, worker: WorkerState, batches: list[Batch], chosen: Batch | None) -> None:
+        """Batches that were taken are not run now, but for the chosen one."""
+        strategies, serial = worker.strategies, self._serial
+        for batch in batches:
+            if batch is not chosen:
+                copy = batch.copy
+                copy.strategy_key = key = batch.required_start_ns
+                size = copy.estimates.sizes[batch.size_index]
+                heappush(strategies, (key, -size, copy.model.sequence, next(serial), copy))
 
     def _park(self, copy: Copy) -> None:
         """No batch of the copy is in time: do not look again before an action of its worker ends."""
