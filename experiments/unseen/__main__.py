@@ -20,7 +20,7 @@ from experiments.results_file import RESULTS, write_results
 from experiments.unseen import arrivals
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
-from experiments.unseen.outcomes import COMPARED, Outcome, measure
+from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
 
 #: Every module that has families.
 MODULES = (arrivals,)
@@ -46,20 +46,25 @@ _SHARES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PolicyRow:
     """One policy under one family: an outcome per seed."""
 
     family: Family
     policy: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[FamilyOutcome, ...]
     #: The same seeds without the fault; empty where there is none.
-    without: tuple[Outcome, ...]
+    without: tuple[FamilyOutcome, ...]
     #: By seed; -1: none is known.
     bounds: tuple[int, ...]
 
     @property
     def points(self) -> float:
-        """Goodput in percent of what was asked, the mean of the seeds."""
+        """Goodput in percent of what was asked, the mean of the seeds.
+
+        In percent of the bound where clients wait for their answers: there a refusal makes them ask more.
+        """
+        if self.family.bound == "rate" and self.possible_share is not None:
+            return 100 * self.possible_share
         return 100 * mean(outcome.share for outcome in self.outcomes)
 
     @property
@@ -78,7 +83,7 @@ class Row:
             for outcome, bound in zip(self.outcomes, self.bounds, strict=True)
         )
 
-    def mean(self, value: Callable[[Outcome], float]) -> float:
+    def mean(self, value: Callable[[FamilyOutcome], float]) -> float:
         """Mean of a value of the outcomes."""
         return mean(map(value, self.outcomes))
 
@@ -96,7 +101,7 @@ def run_all(
     policies: Sequence[str] = COMPARED,
     seeds: Sequence[int] = SEEDS,
     processes: int | None = None,
-) -> list[Row]:
+) -> list[PolicyRow]:
     """Measure every policy under every family, on so many processes; None: one per core."""
     rows = []
     with ProcessPoolExecutor(processes or os.cpu_count()) as pool:
@@ -132,13 +137,13 @@ def _row(
     family: Family,
     policy: str,
     seeds: Sequence[int],
-    calls: Mapping[tuple[str, str, int, bool], Future[Outcome]],
+    calls: Mapping[tuple[str, str, int, bool], Future[FamilyOutcome]],
     bounds: Mapping[tuple[str, int], Future[int]],
-) -> Row:
-    def outcomes(fault: bool) -> tuple[Outcome, ...]:
+) -> PolicyRow:
+    def outcomes(fault: bool) -> tuple[FamilyOutcome, ...]:
         return tuple(calls[family.name, policy, seed, fault].result() for seed in seeds)
 
-    return Row(
+    return PolicyRow(
         family,
         policy,
         outcomes(True),
@@ -147,7 +152,7 @@ def _row(
     )
 
 
-def _measure(name: str, policy: str, seed: int, fault: bool) -> Outcome:
+def _measure(name: str, policy: str, seed: int, fault: bool) -> FamilyOutcome:
     return measure(FAMILIES[name], policy, seed, fault=fault)
 
 
@@ -158,9 +163,9 @@ def _bound(name: str, seed: int) -> int:
 # --- figures ----------------------------------------------------------------------------------------
 
 
-def differences(rows: Iterable[Row]) -> dict[str, tuple[float, str]]:
+def differences(rows: Iterable[PolicyRow]) -> dict[str, tuple[float, str]]:
     """By family: points between the judged policy and the best of the others, and who that is."""
-    by_family: dict[str, dict[str, Row]] = {}
+    by_family: dict[str, dict[str, PolicyRow]] = {}
     for row in rows:
         by_family.setdefault(row.family.name, {})[row.policy] = row
     found = {}
@@ -172,11 +177,11 @@ def differences(rows: Iterable[Row]) -> dict[str, tuple[float, str]]:
     return found
 
 
-def figures_of(rows: Sequence[Row]) -> dict[str, float]:
+def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
     """What is held against the aims, of the parts that were run."""
     judged = [row for row in rows if row.policy == JUDGED]
 
-    def of(part: str) -> list[Row]:
+    def of(part: str) -> list[PolicyRow]:
         return [row for row in judged if row.family.part == part]
 
     figures: dict[str, float] = {}
@@ -208,7 +213,7 @@ def _worst(figures: dict[str, float], key: str, value: float) -> None:
 # --- files ------------------------------------------------------------------------------------------
 
 
-def write_table(rows: Iterable[Row], seeds: Sequence[int], target: Path) -> None:
+def write_table(rows: Iterable[PolicyRow], seeds: Sequence[int], target: Path) -> None:
     """A line per family, policy and seed; a second one where a family was run without its fault, too."""
     numbers = (
         "asked",
@@ -248,7 +253,7 @@ def produce(
     seeds: Sequence[int] = SEEDS,
     processes: int | None = None,
     directory: Path = RESULTS,
-) -> list[Row]:
+) -> list[PolicyRow]:
     """Measure, and write `unseen.csv` and `unseen.json`."""
     rows = run_all(families, policies=policies, seeds=seeds, processes=processes)
     figures, points = figures_of(rows), differences(rows)

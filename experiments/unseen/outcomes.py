@@ -24,7 +24,7 @@ _PERCENTILES = (50, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class FamilyOutcome:
     """Counts of the requests that arrived in the measured time."""
 
     asked: int
@@ -55,7 +55,7 @@ class Outcome:
         return sum(self.answered_by.get(name, 0) for name in names) / asked if asked else 1.0
 
 
-def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> Outcome:
+def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> FamilyOutcome:
     """Simulate one policy under one case of a family, with its fault or without."""
     make = family.case if fault or family.without is None else family.without
     case = make(seed)
@@ -86,7 +86,7 @@ def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> Ou
         refused["UNANSWERED"] = done.num_unanswered
     refusal_p50, refusal_p99 = np.percentile(refusal_shares or [0.0], _PERCENTILES)
     p50_ns, p99_ns = np.percentile(latencies_ns or [0], (50, 99))
-    return Outcome(
+    return FamilyOutcome(
         asked=asked.total() + done.num_unanswered,
         answered=answered.total(),
         late=refused["LATE"],

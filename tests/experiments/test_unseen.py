@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,14 +14,14 @@ from experiments.simulator import Case, Cluster, copies_of
 from experiments.unseen.__main__ import (
     FAMILIES,
     MODULES,
-    Row,
+    PolicyRow,
     differences,
     figures_of,
     produce,
 )
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
-from experiments.unseen.outcomes import COMPARED, Outcome, measure
+from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson, Workload
 
@@ -43,14 +43,14 @@ def poisson(seed: int, rate_rps: float = 2000, num_models: int = 8) -> Case:
     )
 
 
-def outcome(answered: int, asked: int = 100, **counts: Any) -> Outcome:
+def outcome(answered: int, asked: int = 100, **counts: object) -> FamilyOutcome:
     shares = {"refusal_p50_share": 0.0, "refusal_p99_share": 0.0, "p50_ms": 1.0, "p99_ms": 2.0}
-    return Outcome(asked=asked, answered=answered, late=0, **{**shares, **counts})
+    return replace(FamilyOutcome(asked=asked, answered=answered, late=0, **shares), **counts)  # type: ignore[arg-type]
 
 
-def row(part: str, name: str, policy: str, answered: int, **counts: Any) -> Row:
+def row(part: str, name: str, policy: str, answered: int, **counts: object) -> PolicyRow:
     family = Family(name=name, part=part, case=poisson)
-    return Row(family, policy, (outcome(answered, **counts),), (), (100,))
+    return PolicyRow(family, policy, (outcome(answered, **counts),), (), (100,))
 
 
 def test_each_family_has_a_name_of_its_own_and_is_of_its_module_s_part() -> None:
@@ -88,7 +88,7 @@ def test_who_is_asked_without_the_fault_is_compared_and_nobody_else() -> None:
     family = Family(name="flood_of_one", part="flood", case=poisson, without=poisson)
     flooded = outcome(60, asked=200, asked_by={"a": 50, "b": 150}, answered_by={"a": 40, "b": 20})
     alone = outcome(50, asked=50, asked_by={"a": 50}, answered_by={"a": 50})
-    flood = Row(family, "edf_mh", (flooded,), (alone,), (-1,))
+    flood = PolicyRow(family, "edf_mh", (flooded,), (alone,), (-1,))
     assert figures_of([flood])["flood_innocent_share"] == pytest.approx(0.8)
 
 
