@@ -50,7 +50,8 @@ def outcome(answered: int, asked: int = 100, **counts: object) -> FamilyOutcome:
 
 def row(part: str, name: str, policy: str, answered: int, **counts: object) -> PolicyRow:
     family = Family(name=name, part=part, case=poisson)
-    return PolicyRow(family, policy, (outcome(answered, **counts),), (), (100,))
+    found = replace(outcome(answered), **counts)  # type: ignore[arg-type]
+    return PolicyRow(family, policy, (found,), (), (100,))
 
 
 def test_each_family_has_a_name_of_its_own_and_is_of_its_module_s_part() -> None:
