@@ -156,7 +156,7 @@ def bound_of(scenario: Scenario, seed: int) -> int:
             break
         inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
         parts.append([column[inside] for column in arrivals])
-    time_ns, model, slos_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    time_ns, model, slos_ns, _ = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     load = BoundProblem(
         arrival_ns=time_ns,
         model=model,
