@@ -191,7 +191,8 @@ def test_each_kind_of_worker_has_costs_of_its_own_and_may_lack_a_model() -> None
     cluster = Cluster(models=models, num_workers=2, kinds=kinds, copy_bytes_per_s=FAST_COPIES)
     source = Poisson(models=range(3), rate_rps=600, slo_ns=100 * MS, end_ns=NS_PER_S, seed=1)
     workload = Workload(models=tuple(m.model_id for m in models), sources=(source,))
-    _, _, actions = rows_of(case(workload, cluster=cluster, scheduler=EXACT))
+    given = Case(workload=workload, cluster=cluster, duration_ns=NS_PER_S, scheduler=EXACT)
+    _, _, actions = rows_of(given)
     infers = [row for row in actions if row.exec is not None]
     ran = {(row.worker_id, row.model_id) for row in infers}
     assert ("gpu1", "slow") in ran
