@@ -15,6 +15,7 @@ from experiments.bounds import BoundProblem, Cost, density_bound, density_rate, 
 from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
 from experiments.simulator import Case, production_scheduler
+from experiments.simulator.case import pages_of
 
 # The memory bound takes seconds for some thousand requests, so longer runs are bounded by windows.
 _BOUND_WINDOW_NS = 4 * NS_PER_S
@@ -146,7 +147,10 @@ def bound_of(scenario: Scenario, seed: int) -> int:
     hosted = {model.model_id: model for model in case.cluster.models}
     models = [hosted[ModelId(name)] for name in case.workload.models]
     if scenario.bound == "rate":
-        costs = [Cost(models[loop.model].row.exec_ns) for loop in case.workload.closed_loops]
+        costs = [
+            Cost(case.cluster.least_row(models[loop.model]).exec_ns)
+            for loop in case.workload.closed_loops
+        ]
         slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
         rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
         return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
@@ -157,13 +161,14 @@ def bound_of(scenario: Scenario, seed: int) -> int:
         inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
         parts.append([column[inside] for column in arrivals])
     time_ns, model, slos_ns, _ = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    rows = [case.cluster.least_row(model) for model in models]
     load = BoundProblem(
         arrival_ns=time_ns,
         model=model,
         slo_ns=slos_ns,
-        costs=[Cost(m.row.exec_ns, m.row.load_ns, m.num_pages) for m in models],
+        costs=[Cost(row.exec_ns, row.load_ns, pages_of(row)) for row in rows],
         num_gpus=case.cluster.num_workers,
-        pages_per_gpu=case.cluster.num_pages,
+        pages_per_gpu=max(map(case.cluster.pages_of_worker, range(case.cluster.num_workers))),
         start_ns=begin_ns,
         warm=True,
         # The compared policies send no batch that is not full.
