@@ -7,6 +7,7 @@ import numpy as np
 from clockwright.units import NS_PER_S, ModelId
 from experiments.bounds import BoundProblem, Cost, density_bound, density_rate, memory_bound
 from experiments.simulator import Case
+from experiments.simulator.case import pages_of
 from experiments.unseen.family import Family
 
 # The memory bound takes seconds for some thousand requests, so longer runs are bounded by windows.
@@ -32,27 +33,20 @@ def problem_of(case: Case, begin_ns: int) -> BoundProblem:
     cluster = case.cluster
     hosted = {model.model_id: model for model in cluster.models}
     models = [hosted[ModelId(name)] for name in case.workload.models]
-    fastest = min(cluster.exec_factors, default=1.0)
+    rows = [cluster.least_row(model) for model in models]
     parts = [
         [column[inside] for column in arrivals]
         for arrivals in case.workload.arrivals()
         if np.any(inside := (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < case.duration_ns))
     ]
-    time_ns, model, slo_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    time_ns, model, slo_ns, _ = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     return BoundProblem(
         arrival_ns=time_ns,
         model=model,
         slo_ns=slo_ns,
-        costs=[
-            Cost(
-                {size: int(ns * fastest) for size, ns in hosted_model.row.exec_ns.items()},
-                hosted_model.row.load_ns,
-                hosted_model.num_pages,
-            )
-            for hosted_model in models
-        ],
+        costs=[Cost(row.exec_ns, row.load_ns, pages_of(row)) for row in rows],
         num_gpus=cluster.num_workers,
-        pages_per_gpu=cluster.num_pages,
+        pages_per_gpu=max(map(cluster.pages_of_worker, range(cluster.num_workers))),
         start_ns=begin_ns,
         warm=begin_ns > 0,
     )
