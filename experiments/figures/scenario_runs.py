@@ -147,7 +147,10 @@ def bound_of(scenario: Scenario, seed: int) -> int:
     hosted = {model.model_id: model for model in case.cluster.models}
     models = [hosted[ModelId(name)] for name in case.workload.models]
     if scenario.bound == "rate":
-        costs = [Cost(models[loop.model].row.exec_ns) for loop in case.workload.closed_loops]
+        costs = [
+            Cost(case.cluster.least_row(models[loop.model]).exec_ns)
+            for loop in case.workload.closed_loops
+        ]
         slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
         rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
         return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
