@@ -72,6 +72,7 @@ from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.policy import Batch, Policy
+from controller.core.shortages import Shortages
 from controller.core.state import (
     DONE,
     MANY_COPIES,
@@ -101,6 +102,8 @@ class Books:
         self.num_idle = 0
         #: Workers with something on their exec lanes.
         self.num_busy_lanes = 0
+        #: What happened on each kind of worker, and what was missing there.
+        self.shortages = Shortages()
         self._sequence = count()
 
     # --- requests -------------------------------------------------------------------------------
@@ -146,6 +149,7 @@ class Books:
 
     def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
         """A request that arrives, or waited, is refused before it was sent anywhere."""
+        self.shortages.dropped(request, refusal, now_ns)
         self._policy.refused(request, refusal, now_ns=now_ns)
 
     # --- Infer ----------------------------------------------------------------------------------
@@ -223,6 +227,9 @@ class Books:
 
     def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded, and its requests have their responses."""
+        counts = sent.copy.worker.counts
+        counts.exec_ns += event.duration_ns
+        counts.num_run += len(sent.requests)
         self._policy.infer_ended(sent, event, now_ns)
         self._policy.unpark(sent.copy.worker)
 
@@ -264,6 +271,9 @@ class Books:
         """A LoadWeights ended at `end_ns`: its copy is in place."""
         copy = sent.copy
         copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
+        counts = copy.worker.counts
+        counts.load_ns += sent.action.expected_duration_ns
+        counts.num_loads += 1
         copy.resident = True
         del copy.worker.loading[copy.model]
         self._policy.queue_changed(copy.model)
@@ -358,10 +368,13 @@ class Books:
         delivery: DeliveryDelay,
         *,
         load_lookahead_ns: int,
+        now_ns: int,
     ) -> None:
         """A worker with an empty cache and no models is there."""
         assert worker_id not in self.workers, f"worker {worker_id} joined twice"
         self.num_idle += 1
+        counts = self.shortages.of_kind(gpu_kind)
+        counts.changed(1, now_ns)
         self.workers[worker_id] = WorkerState(
             worker_id,
             gpu_kind,
@@ -371,6 +384,7 @@ class Books:
             delivery,
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
+            counts=counts,
         )
 
     def clock_changed(
@@ -432,9 +446,10 @@ class Books:
                 models.append(model)
         return models
 
-    def lose(self, worker: WorkerState) -> tuple[list[SentAction], dict[Model, None]]:
+    def lose(self, worker: WorkerState, now_ns: int) -> tuple[list[SentAction], dict[Model, None]]:
         """A worker is gone; returns what it had in flight, and the models that have to do without it."""
         del self.workers[worker.worker_id]
+        worker.counts.changed(-1, now_ns)
         worker.settle(confirmed=False)  # a GPU that failed may have been slow before
         in_flight = list(worker.in_flight.values())
         worker.in_flight.clear()

@@ -413,6 +413,8 @@ class Dispatch:
         action = EvictWeights(
             action_id=ActionId(next(self._action_ids)), model_id=copy.model.model_id
         )
+        copy.worker.counts.num_evictions += 1
+        copy.model.evicted = True
         self._books.drop(copy)
         self.commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
 

@@ -120,6 +120,8 @@ class Model:
     removed: bool = False
     #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
     suspended: dict[WorkerState, Suspension] = field(default_factory=dict)
+    #: Its weights were somewhere, and had to make room.
+    evicted: bool = False
     #: Until then some waiting request may have `most_together`.
     apart_until_ns: int = 0
     #: Appendix B's d_m: predicted execution time of its outstanding requests.
@@ -235,6 +237,36 @@ class SentAction:
     withdrawn: bool = False
 
 
+@dataclass(slots=True)
+class KindCounts:
+    """What one kind of worker did, and fell short of, since the first of it joined (shortages.py)."""
+
+    #: Time of all workers until `counted_ns`, and how many there are since.
+    worker_ns: int = 0
+    counted_ns: int = 0
+    num_workers: int = 0
+    #: Time of EXECs and LOADs, and the requests and copies that they served.
+    exec_ns: int = 0
+    num_run: int = 0
+    load_ns: int = 0
+    num_loads: int = 0
+    num_evictions: int = 0
+    #: Requests dropped for want of each.
+    num_for_exec: int = 0
+    num_for_loads: int = 0
+    num_for_pages: int = 0
+
+    def changed(self, added: int, now_ns: int) -> None:
+        """Workers of the kind joined, or left."""
+        self.worker_ns = self.worker_ns_at(now_ns)
+        self.counted_ns = now_ns
+        self.num_workers += added
+
+    def worker_ns_at(self, now_ns: int) -> int:
+        """Time that all workers of the kind were there until now."""
+        return self.worker_ns + self.num_workers * (now_ns - self.counted_ns)
+
+
 @dataclass(slots=True, eq=False)
 class WorkerState:
     """One GPU."""
@@ -261,6 +293,8 @@ class WorkerState:
     loading: dict[Model, Copy] = field(default_factory=dict)
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
+    #: What all workers of its kind did, and what was missing there (shortages.py).
+    counts: KindCounts = field(default_factory=KindCounts)
 
     # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Scheduler`) ---
     #: When the timer looks at each lane again; None when nothing is armed.
