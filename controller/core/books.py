@@ -75,6 +75,7 @@ from controller.core.policy import Batch, Policy
 from controller.core.shortages import Shortages
 from controller.core.state import (
     DONE,
+    MANY_COPIES,
     SENT,
     WAITING,
     Copy,
@@ -99,6 +100,8 @@ class Books:
         self.requests: dict[RequestId, Request] = {}
         #: Workers without an action in flight.
         self.num_idle = 0
+        #: Workers with something on their exec lanes.
+        self.num_busy_lanes = 0
         #: What happened on each kind of worker, and what was missing there.
         self.shortages = Shortages()
         self._sequence = count()
@@ -166,12 +169,15 @@ class Books:
         model.num_sent += len(requests)
         copy.num_pins += 1
         worker.touch(model)
+        self.num_busy_lanes += not worker.exec_lane
         worker.exec_lane.push(
             action_id,
             begin_ns=sent.expected_begin_ns,
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        if worker.idle_with is not None:
+            worker.leave_idle()
         self.num_idle -= not worker.in_flight
         worker.in_flight[action_id] = sent
         self._policy.queue_changed(model)
@@ -182,12 +188,14 @@ class Books:
         worker = copy.worker
         copy.num_pins += 1
         worker.touch(copy.model)
+        self.num_busy_lanes += not worker.exec_lane
         worker.exec_lane.push(
             action.action_id,
             begin_ns=sent.expected_begin_ns,
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        worker.leave_idle()
         self.num_idle -= not worker.in_flight
         worker.in_flight[action.action_id] = sent
 
@@ -203,8 +211,13 @@ class Books:
     def end_infer(self, sent: SentAction, end_ns: int) -> None:
         """An Infer, no longer in flight, ended or was refused at `end_ns`."""
         copy = sent.copy
-        model = copy.model
-        copy.worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        model, worker = copy.model, copy.worker
+        worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        if not worker.exec_lane:
+            self.num_busy_lanes -= 1
+            if len(model.copies) >= MANY_COPIES and worker in model.copies:
+                worker.idle_with = model
+                model.idle.setdefault(worker.gpu_kind, {})[worker] = None
         copy.num_pins -= 1
         requests = own_requests(sent) if sent.shared else sent.requests
         model.num_sent -= len(requests)
@@ -273,6 +286,7 @@ class Books:
     def drop(self, copy: Copy) -> None:
         """A copy is evicted, or lost."""
         worker, model = copy.worker, copy.model
+        worker.leave_idle()
         del worker.copies[model]
         model.copies.pop(worker, None)  # gone already when the worker drains, or is suspended
         worker.loading.pop(model, None)
@@ -329,6 +343,7 @@ class Books:
         """To the model, it is from now on as if the worker did not have it."""
         model.not_ready_on(worker)
         model.suspended[worker] = suspension
+        worker.leave_idle()
         copy = model.copies.pop(worker, None)
         if copy is not None:
             self._policy.copy_gone(copy)
@@ -416,6 +431,7 @@ class Books:
         that it is ready.
         """
         worker.draining = True
+        worker.leave_idle()
         models = list(worker.copies)
         # Nothing brings back what is to go.
         for model in (*self.models.values(), *models):
