@@ -62,7 +62,7 @@ worker is avoided, and when it is tried again, the table in `health`; what becom
 that failed, `Scheduler._run_failed`, and of one that is overdue, `Scheduler._do_without`; what is taken back,
 `Scheduler._withdraw`. A worker is given up when a result is overdue for long (`Scheduler._check_timeout`),
 when it contradicts the books (`Scheduler._action_failed`), and by its link when it is silent
-(`controller.worker_link`).
+(`controller.worker_link`). What a cluster falls short of, for whoever scales it, is in `shortages`.
 
 Who guards the deadline
 -----------------------

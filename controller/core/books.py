@@ -227,9 +227,8 @@ class Books:
 
     def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded, and its requests have their responses."""
-        counts = sent.copy.worker.counts
-        counts.exec_ns += event.duration_ns
-        counts.num_run += len(sent.requests)
+        sent.copy.worker.counts.exec_ns += event.duration_ns
+        sent.copy.worker.counts.num_run += len(sent.requests)
         self._policy.infer_ended(sent, event, now_ns)
         self._policy.unpark(sent.copy.worker)
 

@@ -281,11 +281,12 @@ class Scheduler:
             self._health.last_resort(model, self._now_ns)
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
-        cold = True
         for copy in model.copies.values():
             if copy.resident:
                 cold = False
                 break
+        else:
+            cold = True
         request = Request(
             event.request_id,
             model,
@@ -670,7 +671,6 @@ class Scheduler:
     # --- time passes ----------------------------------------------------------------------------
 
     def _timer_fired(self, event: TimerFired) -> None:
-        self._books.shortages.sample(self._now_ns)
         self._wake_due()
         timeouts = self._alarms.timeouts
         while timeouts and timeouts[0][0] <= self._now_ns:

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from clockwright.units import NS_PER_S, ModelId
 from experiments.bounds.case import BoundProblem, Cost
-from experiments.bounds.density import density_rate
+from experiments.bounds.density import density_bound, density_rate
+from experiments.bounds.linear import memory_bound
 from experiments.bounds.noise import work_ns
 from experiments.simulator import Case
 from experiments.simulator.case import pages_of
 from modelzoo.profile import ProfileRow
+
+# What takes seconds; more takes minutes, or more memory than there is.
+_MOST_REQUESTS = 300_000
+_MOST_WITH_MEMORY = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """The most requests of a case that any policy could answer in time."""
+
+    #: None: none is known, or it would take too long.
+    answers: int | None
+    #: What the bound counts, or why there is none.
+    words: str
+
+
+def bound_of_case(case: Case) -> Bounded:
+    """The closest bound that takes seconds."""
+    loops = case.workload.closed_loops
+    if loops and max(loop.slo_ns for loop in loops) > case.duration_ns:
+        return Bounded(None, "clients wait longer for an answer than the run lasts")
+    if loops:
+        return Bounded(rate_bound(case), "GPU time, in the densest batches")
+    if case.workload.expected_requests(0, case.duration_ns) > _MOST_REQUESTS:
+        return Bounded(None, f"more than {_MOST_REQUESTS:,} requests")
+    problem = problem_of(case)
+    num_pages = sum(cost.num_pages for cost, _ in problem.by_model())
+    if num_pages <= problem.pages_per_gpu:
+        return Bounded(density_bound(problem), "GPU time")
+    if len(problem) > _MOST_WITH_MEMORY:
+        words = f"GPU time; pages and loads count in runs of up to {_MOST_WITH_MEMORY:,} requests"
+        return Bounded(density_bound(problem), words)
+    return Bounded(memory_bound(problem), "GPU time, pages and loads")
 
 
 def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundProblem:

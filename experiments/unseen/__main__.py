@@ -194,8 +194,9 @@ def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
         figures["mean_vs_best_policy_points"] = mean(pair[0] for pair in points.values())
     for row in of("refusals"):
         if row.family.name.startswith("burst"):
-            wrong = row.mean(lambda outcome: outcome.asked - outcome.answered)
-            _worst(figures, "burst_wrong_refusals", wrong)
+            for outcome, bound in zip(row.outcomes, row.bounds, strict=True):
+                could = min(outcome.asked, bound) if bound >= 0 else outcome.asked
+                _worst(figures, "burst_wrong_refusals", max(0, could - outcome.answered))
             continue
         models = row.outcomes[0].num_models
         for name in ("p50", "p99"):

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from clockwright.cli.main import app
 from clockwright.errors import ClockwrightError, ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.bounds.simulated import Bounded, bound_of_case
 from experiments.simulator import Case, LostWorker, WorkerClock
 from experiments.simulator.case_file import read_case
 from traces.arrivals import Bursty, FixedRate, Poisson
@@ -229,6 +230,27 @@ def test_simulate_prints_figures_and_writes_rows(tmp_path: Path) -> None:
     assert len(requests) == figures["requests"] + 1
     actions = (tmp_path / "rows" / "actions.csv").read_text().splitlines()
     assert sum(",Infer," in line for line in actions) == sum(figures["batches"].values())
+    assert figures["answered"] <= figures["bound"] <= figures["requests"]
+    assert figures["bound_share"] == pytest.approx(figures["answered"] / figures["bound"])
+    assert figures["bound_by"] == "GPU time"
+
+
+def test_the_bound_that_is_printed_counts_what_takes_seconds(tmp_path: Path) -> None:
+    def bounded(text: str) -> Bounded:
+        return bound_of_case(read_case(write(tmp_path, text)))
+
+    tight = SMALL.replace("slo_ms = 100", "slo_ms = 12").replace("copies = 2", "copies = 20")
+    cold = tight + "[cluster]\nnum_pages = 7\n"
+    assert bounded(cold).words == "GPU time, pages and loads"
+    assert bounded(cold).answers < bounded(tight).answers  # type: ignore[operator]
+    long = cold.replace("seconds = 0.5", "seconds = 30")
+    assert bounded(long).words.startswith("GPU time; pages")
+    assert bounded(SMALL.replace("seconds = 0.5", "seconds = 5000")) == Bounded(
+        None, "more than 300,000 requests"
+    )
+    closed = SMALL.replace("poisson", "closed").replace("rate_rps = 200", "concurrency = 4")
+    assert bounded(closed).words == "GPU time, in the densest batches"
+    assert bounded(closed.replace("slo_ms = 100", "slo_ms = 3600000")).answers is None
 
 
 def test_a_run_of_a_nanosecond_counts_what_it_began(tmp_path: Path) -> None:
