@@ -19,6 +19,7 @@ from experiments.simulator.case import (
     LostWorker,
     Network,
     WorkerClock,
+    WrongProfile,
     copies_of,
 )
 from experiments.simulator.controller import production_scheduler
@@ -38,6 +39,7 @@ __all__ = [
     "Run",
     "Summary",
     "WorkerClock",
+    "WrongProfile",
     "bottleneck",
     "copies_of",
     "production_scheduler",

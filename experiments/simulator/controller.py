@@ -75,6 +75,7 @@ class VirtualController:
         self._scheduler = make_scheduler(case)
         self._tick_ns = tick_ns
         self._costs = case.costs
+        self._faults = case.faults
         self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
         self._armed_ns: int | None = None
@@ -119,16 +120,17 @@ class VirtualController:
             ),
         )
         for model in cluster.models:
+            row = self._faults.announced(model.row, worker.index)
             self.ledger.tell(
                 ModelReady(
                     worker_id=worker.worker_id,
                     model_id=model.model_id,
                     architecture_id=model.architecture_id,
                     num_pages=model.num_pages,
-                    load_ns=model.row.load_ns,
-                    exec_ns=model.row.exec_ns
+                    load_ns=row.load_ns,
+                    exec_ns=row.exec_ns
                     if factor == 1.0
-                    else {size: round(ns * factor) for size, ns in model.row.exec_ns.items()},
+                    else {size: round(ns * factor) for size, ns in row.exec_ns.items()},
                 )
             )
 
