@@ -9,6 +9,14 @@ of its own, so that the first batch after the clock has recovered is planned wit
 Between two looks nobody knows when the clock changed. What a worker measured since the look before a
 change is therefore forgotten again, and only that: others whose clocks have not changed share the
 estimates (`settle_exec`).
+
+An estimate that is too long keeps what it is about from being run, so nothing measures it again. Hence:
+
+* A few measurements that far exceed the others are left out: pauses, which say nothing of the next run.
+* The sizes that run vouch for those that do not (`Estimates._compare`). A batch takes no longer than a
+  larger one, and not much longer than smaller ones with as many rows together. A profile that nobody
+  confirmed errs as its measured neighbours do.
+* What rules a request out by itself is tried now and then (`DurationWindow.doubt`).
 """
 
 from __future__ import annotations
@@ -18,16 +26,27 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from clockwright.units import DURATION_NS_MAX, NS_PER_MS, ArchitectureId, GpuKind
+from clockwright.units import DURATION_NS_MAX, NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
 WINDOW_SIZE = 10
 PERCENTILE = 0.99
 
+# Measurements above so many times the median are left out, while they are at most a third of all. Smaller: usual noise
+# is left out, and what it delays is late. Larger: short pauses make batches look too long for their deadlines.
+_OUTLIER = 2
+
 # An estimate that refuses every request is never measured again, so one outlier could shut a model
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
+
+# Where every sample stands in the way, one request tries whether they still hold. Each trial that shows that they
+# do doubles the pause before the next, up to this: the requests of a trial are late.
+_LONGEST_PAUSE_NS = 10 * NS_PER_S
+
+# Nothing is tried that would have to take less than this part of what is known.
+_MOST_WRONG = 16
 
 # With fewer rows, nothing is forgotten: a worker that comes back finds what was learned.
 _MIN_ROWS = 256
@@ -36,6 +55,28 @@ _MIN_ROWS = 256
 SLOW_FACTOR: Final = 3
 SLOW_NS: Final = NS_PER_MS
 
+# Sizes are compared after so many batches. Fewer: a size that is seldom filled loses samples that are merely
+# noisy. More: a size that a pause took away stays away longer.
+_COMPARED_AFTER = 20
+
+# A size that does not run loses the samples that are so many times what those that run say. Smaller: samples that
+# are merely noisy leave.
+_DOUBTFUL = 1.5
+
+# Where all that is known of it is so many times that, it is tried. Smaller: networks for which large batches are
+# slow are tried.
+_INCREDIBLE = 2.0
+
+# A size is tried after so many comparisons at first and at most; each trial makes the next pause so many times as
+# long.
+_FEW_COMPARISONS = 2
+_MOST_COMPARISONS = 1024
+_PAUSE_FACTOR = 4
+
+# A size counts as dense as another that has at most so much less time per row: noise must not make the
+# choice flicker, and the larger batch leaves fewer actions to send.
+_AS_DENSE = 1.03
+
 # Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
 MAX_CLOCKS = 64
 
@@ -43,30 +84,66 @@ MAX_CLOCKS = 64
 class DurationWindow:
     """The last measurements of one duration; starts with its seed as the only sample."""
 
-    __slots__ = ("_forgot_ns", "_samples", "_unconfirmed", "estimate_ns")
+    __slots__ = (
+        "_doubted_ns",
+        "_doubted_runs",
+        "_largest_ns",
+        "_pause_ns",
+        "_samples",
+        "_supposed",
+        "_unconfirmed",
+        "estimate_ns",
+        "num_runs",
+        "seed_ns",
+    )
 
     def __init__(self, seed_ns: int) -> None:
         self._samples: deque[int] = deque([seed_ns], maxlen=WINDOW_SIZE)
         #: (worker, measurement), later than all `_samples`.
         self._unconfirmed: deque[tuple[int, int]] = deque(maxlen=WINDOW_SIZE)
-        self._forgot_ns = 0
+        self._doubted_ns = -FORGET_INTERVAL_NS
+        self._doubted_runs = 0
+        self._pause_ns = FORGET_INTERVAL_NS
+        #: Largest sample that is not left out.
+        self._largest_ns = seed_ns
+        #: Whether the estimate is to be tried, and does not follow from the samples.
+        self._supposed = False
+        #: What the profile says.
+        self.seed_ns = seed_ns
+        #: Measurements taken in.
+        self.num_runs = 0
         #: Upper percentile of the samples, linear between ranks.
         self.estimate_ns = seed_ns
 
+    @property
+    def measured(self) -> bool:
+        """Whether the estimate comes from measurements, so that what far exceeds it is slow."""
+        return self.num_runs > 0 and not self._supposed
+
     def add(self, duration_ns: int) -> None:
         """Take a measurement in; the oldest leaves."""
+        if self._supposed and duration_ns < self.floor_ns:
+            self._samples.clear()  # a trial showed that none of them holds any more
+            self._unconfirmed.clear()
         self._samples.append(duration_ns)
+        self.num_runs += 1
         self._update()
 
     def begin_again(self, seed_ns: int) -> None:
         """Forget all, but for a new seed."""
         self._samples.clear()
+        self._samples.append(seed_ns)
         self._unconfirmed.clear()
-        self.add(seed_ns)
+        self.num_runs, self.seed_ns = 0, seed_ns
+        self._update()
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
+        if self._supposed and duration_ns < self.floor_ns:
+            self.add(duration_ns)  # whatever the clock, the rest is no longer true
+            return
         self._unconfirmed.append((worker, duration_ns))
+        self.num_runs += 1
         self._update()
 
     def settle(self, worker: int, *, confirmed: bool) -> None:
@@ -83,21 +160,45 @@ class DurationWindow:
         """Smallest recent sample: what is possible on a good day."""
         return min(self._latest())
 
-    def forget_largest(self, now_ns: int) -> None:
-        """Drop the largest sample, at most once per `FORGET_INTERVAL_NS`."""
-        latest = self._latest()
-        if len(latest) > 1 and now_ns - self._forgot_ns >= FORGET_INTERVAL_NS:
-            self._forgot_ns = now_ns
-            largest = max(latest)
-            for sample in self._unconfirmed:
-                if sample[1] == largest:
-                    self._unconfirmed.remove(sample)
-                    break
+    def suppose(self, duration_ns: int) -> None:
+        """Expect this until the next measurement; a seed that was never measured is replaced by it."""
+        if not self.num_runs:
+            self._samples[0] = duration_ns
+        self._supposed = True
+        self.estimate_ns = duration_ns
+
+    def doubt(self, limit_ns: int, now_ns: int, *, tries: bool) -> None:
+        """The estimate by itself stands in the way of a request, which would need it to be `limit_ns`.
+
+        Args:
+            limit_ns: below the estimate.
+            now_ns: the present.
+            tries: whether something may be tried that no sample says is possible.
+        """
+        pause_ns = now_ns - self._doubted_ns
+        if self.floor_ns <= limit_ns:
+            if pause_ns >= FORGET_INTERVAL_NS:
+                self._doubted_ns = now_ns
+                self._pause_ns = FORGET_INTERVAL_NS
+                self.forget_above(self._largest_ns - 1)
+        elif tries and pause_ns >= self._pause_ns and limit_ns * _MOST_WRONG > self.floor_ns:
+            self._doubted_ns = now_ns
+            if self.num_runs > self._doubted_runs:  # it was measured of late, so it is true
+                self._doubted_runs = self.num_runs
+                self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
             else:
-                self._samples.remove(largest)
-                if not self._samples:  # something has to be left when the others are taken back
-                    self._samples.append(self._unconfirmed.popleft()[1])
-            self._update()
+                self.suppose(limit_ns // 2)  # half, so that it is begun although lanes are busy now and then
+
+    def forget_above(self, limit_ns: int) -> None:
+        """Drop the samples above a limit; the smallest of all stays."""
+        limit_ns = max(limit_ns, self.floor_ns)
+        samples = [duration_ns for duration_ns in self._samples if duration_ns <= limit_ns]
+        others = [sample for sample in self._unconfirmed if sample[1] <= limit_ns]
+        if not samples:  # something has to be left when the others are taken back
+            samples.append(others.pop(0)[1])
+        self._samples = deque(samples, maxlen=WINDOW_SIZE)
+        self._unconfirmed = deque(others, maxlen=WINDOW_SIZE)
+        self._update()
 
     def _latest(self) -> Collection[int]:
         if not self._unconfirmed:
@@ -106,8 +207,16 @@ class DurationWindow:
 
     def _update(self) -> None:
         ordered = sorted(self._latest())
-        position = PERCENTILE * (len(ordered) - 1)
+        last = len(ordered) - 1
+        most_ns = _OUTLIER * ordered[last // 2]
+        if ordered[last] > most_ns:
+            least = last - len(ordered) // 3
+            while last > least and ordered[last] > most_ns:
+                last -= 1
+        position = PERCENTILE * last
         below = int(position)
+        self._largest_ns = ordered[last]
+        self._supposed = False
         self.estimate_ns = ordered[below]
         if position > below:
             self.estimate_ns += int((ordered[below + 1] - ordered[below]) * (position - below))
@@ -117,10 +226,16 @@ class Estimates:
     """Current estimates of one architecture on one kind of GPU."""
 
     __slots__ = (
+        "_batches_left",
+        "_compare_after",
         "_exec",
+        "_idle",
         "_load",
+        "_patience",
         "_per_row",
+        "_runs",
         "cover",
+        "densest",
         "exec_ns",
         "fit",
         "load_ns",
@@ -152,6 +267,16 @@ class Estimates:
         ]
         #: Least time per row at any size.
         self.ns_per_row = min(self._per_row)
+        #: densest[n]: index of the size <= n with the least time per row, -1 if none.
+        self.densest = list(self.fit)
+        self._find_densest()
+        # The first comparisons come sooner: until then a wrong profile is all there is.
+        self._compare_after = self._batches_left = 1
+        #: By index into `sizes`: `num_runs` at the last comparison; for how many comparisons it has been
+        #: doubted, and for how many it is to be before it is tried.
+        self._runs = [0] * len(self.sizes)
+        self._idle = [0] * len(self.sizes)
+        self._patience = [_FEW_COMPARISONS] * len(self.sizes)
 
     def at_clock(self, clock_mhz: int, other_mhz: int) -> Estimates:
         """What to expect at another clock before anything was measured there.
@@ -178,21 +303,32 @@ class Estimates:
             if self.exec_ns[index] > SLOW_FACTOR * profile.exec_ns[index] + SLOW_NS:
                 window.begin_again(profile.exec_ns[index])
                 self._refresh(index)
+                self._compare_after = self._batches_left = 1
         if self.load_ns > SLOW_FACTOR * profile.load_ns + SLOW_NS:
             self._load.begin_again(profile.load_ns)
             self.load_ns = profile.load_ns
+
+    def is_slow(self, size: int, duration_ns: int) -> bool:
+        """Whether a measurement says that the GPU is slow, rather than that the estimate was wrong.
+
+        Args:
+            size: batch size of an EXEC; 0: a load.
+            duration_ns: how long it took.
+        """
+        window = self._exec[self.fit[size]] if size else self._load
+        return window.measured and duration_ns > SLOW_FACTOR * window.estimate_ns + SLOW_NS
 
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""
         index = self.fit[size]
         self._exec[index].add(duration_ns)
-        self._refresh(index)
+        self._batch_ended(index)
 
     def measured_exec_unconfirmed(self, worker: int, size: int, duration_ns: int) -> None:
         """Learn from an EXEC, until `settle_exec` says whether the worker's clock was what we thought."""
         index = self.fit[size]
         self._exec[index].add_unconfirmed(worker, duration_ns)
-        self._refresh(index)
+        self._batch_ended(index)
 
     def settle_exec(self, worker: int, size: int, *, confirmed: bool) -> None:
         """Keep, or forget, what a worker has measured of a size since this was asked last."""
@@ -206,18 +342,90 @@ class Estimates:
         self.load_ns = self._load.estimate_ns
 
     def doubt_exec(self, rows: int, limit_ns: int, *, now_ns: int) -> None:
-        """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier if it is one."""
+        """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
         index = self.cover[rows]
-        window = self._exec[index]
-        if window.floor_ns <= limit_ns:
-            window.forget_largest(now_ns)
+        self._exec[index].doubt(limit_ns, now_ns, tries=True)
+        self._refresh(index)
+
+    def doubt_load(self, limit_ns: int, *, now_ns: int, tries: bool) -> None:
+        """The load estimate alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
+        self._load.doubt(limit_ns, now_ns, tries=tries)
+        self.load_ns = self._load.estimate_ns
+
+    def _batch_ended(self, index: int) -> None:
+        self._refresh(index)
+        self._batches_left -= 1
+        if not self._batches_left:
+            self._compare_after = self._batches_left = min(2 * self._compare_after, _COMPARED_AFTER)
+            self._compare()
+            self._find_densest()
+
+    def _compare(self) -> None:
+        """Hold the sizes that did not run since the last comparison against those that did."""
+        windows, sizes, exec_ns, per_row = self._exec, self.sizes, self.exec_ns, self._per_row
+        ran = [window.num_runs > runs for window, runs in zip(windows, self._runs, strict=True)]
+        self._runs = [window.num_runs for window in windows]
+        # By index: time of the next larger size that ran, and how far the profile of the nearest was wrong.
+        longest_ns, wrong = [DURATION_NS_MAX] * len(sizes), [1.0] * len(sizes)
+        larger_ns, factor = DURATION_NS_MAX, 1.0
+        for index in range(len(sizes) - 1, -1, -1):
+            if ran[index]:
+                larger_ns = min(larger_ns, exec_ns[index])
+                factor = exec_ns[index] / max(windows[index].seed_ns, 1)
+            longest_ns[index], wrong[index] = larger_ns, factor
+        smaller_ran = False
+        for index, size in enumerate(sizes):
+            if ran[index]:
+                smaller_ran = True
+                factor = wrong[index]
+                continue
+            if smaller_ran:
+                # The next smaller one may not have run; then it was compared itself just now.
+                longest_ns[index] = min(longest_ns[index], int(per_row[index - 1] * size))
+                wrong[index] = factor
+            self._doubt_idle(index, longest_ns[index], wrong[index])
             self._refresh(index)
 
-    def doubt_load(self, limit_ns: int, *, now_ns: int) -> None:
-        """The load estimate alone exceeds `limit_ns`: forget an outlier if it is one."""
-        if self._load.floor_ns <= limit_ns:
-            self._load.forget_largest(now_ns)
-            self.load_ns = self._load.estimate_ns
+    def _doubt_idle(self, index: int, longest_ns: int, wrong: float) -> None:
+        """Doubt a size that did not run.
+
+        Args:
+            index: of the size.
+            longest_ns: what those that ran say that it takes at most.
+            wrong: how many times as long as their profiles they take.
+        """
+        window = self._exec[index]
+        if not window.num_runs:
+            expected_ns = min(int(window.seed_ns * wrong), DURATION_NS_MAX)
+            if expected_ns > _INCREDIBLE * longest_ns:
+                expected_ns = longest_ns
+            if expected_ns != window.estimate_ns:
+                window.suppose(expected_ns)
+        elif window.estimate_ns > _DOUBTFUL * longest_ns:
+            if window.floor_ns <= _DOUBTFUL * longest_ns:
+                window.forget_above(int(_DOUBTFUL * longest_ns))
+            elif window.floor_ns > _INCREDIBLE * longest_ns:
+                self._idle[index] += 1
+                if self._idle[index] >= self._patience[index]:
+                    self._idle[index] = 0
+                    patience = _PAUSE_FACTOR * self._patience[index]
+                    self._patience[index] = min(patience, _MOST_COMPARISONS)
+                    window.suppose(longest_ns)
+
+    def _find_densest(self) -> None:
+        """Find the size with the least time per row among each and those below it."""
+        best: list[int] = []
+        per_row: list[float] = []
+        for index, each in enumerate(self._per_row):
+            if index and not self._exec[index].num_runs:
+                # Nobody knows yet: if it is in time at the length of its profile, it costs little to try.
+                each = min(each, per_row[-1])
+            per_row.append(each)
+            enough = _AS_DENSE * min(per_row)
+            best.append(next(i for i in range(index, -1, -1) if per_row[i] <= enough))
+        for number, index in enumerate(self.fit):
+            if index >= 0:
+                self.densest[number] = best[index]
 
     def _refresh(self, index: int) -> None:
         estimate_ns = self._exec[index].estimate_ns

@@ -93,8 +93,8 @@ FAMILIES: tuple[Family, ...] = (
     # Busy, the queue fills batches of all sizes: the sizes that one slow EXEC takes away are missed at once.
     _spiked("spikes_busy", rate_rps=2400, slo_ms=50, share=0.003, factor=10, num_workers=4),
     _spiked("spikes_x5", rate_rps=1500, slo_ms=30, share=0.01, factor=5, num_workers=3),
-    _spiked("spikes_x50", rate_rps=1000, slo_ms=40, share=0.001, factor=50, num_workers=2),
-    _spiked("spikes_often", rate_rps=900, slo_ms=60, share=0.02, factor=10, num_workers=2),
+    _spiked("spikes_x50", rate_rps=1800, slo_ms=40, share=0.001, factor=50, num_workers=4),
+    _spiked("spikes_often", rate_rps=1200, slo_ms=60, share=0.02, factor=10, num_workers=4),
     # Below the factor at which an estimate leaves a measurement out.
     _spiked("spikes_x2", rate_rps=1500, slo_ms=25, share=0.02, factor=2.5, num_workers=3),
     # Overload for as long as it takes to lose every size.

@@ -110,7 +110,7 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
-    exec_ns, fit = estimates.exec_ns, estimates.fit
+    exec_ns, fit = estimates.exec_ns, estimates.densest
     waiting, largest = len(queue), len(fit) - 1
     first, due_ns = 0, queue[0].due_ns
     index = fit[waiting] if waiting <= largest else fit[largest]
@@ -125,7 +125,7 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
             due_ns = queue[first].due_ns
         if due_ns - exec_ns[index] < begin_ns:
             while due_ns - exec_ns[index] < begin_ns:
-                index -= 1
+                index = fit[estimates.sizes[index] - 1]
             if _others_wait(copy):
                 other = best_batch(copy, begin_ns)
                 if other is not None and _pays(other, first, index):
@@ -179,7 +179,7 @@ def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
-    exec_ns, fit, sizes = estimates.exec_ns, estimates.fit, estimates.sizes
+    exec_ns, fit, sizes = estimates.exec_ns, estimates.densest, estimates.sizes
     waiting, largest = len(queue), len(fit) - 1
     index = fit[waiting] if waiting <= largest else fit[largest]
     while index >= 0:
@@ -194,5 +194,5 @@ def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
             return Batch(
                 copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
             )
-        index -= 1
+        index = fit[sizes[index] - 1]
     return None
