@@ -33,7 +33,8 @@ from clockwright.units import DURATION_NS_MAX, NS_PER_MS, NS_PER_S, Architecture
 WINDOW_SIZE = 10
 PERCENTILE = 0.99
 
-# Measurements above so many times the median are left out, while they are at most a third of all. Smaller: usual noise
+# Measurements above so many times the median are left out, unless they are more than a third of all, or the last two
+# are among them. Smaller: usual noise
 # is left out, and what it delays is late. Larger: short pauses make batches look too long for their deadlines.
 _OUTLIER = 2
 
@@ -41,9 +42,10 @@ _OUTLIER = 2
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
 
-# Where every sample stands in the way, one request tries whether they still hold. Each trial that shows that they
-# do doubles the pause before the next, up to this: the requests of a trial are late.
-_LONGEST_PAUSE_NS = 10 * NS_PER_S
+# Where every sample stands in the way, and for so long nothing was measured, requests try whether they still hold.
+# Each trial makes the next pause so many times as long, up to this: if they hold, the requests of a trial are late.
+_PAUSE_FACTOR = 4
+_LONGEST_PAUSE_NS = 30 * NS_PER_S
 
 # Nothing is tried that would have to take less than this part of what is known.
 _MOST_WRONG = 16
@@ -67,11 +69,9 @@ _DOUBTFUL = 1.5
 # slow are tried.
 _INCREDIBLE = 2.0
 
-# A size is tried after so many comparisons at first and at most; each trial makes the next pause so many times as
-# long.
+# A size is tried after so many comparisons at first and at most; these pauses grow as those above.
 _FEW_COMPARISONS = 2
 _MOST_COMPARISONS = 1024
-_PAUSE_FACTOR = 4
 
 # A size counts as dense as another that has at most so much less time per row: noise must not make the
 # choice flicker, and the larger batch leaves fewer actions to send.
@@ -102,7 +102,7 @@ class DurationWindow:
         #: (worker, measurement), later than all `_samples`.
         self._unconfirmed: deque[tuple[int, int]] = deque(maxlen=WINDOW_SIZE)
         self._doubted_ns = -FORGET_INTERVAL_NS
-        self._doubted_runs = 0
+        self._doubted_runs = -1
         self._pause_ns = FORGET_INTERVAL_NS
         #: Largest sample that is not left out.
         self._largest_ns = seed_ns
@@ -122,9 +122,10 @@ class DurationWindow:
 
     def add(self, duration_ns: int) -> None:
         """Take a measurement in; the oldest leaves."""
-        if self._supposed and duration_ns < self.floor_ns:
-            self._samples.clear()  # a trial showed that none of them holds any more
+        if self._begins_anew(duration_ns):
+            self._samples.clear()
             self._unconfirmed.clear()
+            self._pause_ns = FORGET_INTERVAL_NS
         self._samples.append(duration_ns)
         self.num_runs += 1
         self._update()
@@ -139,8 +140,8 @@ class DurationWindow:
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
-        if self._supposed and duration_ns < self.floor_ns:
-            self.add(duration_ns)  # whatever the clock, the rest is no longer true
+        if self._begins_anew(duration_ns):
+            self.add(duration_ns)  # whatever the clock, the rest is not true
             return
         self._unconfirmed.append((worker, duration_ns))
         self.num_runs += 1
@@ -161,9 +162,7 @@ class DurationWindow:
         return min(self._latest())
 
     def suppose(self, duration_ns: int) -> None:
-        """Expect this until the next measurement; a seed that was never measured is replaced by it."""
-        if not self.num_runs:
-            self._samples[0] = duration_ns
+        """Expect this until the next measurement."""
         self._supposed = True
         self.estimate_ns = duration_ns
 
@@ -181,13 +180,14 @@ class DurationWindow:
                 self._doubted_ns = now_ns
                 self._pause_ns = FORGET_INTERVAL_NS
                 self.forget_above(self._largest_ns - 1)
-        elif tries and pause_ns >= self._pause_ns and limit_ns * _MOST_WRONG > self.floor_ns:
-            self._doubted_ns = now_ns
-            if self.num_runs > self._doubted_runs:  # it was measured of late, so it is true
+        elif tries and limit_ns * _MOST_WRONG > self.floor_ns:
+            if self.num_runs != self._doubted_runs:  # measured since the last doubt: it begins anew
                 self._doubted_runs = self.num_runs
-                self._pause_ns = min(2 * self._pause_ns, _LONGEST_PAUSE_NS)
-            else:
-                self.suppose(limit_ns // 2)  # half, so that it is begun although lanes are busy now and then
+                self._doubted_ns = now_ns
+            elif pause_ns >= self._pause_ns:
+                self._doubted_ns = now_ns
+                self._pause_ns = min(_PAUSE_FACTOR * self._pause_ns, _LONGEST_PAUSE_NS)
+                self.suppose(limit_ns // 2)  # half: lanes are busy for other models now and then
 
     def forget_above(self, limit_ns: int) -> None:
         """Drop the samples above a limit; the smallest of all stays."""
@@ -200,17 +200,25 @@ class DurationWindow:
         self._unconfirmed = deque(others, maxlen=WINDOW_SIZE)
         self._update()
 
-    def _latest(self) -> Collection[int]:
+    def _begins_anew(self, duration_ns: int) -> bool:
+        """Whether a measurement shows that nothing which was known holds: a profile, or what is long ago."""
+        return self._supposed and (not self.num_runs or duration_ns < self.floor_ns)
+
+    def _latest(self) -> list[int]:
+        """The samples that count, the oldest first."""
         if not self._unconfirmed:
-            return self._samples
+            return list(self._samples)
         return [*self._samples, *(sample[1] for sample in self._unconfirmed)][-WINDOW_SIZE:]
 
     def _update(self) -> None:
-        ordered = sorted(self._latest())
+        latest = self._latest()
+        ordered = sorted(latest)
         last = len(ordered) - 1
         most_ns = _OUTLIER * ordered[last // 2]
         if ordered[last] > most_ns:
             least = last - len(ordered) // 3
+            if min(latest[-2:]) > most_ns:
+                least = last  # two in a row: it is slow from now on
             while last > least and ordered[last] > most_ns:
                 last -= 1
         position = PERCENTILE * last
@@ -229,6 +237,7 @@ class Estimates:
         "_batches_left",
         "_compare_after",
         "_exec",
+        "_finds_densest",
         "_idle",
         "_load",
         "_patience",
@@ -243,13 +252,16 @@ class Estimates:
         "sizes",
     )
 
-    def __init__(self, *, load_ns: int, exec_ns: Mapping[int, int]) -> None:
+    def __init__(
+        self, *, load_ns: int, exec_ns: Mapping[int, int], finds_densest: bool = True
+    ) -> None:
         """Seed from a profile.
 
         Args:
             load_ns: duration of LoadWeights.
             exec_ns: duration of EXEC by compiled batch size; not empty. Lists as long as the largest size
                 are made of it, so it is one that was offered and not what a worker likes.
+            finds_densest: else `densest` is `fit`: the larger a batch, the denser it is taken to be.
         """
         #: Compiled batch sizes, ascending.
         self.sizes = tuple(sorted(exec_ns))
@@ -269,6 +281,7 @@ class Estimates:
         self.ns_per_row = min(self._per_row)
         #: densest[n]: index of the size <= n with the least time per row, -1 if none.
         self.densest = list(self.fit)
+        self._finds_densest = finds_densest
         self._find_densest()
         # The first comparisons come sooner: until then a wrong profile is all there is.
         self._compare_after = self._batches_left = 1
@@ -295,7 +308,7 @@ class Estimates:
             size: min(int(duration_ns * slower), DURATION_NS_MAX)
             for size, duration_ns in zip(self.sizes, self.exec_ns, strict=True)
         }
-        return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
+        return Estimates(load_ns=self.load_ns, exec_ns=exec_ns, finds_densest=self._finds_densest)
 
     def bound(self, profile: Estimates) -> None:
         """Another GPU of the kind was profiled: what far exceeds that came from a GPU that is slow."""
@@ -414,6 +427,8 @@ class Estimates:
 
     def _find_densest(self) -> None:
         """Find the size with the least time per row among each and those below it."""
+        if not self._finds_densest:
+            return
         best: list[int] = []
         per_row: list[float] = []
         for index, each in enumerate(self._per_row):
@@ -442,9 +457,10 @@ _Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
-    __slots__ = ("_crowded_at", "_rows")
+    __slots__ = ("_crowded_at", "_finds_densest", "_rows")
 
-    def __init__(self) -> None:
+    def __init__(self, *, finds_densest: bool = True) -> None:
+        self._finds_densest = finds_densest
         self._crowded_at = _MIN_ROWS
         self._rows: dict[_Key, Estimates] = {}
 
@@ -473,7 +489,8 @@ class EstimateTable:
         """
         key = (gpu_kind, clock_mhz, architecture_id, tuple(sorted(exec_ns)))
         estimates = self._rows.get(key)
-        seed = Estimates(load_ns=load_ns, exec_ns=exec_ns).at_clock(profile_mhz, clock_mhz)
+        profile = Estimates(load_ns=load_ns, exec_ns=exec_ns, finds_densest=self._finds_densest)
+        seed = profile.at_clock(profile_mhz, clock_mhz)
         if estimates is None:
             estimates = self._rows[key] = seed
         else:

@@ -28,7 +28,7 @@ from __future__ import annotations
 from clockwright.actions import Infer
 from clockwright.units import NS_PER_MS
 from controller.core.books import Books
-from controller.core.estimator import SLOW_FACTOR, SLOW_NS
+from controller.core.estimator import SLOW_FACTOR
 from controller.core.state import Model, SentAction, Suspension, Trouble, WorkerState
 
 # The first pause is long enough that a burst of failures counts as one, and short beside a second, in which a

@@ -8,6 +8,8 @@ deadline order, so a batch is a run of it: the first request sets the latest beg
 * `urgent_run` passes over nobody whom a batch of one still answers, unless that pays.
 * `largest_run` passes over whoever stands in the way of the largest batch.
 
+The last two leave out sizes that take more time per request than a smaller one (`Estimates.densest`).
+
 A model with requests of several rows, or with no batch size of one, always gets Appendix B's. Estimates are
 taken to grow with the batch size where a bisection needs it, so a noisy profile may cost the first feasible
 run.
@@ -102,7 +104,7 @@ def _fill(queue: list[Request], first: int, estimates: Estimates) -> tuple[int, 
 
 
 def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
-    """The largest batch in time that begins with the most urgent request still to be saved.
+    """The densest batch in time that begins with the most urgent request still to be saved.
 
     Requests that even a batch of one would answer late are skipped. Exception: Appendix B's batch, larger
     and without the oldest requests, when other models wait and the time saved answers more than it drops.
@@ -175,7 +177,7 @@ def _time_ns(estimates: Estimates, waiting: int) -> int:
 
 
 def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
-    """The largest batch in time, though it may pass over requests that a smaller one could still answer."""
+    """The densest batch in time, though it may pass over requests that a smaller one could still answer."""
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
