@@ -161,6 +161,14 @@ class DurationWindow:
         """Smallest recent sample: what is possible on a good day."""
         return min(self._latest())
 
+    @property
+    def mean_ns(self) -> float:
+        """Mean of the samples that are not left out: less noisy than the estimate."""
+        if self._supposed:
+            return self.estimate_ns
+        samples = [each for each in self._latest() if each <= self._largest_ns]
+        return sum(samples) / len(samples)
+
     def suppose(self, duration_ns: int) -> None:
         """Expect this until the next measurement."""
         self._supposed = True
@@ -431,8 +439,9 @@ class Estimates:
             return
         best: list[int] = []
         per_row: list[float] = []
-        for index, each in enumerate(self._per_row):
-            if index and not self._exec[index].num_runs:
+        for index, window in enumerate(self._exec):
+            each = window.mean_ns / self.sizes[index]
+            if index and not window.num_runs:
                 # Nobody knows yet: if it is in time at the length of its profile, it costs little to try.
                 each = min(each, per_row[-1])
             per_row.append(each)
