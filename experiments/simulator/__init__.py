@@ -19,8 +19,10 @@ from experiments.simulator.case import (
     LostWorker,
     Network,
     WorkerClock,
+    WorkerKind,
     WrongProfile,
     copies_of,
+    slower_kind,
 )
 from experiments.simulator.controller import production_scheduler
 from experiments.simulator.run import Progress, Run, run
@@ -39,10 +41,12 @@ __all__ = [
     "Run",
     "Summary",
     "WorkerClock",
+    "WorkerKind",
     "WrongProfile",
     "bottleneck",
     "copies_of",
     "production_scheduler",
     "run",
+    "slower_kind",
     "summarise",
 ]
