@@ -95,6 +95,7 @@ class DurationWindow:
         "estimate_ns",
         "num_runs",
         "seed_ns",
+        "typical_ns",
     )
 
     def __init__(self, seed_ns: int) -> None:
@@ -114,6 +115,8 @@ class DurationWindow:
         self.num_runs = 0
         #: Upper percentile of the samples, linear between ranks.
         self.estimate_ns = seed_ns
+        #: Median: it varies less than the estimate.
+        self.typical_ns = seed_ns
 
     @property
     def measured(self) -> bool:
@@ -122,7 +125,7 @@ class DurationWindow:
 
     def add(self, duration_ns: int) -> None:
         """Take a measurement in; the oldest leaves."""
-        if self._begins_anew(duration_ns):
+        if self._supposed and self._begins_anew(duration_ns):
             self._samples.clear()
             self._unconfirmed.clear()
             self._pause_ns = FORGET_INTERVAL_NS
@@ -140,7 +143,7 @@ class DurationWindow:
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
-        if self._begins_anew(duration_ns):
+        if self._supposed and self._begins_anew(duration_ns):
             self.add(duration_ns)  # whatever the clock, the rest is not true
             return
         self._unconfirmed.append((worker, duration_ns))
@@ -161,18 +164,10 @@ class DurationWindow:
         """Smallest recent sample: what is possible on a good day."""
         return min(self._latest())
 
-    @property
-    def mean_ns(self) -> float:
-        """Mean of the samples that are not left out: less noisy than the estimate."""
-        if self._supposed:
-            return self.estimate_ns
-        samples = [each for each in self._latest() if each <= self._largest_ns]
-        return sum(samples) / len(samples)
-
     def suppose(self, duration_ns: int) -> None:
         """Expect this until the next measurement."""
         self._supposed = True
-        self.estimate_ns = duration_ns
+        self.estimate_ns = self.typical_ns = duration_ns
 
     def doubt(self, limit_ns: int, now_ns: int, *, tries: bool) -> None:
         """The estimate by itself stands in the way of a request, which would need it to be `limit_ns`.
@@ -209,8 +204,8 @@ class DurationWindow:
         self._update()
 
     def _begins_anew(self, duration_ns: int) -> bool:
-        """Whether a measurement shows that nothing which was known holds: a profile, or what is long ago."""
-        return self._supposed and (not self.num_runs or duration_ns < self.floor_ns)
+        """Whether the measurement of a trial shows that nothing holds: a profile, or what is long ago."""
+        return not self.num_runs or duration_ns < self.floor_ns
 
     def _latest(self) -> list[int]:
         """The samples that count, the oldest first."""
@@ -219,23 +214,29 @@ class DurationWindow:
         return [*self._samples, *(sample[1] for sample in self._unconfirmed)][-WINDOW_SIZE:]
 
     def _update(self) -> None:
-        latest = self._latest()
+        latest = self._latest() if self._unconfirmed else list(self._samples)
         ordered = sorted(latest)
         last = len(ordered) - 1
-        most_ns = _OUTLIER * ordered[last // 2]
-        if ordered[last] > most_ns:
-            least = last - len(ordered) // 3
-            if min(latest[-2:]) > most_ns:
-                least = last  # two in a row: it is slow from now on
-            while last > least and ordered[last] > most_ns:
-                last -= 1
-        position = PERCENTILE * last
-        below = int(position)
-        self._largest_ns = ordered[last]
+        self.typical_ns = ordered[last // 2]
+        if ordered[last] > _OUTLIER * self.typical_ns:
+            last = self._last_believed(ordered, min(latest[-2:]))
         self._supposed = False
-        self.estimate_ns = ordered[below]
-        if position > below:
-            self.estimate_ns += int((ordered[below + 1] - ordered[below]) * (position - below))
+        self._largest_ns = self.estimate_ns = ordered[last]
+        if last:
+            below_ns = ordered[last - 1]
+            share = PERCENTILE * last - (last - 1)
+            self.estimate_ns = below_ns + int((self._largest_ns - below_ns) * share)
+
+    def _last_believed(self, ordered: list[int], latest_ns: int) -> int:
+        """Where the samples end that are not left out; `latest_ns` is the smaller one of the last two."""
+        last = len(ordered) - 1
+        most_ns = _OUTLIER * self.typical_ns
+        if latest_ns > most_ns:
+            return last  # two in a row: it is slow from now on
+        least = last - len(ordered) // 3
+        while last > least and ordered[last] > most_ns:
+            last -= 1
+        return last
 
 
 class Estimates:
@@ -243,6 +244,7 @@ class Estimates:
 
     __slots__ = (
         "_batches_left",
+        "_best",
         "_compare_after",
         "_exec",
         "_finds_densest",
@@ -288,7 +290,8 @@ class Estimates:
         #: Least time per row at any size.
         self.ns_per_row = min(self._per_row)
         #: densest[n]: index of the size <= n with the least time per row, -1 if none.
-        self.densest = list(self.fit)
+        self.densest = self.fit
+        self._best = list(range(len(self.sizes)))
         self._finds_densest = finds_densest
         self._find_densest()
         # The first comparisons come sooner: until then a wrong profile is all there is.
@@ -374,7 +377,8 @@ class Estimates:
         self.load_ns = self._load.estimate_ns
 
     def _batch_ended(self, index: int) -> None:
-        self._refresh(index)
+        if self._exec[index].estimate_ns != self.exec_ns[index]:
+            self._refresh(index)
         self._batches_left -= 1
         if not self._batches_left:
             self._compare_after = self._batches_left = min(2 * self._compare_after, _COMPARED_AFTER)
@@ -386,29 +390,32 @@ class Estimates:
         windows, sizes, exec_ns, per_row = self._exec, self.sizes, self.exec_ns, self._per_row
         ran = [window.num_runs > runs for window, runs in zip(windows, self._runs, strict=True)]
         self._runs = [window.num_runs for window in windows]
-        # By index: time of the next larger size that ran, and how far the profile of the nearest was wrong.
-        longest_ns, wrong = [DURATION_NS_MAX] * len(sizes), [1.0] * len(sizes)
-        larger_ns, factor = DURATION_NS_MAX, 1.0
+        if all(ran):
+            return
+        # By index: the next larger size that ran, -1 if none.
+        larger: list[int] = []
+        nearest = -1
         for index in range(len(sizes) - 1, -1, -1):
+            nearest = index if ran[index] else nearest
+            larger.append(nearest)
+        larger.reverse()
+        smaller = -1
+        for index, next_larger in enumerate(larger):
             if ran[index]:
-                larger_ns = min(larger_ns, exec_ns[index])
-                factor = exec_ns[index] / max(windows[index].seed_ns, 1)
-            longest_ns[index], wrong[index] = larger_ns, factor
-        smaller_ran = False
-        for index, size in enumerate(sizes):
-            if ran[index]:
-                smaller_ran = True
-                factor = wrong[index]
+                smaller = index
                 continue
-            if smaller_ran:
-                # The next smaller one may not have run; then it was compared itself just now.
-                longest_ns[index] = min(longest_ns[index], int(per_row[index - 1] * size))
-                wrong[index] = factor
-            self._doubt_idle(index, longest_ns[index], wrong[index])
-            self._refresh(index)
+            # The next smaller one may not have run; then it was compared itself just now.
+            longest_ns = int(per_row[index - 1] * sizes[index]) if smaller >= 0 else DURATION_NS_MAX
+            if next_larger >= 0:
+                longest_ns = min(longest_ns, exec_ns[next_larger])
+            if not windows[index].num_runs or exec_ns[index] > _DOUBTFUL * longest_ns:
+                nearest = smaller if smaller >= 0 else next_larger
+                wrong = exec_ns[nearest] / max(windows[nearest].seed_ns, 1) if nearest >= 0 else 1.0
+                self._doubt_idle(index, longest_ns, wrong)
+                self._refresh(index)
 
     def _doubt_idle(self, index: int, longest_ns: int, wrong: float) -> None:
-        """Doubt a size that did not run.
+        """Doubt a size that did not run, where it was never measured or is said to take much longer.
 
         Args:
             index: of the size.
@@ -422,16 +429,15 @@ class Estimates:
                 expected_ns = longest_ns
             if expected_ns != window.estimate_ns:
                 window.suppose(expected_ns)
-        elif window.estimate_ns > _DOUBTFUL * longest_ns:
-            if window.floor_ns <= _DOUBTFUL * longest_ns:
-                window.forget_above(int(_DOUBTFUL * longest_ns))
-            elif window.floor_ns > _INCREDIBLE * longest_ns:
-                self._idle[index] += 1
-                if self._idle[index] >= self._patience[index]:
-                    self._idle[index] = 0
-                    patience = _PAUSE_FACTOR * self._patience[index]
-                    self._patience[index] = min(patience, _MOST_COMPARISONS)
-                    window.suppose(longest_ns)
+        elif window.floor_ns <= _DOUBTFUL * longest_ns:
+            window.forget_above(int(_DOUBTFUL * longest_ns))
+        elif window.floor_ns > _INCREDIBLE * longest_ns:
+            self._idle[index] += 1
+            if self._idle[index] >= self._patience[index]:
+                self._idle[index] = 0
+                patience = _PAUSE_FACTOR * self._patience[index]
+                self._patience[index] = min(patience, _MOST_COMPARISONS)
+                window.suppose(longest_ns)
 
     def _find_densest(self) -> None:
         """Find the size with the least time per row among each and those below it."""
@@ -439,17 +445,23 @@ class Estimates:
             return
         best: list[int] = []
         per_row: list[float] = []
+        least = float("inf")
         for index, window in enumerate(self._exec):
-            each = window.mean_ns / self.sizes[index]
+            each = window.typical_ns / self.sizes[index]
             if index and not window.num_runs:
                 # Nobody knows yet: if it is in time at the length of its profile, it costs little to try.
                 each = min(each, per_row[-1])
             per_row.append(each)
-            enough = _AS_DENSE * min(per_row)
-            best.append(next(i for i in range(index, -1, -1) if per_row[i] <= enough))
-        for number, index in enumerate(self.fit):
-            if index >= 0:
-                self.densest[number] = best[index]
+            least = min(least, each)
+            enough = _AS_DENSE * least
+            best.append(
+                index
+                if each <= enough
+                else next(i for i in range(index, -1, -1) if per_row[i] <= enough)
+            )
+        if best != self._best:
+            self._best = best
+            self.densest = [best[index] if index >= 0 else -1 for index in self.fit]
 
     def _refresh(self, index: int) -> None:
         estimate_ns = self._exec[index].estimate_ns
