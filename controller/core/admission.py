@@ -156,7 +156,9 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
 
 
 def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
-    """Where one estimate alone rules the request out, make sure that the estimate is no stale outlier."""
+    """Where one estimate alone rules the request out, make sure that the estimate is true."""
+    # Loads of a model that has copies are no trial: they would be for this request only.
+    cold = not request.model.copies
     for worker, readiness in request.model.ready.items():
         estimates = readiness.estimates
         if request.rows > estimates.sizes[-1]:
@@ -167,7 +169,7 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
         if shortest_ns > budget_ns:
             estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + shortest_ns > budget_ns:
-            estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns)
+            estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
 
 
 def _rows_ahead(request: Request, arriving: bool) -> int:

@@ -494,6 +494,9 @@ def _take_apart(batch: Batch) -> None:
         count += 1
     if count < batch.count:
         batch.count = count
-        batch.size_index = estimates.cover[rows]
+        index = estimates.cover[rows]
+        # A pause makes a smaller size look longer for a while; then the larger one is padded.
+        if estimates.exec_ns[index] < estimates.exec_ns[batch.size_index]:
+            batch.size_index = index
         required_ns = queue[first].due_ns - estimates.exec_ns[batch.size_index]
         batch.required_start_ns = max(batch.required_start_ns, required_ns)

@@ -99,7 +99,7 @@ def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
 
 
 def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
-    """Drop an outlier that alone rules the model out: nobody will ask the model, so nothing would replace it."""
+    """Doubt an estimate that alone rules the model out: nobody will ask the model, so nothing would correct it."""
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates
         if rows > estimates.sizes[-1]:
@@ -109,7 +109,7 @@ def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
         if exec_ns > budget_ns:
             estimates.doubt_exec(rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + exec_ns > budget_ns:
-            estimates.doubt_load(budget_ns - exec_ns, now_ns=now_ns)
+            estimates.doubt_load(budget_ns - exec_ns, now_ns=now_ns, tries=not model.copies)
 
 
 def _reason(model: Model, exec_ns: int, left_ns: int) -> Refusal:

@@ -140,7 +140,7 @@ class Scheduler:
         self._closed = False
         self._now_ns = 0
         self._commands: list[Command] = []
-        self._estimates = EstimateTable()
+        self._estimates = EstimateTable(finds_densest=self.config.edf_mh.densest)
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
         self._health = Health(self._books)

@@ -49,6 +49,7 @@ OFF = {
     "served_floor": EdfMhConfig(served_floor=0.0),
     "limit_batch": EdfMhConfig(limit_batch=False),
     "deferral": EdfMhConfig(deferral=False),
+    "densest": EdfMhConfig(densest=False),
 }
 
 #: How its scheduler is made, and the scenarios that it runs, whose keys begin so.

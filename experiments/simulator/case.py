@@ -249,6 +249,32 @@ class WorkerClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrongProfile:
+    """What workers announce of models, beside what the models' rows say. The device takes what the rows say."""
+
+    #: Announced durations are so many times those of the rows.
+    exec_factor: float = 1.0
+    load_factor: float = 1.0
+    #: `exec_factor` is for these batch sizes only; empty: for all.
+    sizes: tuple[int, ...] = ()
+    #: Only this worker announces so; None: all do.
+    worker: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "exec_factor", "load_factor")
+
+    def of(self, row: ProfileRow) -> ProfileRow:
+        """What is announced for a row."""
+        exec_ns = {
+            size: max(1, round(ns * self.exec_factor))
+            if size in (self.sizes or row.exec_ns)
+            else ns
+            for size, ns in row.exec_ns.items()
+        }
+        return replace(row, exec_ns=exec_ns, load_ns=max(1, round(row.load_ns * self.load_factor)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """Faults of a run. None by default."""
 
@@ -268,6 +294,8 @@ class Faults:
     rejoin_ns: int = NS_PER_S
     #: Clock of each worker. Empty: all read the controller's clock, and there are no heartbeats.
     clocks: tuple[WorkerClock, ...] = ()
+    #: How far profiles are wrong; several of one worker multiply.
+    wrong_profiles: tuple[WrongProfile, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("slow_probability", "delay_probability", "loss_probability"):
@@ -276,6 +304,13 @@ class Faults:
                 raise ConfigError(f"{name} is {value}, expected 0 to 1")
         _positive(self, "slow_factor")
         _not_negative(self, "delay_ns", "detection_ns", "rejoin_ns")
+
+    def announced(self, row: ProfileRow, worker: int) -> ProfileRow:
+        """The row as a worker announces it."""
+        for wrong in self.wrong_profiles:
+            if wrong.worker is None or wrong.worker == worker:
+                row = wrong.of(row)
+        return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +350,9 @@ class Case:
         for lost in self.faults.lost_workers:
             if not 0 <= lost.worker < number:
                 raise ConfigError(f"lost worker {lost.worker}: there are {number}")
+        for wrong in self.faults.wrong_profiles:
+            if wrong.worker is not None and not 0 <= wrong.worker < number:
+                raise ConfigError(f"wrong profile of worker {wrong.worker}: there are {number}")
 
 
 def _positive(value: object, *names: str) -> None:

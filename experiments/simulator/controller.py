@@ -75,6 +75,7 @@ class VirtualController:
         self._scheduler = make_scheduler(case)
         self._tick_ns = tick_ns
         self._costs = case.costs
+        self._faults = case.faults
         self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
         self._armed_ns: int | None = None
@@ -121,6 +122,7 @@ class VirtualController:
         for model in cluster.models:
             row = kind.row_of(model.row)
             if row is not None:
+                row = self._faults.announced(row, worker.index)
                 self.ledger.tell(
                     ModelReady(
                         worker_id=worker.worker_id,

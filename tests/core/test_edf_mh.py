@@ -744,7 +744,7 @@ def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "slo_ms", "refusal"), [(0, 1.0, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
+    ("model", "slo_ms", "refusal"), [(0, 0.1, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
 )
 def test_only_a_refusal_for_want_of_time_confines_batch_clients(
     model: int, slo_ms: float, refusal: Refusal

@@ -597,13 +597,40 @@ def test_more_rows_than_any_batch_are_refused_with_the_limit(bench: CoreBench) -
     assert refusal.detail == "5 rows, the largest batch that any worker runs is 4"
 
 
-def test_one_outlier_does_not_shut_a_tight_slo_out_for_good(bench: CoreBench) -> None:
-    """An estimate above every SLO is never measured again; the outlier has to fade by itself."""
+def test_one_outlier_does_not_shut_a_tight_slo_out(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     (infer,) = actions(bench.request(A, at_ms=2000, slo_ms=1000))
     bench.done(infer.action_id, 2000, 2200)  # 200 ms, once
-    assert refusals(bench.request(A, at_ms=3000, slo_ms=50)) == [(3, Refusal.INFEASIBLE)]
+    assert len(actions(bench.request(A, at_ms=3000, slo_ms=50))) == 1
+
+
+def test_two_outliers_in_a_row_do_not_shut_a_tight_slo_out_for_good(bench: CoreBench) -> None:
+    """An estimate above every SLO is never measured again; the outliers have to fade by themselves."""
+    bench.warm(A, exec_ms={1: 10})
+    for at_ms in (2000, 2500):
+        (infer,) = actions(bench.request(A, at_ms=at_ms, slo_ms=1000))
+        bench.done(infer.action_id, at_ms, at_ms + 200)
+    assert refusals(bench.request(A, at_ms=3000, slo_ms=50)) == [(4, Refusal.INFEASIBLE)]
     assert len(actions(bench.request(A, at_ms=3200, slo_ms=50))) == 1
+
+
+def test_a_profile_longer_than_the_slo_does_not_refuse_for_ever(bench: CoreBench) -> None:
+    bench.warm(A, exec_ms={1: 40})
+    assert refusals(bench.request(A, at_ms=2000, slo_ms=20)) == [(2, Refusal.INFEASIBLE)]
+    bench.request(A, at_ms=2200, slo_ms=20)
+    (tried,) = actions(bench.request(A, at_ms=2300, slo_ms=20))
+    bench.done(tried.action_id, 2300, 2310)
+    for at_ms in range(2400, 3000, 100):
+        (infer,) = actions(bench.request(A, at_ms=at_ms, slo_ms=20))
+        bench.done(infer.action_id, at_ms, at_ms + 10)
+
+
+def test_a_load_profile_longer_than_the_slo_does_not_refuse_for_ever(bench: CoreBench) -> None:
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A, exec_ms={1: 5}, load_ms=100)
+    commands = [bench.request(A, at_ms=at_ms, slo_ms=50) for at_ms in range(1000, 2000, 50)]
+    assert refusals(commands[0]) == [(1, Refusal.COLD)]
+    assert any(isinstance(action, LoadWeights) for each in commands for action in actions(each))
 
 
 def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: CoreBench) -> None:

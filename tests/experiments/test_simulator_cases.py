@@ -16,7 +16,7 @@ from clockwright.cli.main import app
 from clockwright.errors import ClockwrightError, ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from experiments.bounds.simulated import Bounded, bound_of_case
-from experiments.simulator import Case, LostWorker, WorkerClock
+from experiments.simulator import Case, LostWorker, WorkerClock, WrongProfile
 from experiments.simulator.case_file import read_case
 from traces.arrivals import Bursty, FixedRate, Poisson
 
@@ -103,6 +103,10 @@ clocks = [{ offset_ns = 5 }, { drift_ppb = -7 }]
 [[faults.lost_workers]]
 worker = 1
 at_ns = 100
+
+[[faults.wrong_profiles]]
+exec_factor = 6
+sizes = [8, 16]
 """
     )
     case = read_case(write(tmp_path, text), seconds=3, seed=9)
@@ -120,6 +124,7 @@ at_ns = 100
     assert (case.scheduler.policy, case.scheduler.lookahead_ns) == ("clipper", 2 * NS_PER_MS)
     assert (case.scheduler.batching, case.scheduler.batch_delay_ns) == ("quantile", 3 * NS_PER_MS)
     assert case.faults.lost_workers == (LostWorker(worker=1, at_ns=100),)
+    assert case.faults.wrong_profiles == (WrongProfile(exec_factor=6, sizes=(8, 16)),)
     assert case.faults.clocks == (WorkerClock(offset_ns=5), WorkerClock(drift_ppb=-7))
     poisson, fixed, bursty = case.workload.sources
     assert isinstance(poisson, Poisson)

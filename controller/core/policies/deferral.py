@@ -55,8 +55,11 @@ class Deferral:
         the larger batch would run: meanwhile another GPU of the model stands idle.
         """
         copy, larger = batch.copy, batch.size_index + 1
-        exec_ns = copy.estimates.exec_ns
+        estimates = copy.estimates
+        exec_ns = estimates.exec_ns
         if larger == len(exec_ns) or not self.shares_gpus(copy):
+            return 0
+        if estimates.densest[estimates.sizes[larger]] != larger:
             return 0
         first = copy.model.queue[batch.first]
         late_ns = batch.required_start_ns + exec_ns[batch.size_index] - exec_ns[larger]
