@@ -28,15 +28,10 @@ class EdfMhConfig:
     #: time goes to sparse batches while denser ones gather. Too large: requests that could be served are
     #: not.
     pressure_gain: float = 6.0
-    #: A model's batches weigh (mean served share / its own) to this power. 0: none is favoured. Too
-    #: large: goodput goes to the models that cost most.
-    fairness: float = 1.0
-    #: A model whose served share is less than this part of the mean is not struck out, so that none is
-    #: served less while there is time for all to have that much. 0: no floor.
-    served_floor: float = 0.5
-    #: Tenant -> weight: one request of the tenant counts as so many; of tenants not named, as one. For requests
-    #: that carry a tenant, `fairness` looks at the tenant's served share, not at the model's. Weights decide
-    #: between batches: within a model's queue the deadline does.
+    #: The part of its fair share of GPU time that a tenant, or a model asked without one, can count on
+    #: whatever others ask for (policies/fairness.py). 0: time goes to whatever answers most. 1: all of it.
+    isolation: float = 1.0
+    #: Tenant -> weight: its fair share is so many times that of one that is not named.
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
@@ -45,11 +40,10 @@ class EdfMhConfig:
     limit_batch: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("pressure_gain", "fairness"):
-            if not 0 <= getattr(self, name) <= 100:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 100")
-        if not 0 <= self.served_floor <= 1:
-            raise ConfigError(f"served_floor is {self.served_floor}, expected 0 to 1")
+        if not 0 <= self.pressure_gain <= 100:
+            raise ConfigError(f"pressure_gain is {self.pressure_gain}, expected 0 to 100")
+        if not 0 <= self.isolation <= 1:
+            raise ConfigError(f"isolation is {self.isolation}, expected 0 to 1")
         for tenant, weight in self.tenant_weights.items():
             # The comparison is false for NaN too.
             if not isinstance(weight, (int, float)) or not 0 < weight <= 100:

@@ -302,7 +302,8 @@ class Scheduler:
         if self._closed:
             verdict = Verdict(Refusal.DRAINING)
         elif self._predicts:
-            verdict = judge(request, self._now_ns, arriving=True)
+            leaves_room = self._policy.leaves_room(request, self._now_ns)
+            verdict = judge(request, self._now_ns, arriving=True, leaves_room=leaves_room)
         else:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
