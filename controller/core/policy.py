@@ -78,7 +78,7 @@ class Policy(Protocol):
         """A copy was evicted or lost."""
 
     def leaves_room(self, request: Request, now_ns: int) -> float:
-        """The part of its slack, 0 to 1, within which an arriving request must not need to wait."""
+        """The part of its slack, 0 to 1, that an arriving request with a tenant leaves to others."""
 
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded; its copy holds one pin less."""

@@ -302,8 +302,10 @@ class Scheduler:
         if self._closed:
             verdict = Verdict(Refusal.DRAINING)
         elif self._predicts:
-            leaves_room = self._policy.leaves_room(request, self._now_ns)
-            verdict = judge(request, self._now_ns, arriving=True, leaves_room=leaves_room)
+            if event.tenant:
+                verdict = self._judge_of_tenant(request)
+            else:
+                verdict = judge(request, self._now_ns, arriving=True)
         else:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
@@ -318,6 +320,14 @@ class Scheduler:
         if self._predicts:  # else it waits until it has run
             self._alarms.watch(request, verdict.hopeless_ns)
         return model
+
+    def _judge_of_tenant(self, request: Request) -> Verdict:
+        """A request arrives from a tenant, which may have used up its share."""
+        leaves_room = self._policy.leaves_room(request, self._now_ns)
+        verdict = judge(request, self._now_ns, arriving=True, leaves_room=leaves_room)
+        if verdict.refusal is Refusal.OVERLOADED and leaves_room:
+            verdict.detail = f"tenant {request.tenant!r} used up its share, and others wait"
+        return verdict
 
     def _judge_again(self, request: Request) -> Verdict:
         """A request waits, or was sent in vain: can it still be answered?"""

@@ -13,12 +13,13 @@ from __future__ import annotations
 from clockwright.units import NS_PER_MS, NS_PER_S
 
 _RECENT_NS = 50 * NS_PER_MS
-# What is older counts half as much after each of so many steps.
-_STEP_NS = NS_PER_S // 16
+#: Usage is counted in steps of this length: what lies in one step fades alike.
+STEP_NS = NS_PER_S // 16
+# What is older counts half as much after each of so many of them.
 _STEPS_PER_HALF = 16
 _FADES = tuple(0.5 ** (steps / _STEPS_PER_HALF) for steps in range(8 * _STEPS_PER_HALF))
 # What a lane gives that is busy all the time, so faded.
-_LANE_NS = 1.44 * _STEPS_PER_HALF * _STEP_NS
+_LANE_NS = 1.44 * _STEPS_PER_HALF * STEP_NS
 
 # Whoever asks for less than half of what those ask whose requests are dropped may use a quarter more than the
 # level: the level is the mean of noisy seconds, and its own noise is no flood. Whoever asks for as much as those
@@ -70,81 +71,92 @@ class RecentDrops:
 class Usage:
     """Lane time that one tenant or model had, and what it asked for; older counts half as much each second."""
 
-    __slots__ = ("_step", "asked_ns", "used_ns")
+    __slots__ = ("asked_ns", "step", "used_ns")
 
     def __init__(self) -> None:
         self.used_ns = 0.0
         #: What it used, and what the requests would have used that were dropped.
         self.asked_ns = 0.0
-        self._step = 0
+        #: Both are faded up to this step.
+        self.step = 0
 
-    def fade(self, now_ns: int) -> None:
+    def fade(self, step: int) -> None:
         """Let time pass."""
-        step = now_ns // _STEP_NS
-        if step != self._step:
-            passed = step - self._step
-            factor = _FADES[passed] if passed < len(_FADES) else 0.0
-            self.used_ns *= factor
-            self.asked_ns *= factor
-            self._step = step
+        factor = _fading(step - self.step)
+        self.used_ns *= factor
+        self.asked_ns *= factor
+        self.step = step
 
 
 class FairShare:
     """The level up to which everybody may use lanes of one sort, per unit of weight."""
 
-    __slots__ = ("_dropped", "_total", "level_ns")
+    __slots__ = ("_asked_by_dropped", "_dropped_ns", "_served_ns", "_step", "level_ns")
 
     def __init__(self) -> None:
         self.level_ns = _LANE_NS
-        self._total = Usage()
-        #: Time that was asked for and not given, and this times what each of those asked for.
-        self._dropped = Usage()
+        self._served_ns = 0.0
+        #: Time that was asked for and not given; and this times what each who was dropped asks for.
+        self._dropped_ns = 0.0
+        self._asked_by_dropped = 0.0
+        self._step = 0
 
-    def served(self, usage: Usage, weight: float, time_ns: float, now_ns: int) -> None:
+    def served(self, usage: Usage, weight: float, time_ns: float, step: int) -> None:
         """Somebody gets so much time of a lane."""
-        usage.fade(now_ns)
+        if usage.step != step:
+            usage.fade(step)
+        if self._step != step:
+            self._fade(step)
         usage.used_ns += time_ns
-        usage.asked_ns += time_ns
-        self._move(time_ns, self._within(usage, weight, time_ns), now_ns)
+        asked_ns = usage.asked_ns = usage.asked_ns + time_ns
+        self._served_ns += time_ns
+        if asked_ns > weight * self.level_ns:
+            self._move(time_ns * (1.0 - weight * self.level_ns / asked_ns))
 
-    def dropped(self, usage: Usage, weight: float, time_ns: float, now_ns: int) -> None:
+    def dropped(self, usage: Usage, weight: float, time_ns: float, step: int) -> None:
         """Somebody asked for so much time and does not get it."""
-        usage.fade(now_ns)
-        usage.asked_ns += time_ns
-        dropped = self._dropped
-        dropped.fade(now_ns)
-        dropped.used_ns += time_ns
-        dropped.asked_ns += time_ns * usage.asked_ns
-        self._move(0.0, self._within(usage, weight, time_ns), now_ns)
+        if usage.step != step:
+            usage.fade(step)
+        if self._step != step:
+            self._fade(step)
+        asked_ns = usage.asked_ns = usage.asked_ns + time_ns
+        self._dropped_ns += time_ns
+        self._asked_by_dropped += time_ns * asked_ns / weight
+        self._move(-time_ns * min(1.0, weight * self.level_ns / asked_ns))
 
-    def has_left(self, usage: Usage, allowed: float, now_ns: int) -> bool:
+    def has_left(self, usage: Usage, weight: float, isolation: float, step: int) -> bool:
         """Whether somebody used less than it can count on.
 
         Args:
             usage: what it used, and asked for.
-            allowed: its weight, times the part of the fair share that is warranted.
-            now_ns: the present.
+            weight: its own.
+            isolation: the part of the fair share that is warranted.
+            step: the present.
         """
-        usage.fade(now_ns)
-        level_ns = _TOLERANCE * allowed * self.level_ns
-        used_ns = usage.used_ns
-        if used_ns >= level_ns:
+        if usage.step != step:
+            usage.fade(step)
+        level_ns = _TOLERANCE * isolation * weight * self.level_ns
+        if usage.used_ns >= level_ns:
             return False
-        dropped = self._dropped
-        # What it asks beside those whose requests are dropped: their mean, weighed by what is dropped.
-        excess = usage.asked_ns * dropped.used_ns - _SMALL * dropped.asked_ns
+        # What it asks beyond a part of what those ask, on average, whose requests are dropped.
+        excess = usage.asked_ns / weight * self._dropped_ns - _SMALL * self._asked_by_dropped
         if excess <= 0.0:
             return True
-        part = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * dropped.asked_ns)
-        return used_ns < level_ns * max(part, _FLOOR)
+        part = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * self._asked_by_dropped)
+        return usage.used_ns < level_ns * max(part, _FLOOR)
 
-    def _within(self, usage: Usage, weight: float, time_ns: float) -> float:
-        level_ns = weight * self.level_ns
-        return time_ns if usage.asked_ns <= level_ns else time_ns * level_ns / usage.asked_ns
-
-    def _move(self, served_ns: float, within_ns: float, now_ns: int) -> None:
-        total = self._total
-        total.fade(now_ns)
-        total.used_ns += served_ns
-        change = _GAIN * (served_ns - within_ns) / max(total.used_ns, _LANE_NS / 8)
+    def _move(self, excess_ns: float) -> None:
+        """More was served than is within the level, or less: it rises, or falls."""
+        change = _GAIN * excess_ns / max(self._served_ns, _LANE_NS / 8)
         self.level_ns = max(self.level_ns * min(max(1.0 + change, 0.5), 2.0), 1.0)
+
+    def _fade(self, step: int) -> None:
+        factor = _fading(step - self._step)
+        self._served_ns *= factor
+        self._dropped_ns *= factor
+        self._asked_by_dropped *= factor
+        self._step = step
+
+
+def _fading(steps: int) -> float:
+    return _FADES[steps] if steps < len(_FADES) else 0.0

@@ -45,8 +45,7 @@ OFF = {
     "prune_infers": EdfMhConfig(prune_infers=False),
     "prune_loads": EdfMhConfig(prune_loads=False),
     "pressure_gain": EdfMhConfig(pressure_gain=0.0),
-    "fairness": EdfMhConfig(fairness=0.0, served_floor=0.0),
-    "served_floor": EdfMhConfig(served_floor=0.0),
+    "isolation": EdfMhConfig(isolation=0.0),
     "limit_batch": EdfMhConfig(limit_batch=False),
     "deferral": EdfMhConfig(deferral=False),
 }

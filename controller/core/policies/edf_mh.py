@@ -171,9 +171,7 @@ class EdfMhPolicy(Policy):
                 worker.retry_ns = now_ns + _RETRY_NS
         return chosen
 
-    def _first_kept(
-        self, found: list[Batch], free_ns: int, pressure: float, now_ns: int
-    ) -> Batch:
+    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float, now_ns: int) -> Batch:
         jobs = []
         for batch, worth in zip(found, self._fairness.worths(found, now_ns), strict=True):
             exec_ns = batch.copy.estimates.exec_ns[batch.size_index]

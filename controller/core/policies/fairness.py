@@ -15,16 +15,18 @@ thousand tenants; only the front can know better.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from controller.core.config import EdfMhConfig
 from controller.core.policy import Batch
-from controller.core.shares import MAX_TENANTS, FairShare, Usage
+from controller.core.shares import MAX_TENANTS, STEP_NS, FairShare, Usage
 from controller.core.state import Model, Request
 
 # A request of whoever has some of its share left weighs so much that no other is preferred.
 _NEVER_STRUCK = 1e9
 
 # A tenant is known after so many requests.
-_KNOWN_AFTER = 8
+_KNOWN_AFTER = 4
 
 
 class Tenant:
@@ -53,13 +55,8 @@ class Fairness:
     # --- who asks -------------------------------------------------------------------------------
 
     def leaves_room(self, request: Request, now_ns: int) -> float:
-        """The part of a request's slack that it has to leave to others, as it arrives.
-
-        Where only models tell requests apart it is 0: each model has a queue of its own.
-        """
+        """The part of its slack that a request with a tenant has to leave to others, as it arrives."""
         name = request.tenant
-        if not name:
-            return 0.0
         tenants = self._tenants
         tenant = tenants.pop(name, None)
         if tenant is None:
@@ -79,27 +76,28 @@ class Fairness:
 
     def _has_left(self, request: Request, now_ns: int) -> bool:
         """Whether whoever asks has some of its share of the exec lanes left."""
+        step = now_ns // STEP_NS
         tenant = self._known(request.tenant)
         if tenant is None:
-            return self._exec.has_left(request.model.usage, self._isolation, now_ns)
-        return self._exec.has_left(tenant.exec_usage, self._isolation * tenant.weight, now_ns)
+            return self._exec.has_left(request.model.usage, 1.0, self._isolation, step)
+        return self._exec.has_left(tenant.exec_usage, tenant.weight, self._isolation, step)
 
     # --- exec lanes -----------------------------------------------------------------------------
 
     def count_served(self, batch: Batch, now_ns: int) -> None:
         """A batch goes to a worker."""
-        copy, first, count = batch.copy, batch.first, batch.count
-        model, exec_ns = copy.model, copy.estimates.exec_ns[batch.size_index]
+        model, step = batch.copy.model, now_ns // STEP_NS
+        exec_ns = batch.copy.estimates.exec_ns[batch.size_index]
         if not self._tenants:
-            self._exec.served(model.usage, 1.0, exec_ns, now_ns)
+            self._exec.served(model.usage, 1.0, exec_ns, step)
             return
-        each_ns = exec_ns / count
-        for request in model.queue[first : first + count]:
+        each_ns = exec_ns / batch.count
+        for request in model.queue[batch.first : batch.first + batch.count]:
             tenant = self._known(request.tenant)
             if tenant is None:
-                self._exec.served(model.usage, 1.0, each_ns, now_ns)
+                self._exec.served(model.usage, 1.0, each_ns, step)
             else:
-                self._exec.served(tenant.exec_usage, tenant.weight, each_ns, now_ns)
+                self._exec.served(tenant.exec_usage, tenant.weight, each_ns, step)
 
     def count_dropped(self, request: Request, now_ns: int) -> None:
         """A request of a resident model is refused for want of time."""
@@ -107,38 +105,37 @@ class Fairness:
         if model.fastest is None:
             return
         if request.tenant and self._has_left(request, now_ns):
-            model.crowded_until_ns = now_ns + request.slo_ns // 2
+            model.crowded_until_ns = now_ns + request.slo_ns
         cost_ns = model.fastest.ns_per_row * request.rows
-        tenant = self._known(request.tenant)
+        step = now_ns // STEP_NS
+        tenant = self._known(request.tenant) if self._tenants else None
         if tenant is None:
-            self._exec.dropped(model.usage, 1.0, cost_ns, now_ns)
+            self._exec.dropped(model.usage, 1.0, cost_ns, step)
         else:
-            self._exec.dropped(tenant.exec_usage, tenant.weight, cost_ns, now_ns)
+            self._exec.dropped(tenant.exec_usage, tenant.weight, cost_ns, step)
 
     def worths(self, batches: list[Batch], now_ns: int) -> list[float]:
         """What each batch is worth: its number of requests, weighed."""
-        isolation = self._isolation
-        worths = []
-        for batch in batches:
-            model = batch.copy.model
-            left = isolation > 0.0 and self._exec.has_left(model.usage, isolation, now_ns)
-            weight = _NEVER_STRUCK if left else 1.0
-            if self._tenants:
-                worths.append(self._worth_to_tenants(batch, weight, now_ns))
-            else:
-                worths.append(weight * batch.count)
-        return worths
+        isolation, step = self._isolation, now_ns // STEP_NS
+        if not isolation:
+            return [float(batch.count) for batch in batches]
+        has_left = self._exec.has_left
+        weights = [
+            _NEVER_STRUCK if has_left(batch.copy.model.usage, 1.0, isolation, step) else 1.0
+            for batch in batches
+        ]
+        if self._tenants:
+            return list(map(self._worth_to_tenants, batches, weights, repeat(step)))
+        return [weight * batch.count for weight, batch in zip(weights, batches, strict=True)]
 
-    def _worth_to_tenants(self, batch: Batch, weight: float, now_ns: int) -> float:
+    def _worth_to_tenants(self, batch: Batch, weight: float, step: int) -> float:
         """Sum over the batch's requests; one of no known tenant has the model's weight."""
         total, isolation = 0.0, self._isolation
         for request in batch.copy.model.queue[batch.first : batch.first + batch.count]:
             tenant = self._known(request.tenant)
             if tenant is None:
                 total += weight
-            elif isolation and self._exec.has_left(
-                tenant.exec_usage, isolation * tenant.weight, now_ns
-            ):
+            elif self._exec.has_left(tenant.exec_usage, tenant.weight, isolation, step):
                 total += _NEVER_STRUCK
             else:
                 total += tenant.weight
@@ -150,14 +147,14 @@ class Fairness:
         """A model is loaded for a request, the first that the load helps."""
         tenant = self._known(request.tenant)
         if tenant is not None:
-            self._load.served(tenant.load_usage, tenant.weight, load_ns, now_ns)
+            self._load.served(tenant.load_usage, tenant.weight, load_ns, now_ns // STEP_NS)
 
     def count_dropped_cold(self, request: Request, now_ns: int) -> None:
         """A request is refused because no load of its model would be in time."""
         tenant = self._known(request.tenant)
         if tenant is not None and request.model.fastest is not None:
             load_ns = request.model.fastest.load_ns
-            self._load.dropped(tenant.load_usage, tenant.weight, load_ns, now_ns)
+            self._load.dropped(tenant.load_usage, tenant.weight, load_ns, now_ns // STEP_NS)
 
     def load_worth(self, model: Model, first: int, now_ns: int) -> float:
         """What a load is worth that helps the model's waiting requests from `first` on.
@@ -166,10 +163,10 @@ class Fairness:
         to a model that is seldom asked, its load is always more than its share.
         """
         queue = model.queue
-        tenant = self._known(queue[first].tenant)
-        if tenant is None or not self._isolation:
+        tenant = self._known(queue[first].tenant) if self._isolation else None
+        if tenant is None:
             return len(queue) - first
-        allowed = self._isolation * tenant.weight
-        if self._load.has_left(tenant.load_usage, allowed, now_ns):
+        step = now_ns // STEP_NS
+        if self._load.has_left(tenant.load_usage, tenant.weight, self._isolation, step):
             return _NEVER_STRUCK * (len(queue) - first)
         return tenant.weight * (len(queue) - first)
