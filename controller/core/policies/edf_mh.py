@@ -13,8 +13,9 @@ requests per GPU time first, the harder the more requests were dropped of late (
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
 requests were refused although it has one.
 
-**Fairness.** A model's batches weigh more the smaller its served share is beside that of all models; requests
-that carry a tenant weigh by the tenant's share and its configured weight (`fairness`).
+**Fairness.** Batches and loads of whoever used less than its fair share of lane time are not struck out for
+those who used more; a tenant beyond its share is refused before it crowds a queue that others share
+(`fairness`).
 
 **Batch clients.** Requests with an SLO of `batch_slo_ns` or more run when nothing else is waiting, on a
 limited number of GPUs at a time (`batch_clients`).

@@ -60,7 +60,10 @@ class Fairness:
         tenants = self._tenants
         tenant = tenants.pop(name, None)
         if tenant is None:
-            tenant = Tenant(self._weights.get(name, 1.0))
+            weight = self._weights.get(name)
+            tenant = Tenant(1.0 if weight is None else weight)
+            if weight is not None:  # whoever configured a weight knows that there is such a tenant
+                tenant.num_seen = _KNOWN_AFTER
             if len(tenants) == MAX_TENANTS:
                 del tenants[next(iter(tenants))]
         tenants[name] = tenant
@@ -68,6 +71,15 @@ class Fairness:
         if not self._isolation or self._has_left(request, now_ns):
             return 0.0
         return 1.0 if now_ns < request.model.crowded_until_ns else 0.5
+
+    @property
+    def num_tenants(self) -> int:
+        """How many tenants are kept, known or not."""
+        return len(self._tenants)
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is a tenant of its own."""
+        return self._known(name) is not None
 
     def _known(self, name: str) -> Tenant | None:
         """The tenant of that name; None: there is none, or its requests count as their model's still."""
@@ -136,7 +148,7 @@ class Fairness:
             if tenant is None:
                 total += weight
             elif self._exec.has_left(tenant.exec_usage, tenant.weight, isolation, step):
-                total += _NEVER_STRUCK
+                total += _NEVER_STRUCK * tenant.weight
             else:
                 total += tenant.weight
         return total
@@ -163,10 +175,10 @@ class Fairness:
         to a model that is seldom asked, its load is always more than its share.
         """
         queue = model.queue
+        count = len(queue) - first
         tenant = self._known(queue[first].tenant) if self._isolation else None
         if tenant is None:
-            return len(queue) - first
+            return count
         step = now_ns // STEP_NS
-        if self._load.has_left(tenant.load_usage, tenant.weight, self._isolation, step):
-            return _NEVER_STRUCK * (len(queue) - first)
-        return tenant.weight * (len(queue) - first)
+        has_left = self._load.has_left(tenant.load_usage, tenant.weight, self._isolation, step)
+        return tenant.weight * count * (_NEVER_STRUCK if has_left else 1.0)
