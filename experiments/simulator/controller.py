@@ -22,7 +22,7 @@ from controller.core.invariants import check as check_scheduler
 from controller.ledger import WORKER_LOST, Finished, Ledger, Sent
 from controller.schedulers import make_scheduler
 from controller.telemetry import Telemetry
-from experiments.simulator.case import Case, Cluster
+from experiments.simulator.case import Case, Cluster, pages_of
 from experiments.simulator.clients import Arrival, Clients
 from experiments.simulator.cpu_core import CpuCore
 from experiments.simulator.loop import Loop
@@ -109,28 +109,28 @@ class VirtualController:
         """A worker registers, with all models ready in host memory."""
         if (before := self.ledger.link_of(worker.worker_id)) is not None:
             self.lose(before)  # it is back before its loss was noticed
-        factor = cluster.exec_factor(worker.index)
+        kind = cluster.kind_of(worker.index)
         self.ledger.join(
             worker,
             WorkerJoined(
                 worker_id=worker.worker_id,
-                gpu_kind=GpuKind("simulated" if factor == 1.0 else f"simulated x {factor:g}"),
-                num_pages=cluster.num_pages,
+                gpu_kind=GpuKind(kind.name),
+                num_pages=cluster.pages_of_worker(worker.index),
             ),
         )
         for model in cluster.models:
-            self.ledger.tell(
-                ModelReady(
-                    worker_id=worker.worker_id,
-                    model_id=model.model_id,
-                    architecture_id=model.architecture_id,
-                    num_pages=model.num_pages,
-                    load_ns=model.row.load_ns,
-                    exec_ns=model.row.exec_ns
-                    if factor == 1.0
-                    else {size: round(ns * factor) for size, ns in model.row.exec_ns.items()},
+            row = kind.row_of(model.row)
+            if row is not None:
+                self.ledger.tell(
+                    ModelReady(
+                        worker_id=worker.worker_id,
+                        model_id=model.model_id,
+                        architecture_id=model.architecture_id,
+                        num_pages=pages_of(row),
+                        load_ns=row.load_ns,
+                        exec_ns=row.exec_ns,
+                    )
                 )
-            )
 
     def lose(self, worker: Worker) -> None:
         """A worker's link broke."""

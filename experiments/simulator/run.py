@@ -167,7 +167,11 @@ class _Simulation:
             check=check,
             make_scheduler=make_scheduler,
         )
-        self._models = simulated(case.cluster)
+        cluster = case.cluster
+        self._models = {
+            kind.name: simulated(cluster, kind)
+            for kind in map(cluster.kind_of, range(cluster.num_workers))
+        }
         self._workers: dict[int, Worker] = {}
         #: All there ever were.
         self.all_workers: list[Worker] = []
@@ -200,7 +204,7 @@ class _Simulation:
             self._case,
             index,
             self._starts[index],
-            self._models,
+            self._models[cluster.kind_of(index).name],
             self.loop,
             self.controller.result,
             check=self._check,
