@@ -42,17 +42,14 @@ def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
     return min(most_ns, int(slo_ns * most_share))
 
 
-def judge(
-    request: Request, now_ns: int, *, arriving: bool = False, leaves_room: float = 0.0
-) -> Verdict:
+def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int = 0) -> Verdict:
     """Predict the earliest finish over all workers of a request that waits, or is about to.
 
     Args:
         request: it waits, or arrives.
         now_ns: the present.
         arriving: it is in no queue yet.
-        leaves_room: the part of its slack that it leaves to others: it is refused unless it ends so much
-            before it has to.
+        room_ns: time that it leaves to others: it is refused unless it ends so much before it has to.
     """
     model = request.model
     if model.removed:
@@ -60,7 +57,7 @@ def judge(
     ready = model.ready
     if not ready:
         return _offered_nowhere(model)
-    due_ns, rows = request.due_ns, request.rows
+    due_ns, rows = request.due_ns - room_ns, request.rows
     ahead = rows + _rows_ahead(request, arriving)
 
     best: Verdict | None = None
@@ -83,8 +80,6 @@ def judge(
         if ahead > rows:
             busy_ns = max(exec_ns, int(ahead * estimates.ns_per_row / len(copies)))
         finish_ns = begin_ns + busy_ns
-        if leaves_room:
-            finish_ns += int(leaves_room * max(0, due_ns - now_ns - load_ns - exec_ns))
         if finish_ns <= due_ns:
             return Verdict(hopeless_ns=due_ns - exec_ns)
         if best is None or finish_ns < best_finish_ns:
@@ -104,8 +99,6 @@ def judge(
         load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
         begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
         finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))
-        if leaves_room:
-            finish_ns += int(leaves_room * max(0, due_ns - now_ns - estimates.load_ns - exec_ns))
         if finish_ns <= due_ns:
             return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
         if best is None or finish_ns < best_finish_ns:

@@ -323,9 +323,14 @@ class Scheduler:
 
     def _judge_of_tenant(self, request: Request) -> Verdict:
         """A request arrives from a tenant, which may have used up its share."""
-        leaves_room = self._policy.leaves_room(request, self._now_ns)
-        verdict = judge(request, self._now_ns, arriving=True, leaves_room=leaves_room)
-        if verdict.refusal is Refusal.OVERLOADED and leaves_room:
+        now_ns, fastest = self._now_ns, request.model.fastest
+        room_ns = 0
+        if fastest is not None and (part := self._policy.leaves_room(request, now_ns)):
+            alone_ns = fastest.exec_ns[0] + (fastest.load_ns if request.cold else 0)
+            room_ns = int(part * max(0, request.due_ns - now_ns - alone_ns))
+        verdict = judge(request, now_ns, arriving=True, room_ns=room_ns)
+        verdict.hopeless_ns += room_ns
+        if verdict.refusal is Refusal.OVERLOADED and room_ns:
             verdict.detail = f"tenant {request.tenant!r} used up its share, and others wait"
         return verdict
 
