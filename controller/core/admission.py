@@ -42,15 +42,22 @@ def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
     return min(most_ns, int(slo_ns * most_share))
 
 
-def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
-    """Predict the earliest finish over all workers of a request that waits, or is about to."""
+def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int = 0) -> Verdict:
+    """Predict the earliest finish over all workers of a request that waits, or is about to.
+
+    Args:
+        request: it waits, or arrives.
+        now_ns: the present.
+        arriving: it is in no queue yet.
+        room_ns: time that it leaves to others: it is refused unless it ends so much before it has to.
+    """
     model = request.model
     if model.removed:
         return Verdict(Refusal.MODEL_REMOVED)
     ready = model.ready
     if not ready:
         return _offered_nowhere(model)
-    due_ns, rows = request.due_ns, request.rows
+    due_ns, rows = request.due_ns - room_ns, request.rows
     ahead = rows + _rows_ahead(request, arriving)
 
     best: Verdict | None = None

@@ -303,7 +303,10 @@ class Scheduler:
         if self._closed:
             verdict = Verdict(Refusal.DRAINING)
         elif self._predicts:
-            verdict = judge(request, self._now_ns, arriving=True)
+            if event.tenant:
+                verdict = self._judge_of_tenant(request)
+            else:
+                verdict = judge(request, self._now_ns, arriving=True)
         else:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
@@ -318,6 +321,19 @@ class Scheduler:
         if self._predicts:  # else it waits until it has run
             self._alarms.watch(request, verdict.hopeless_ns)
         return model
+
+    def _judge_of_tenant(self, request: Request) -> Verdict:
+        """A request arrives from a tenant, which may have used up its share."""
+        now_ns, fastest = self._now_ns, request.model.fastest
+        room_ns = 0
+        if fastest is not None and (part := self._policy.leaves_room(request, now_ns)):
+            alone_ns = fastest.exec_ns[0] + (fastest.load_ns if request.cold else 0)
+            room_ns = int(part * max(0, request.due_ns - now_ns - alone_ns))
+        verdict = judge(request, now_ns, arriving=True, room_ns=room_ns)
+        verdict.hopeless_ns += room_ns
+        if verdict.refusal is Refusal.OVERLOADED and room_ns:
+            verdict.detail = f"tenant {request.tenant!r} used up its share, and others wait"
+        return verdict
 
     def _judge_again(self, request: Request) -> Verdict:
         """A request waits, or was sent in vain: can it still be answered?"""

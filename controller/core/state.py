@@ -20,7 +20,7 @@ from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
-from controller.core.shares import ServedShare
+from controller.core.shares import Usage
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
 
@@ -134,7 +134,10 @@ class Model:
     # --- the policies' ---
     #: Until then it counts as short of copies: requests were refused although one was resident.
     short_until_ns: int = 0
-    served: ServedShare = field(default_factory=ServedShare)
+    #: What its requests without a known tenant used of the exec lanes.
+    usage: Usage = field(default_factory=Usage)
+    #: Until then whoever used up its share finds no room in its queue: others' requests were dropped.
+    crowded_until_ns: int = 0
 
     def ready_on(self, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds it in host memory."""

@@ -355,6 +355,19 @@ timers = "even"
     assert times_by_model(case) == times
 
 
+def test_requests_carry_the_tenant_of_their_clients_or_the_owner_of_their_function(
+    tmp_path: Path,
+) -> None:
+    clients = 'kind = "azure2019"\npath = "minutes.csv"\nbegin_minute = 11\n'
+    named = trace_case(tmp_path, clients + 'tenant = "ann"').workload
+    assert {named.tenants[request.tenant] for request in named} == {"ann"}
+    owned = trace_case(tmp_path, clients + 'tenants = "owner"').workload
+    asking = {owned.tenants[request.tenant] for request in owned}
+    assert asking
+    assert "" not in asking
+    assert [request.time_ns for request in owned] == [request.time_ns for request in named]
+
+
 def test_a_trace_is_scaled_to_a_rate_and_mapped_to_some_models(tmp_path: Path) -> None:
     clients = """
 kind = "azure2019"

@@ -81,6 +81,11 @@ class ClockworkPolicy(Policy):
         """Nothing to learn: the estimator, which is the mechanism's, has the duration."""
 
     @override
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """Appendix B knows no shares."""
+        return 0.0
+
+    @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Nothing follows from it."""
 

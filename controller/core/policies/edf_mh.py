@@ -13,8 +13,9 @@ requests per GPU time first, the harder the more requests were dropped of late (
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
 requests were refused although it has one.
 
-**Fairness.** A model's batches weigh more the smaller its served share is beside that of all models; requests
-that carry a tenant weigh by the tenant's share and its configured weight (`fairness`).
+**Fairness.** Batches and loads of whoever used less than its fair share of lane time are not struck out for
+those who used more; a tenant beyond its share is refused before it crowds a queue that others share
+(`fairness`).
 
 **Batch clients.** Requests with an SLO of `batch_slo_ns` or more run when nothing else is waiting, on a
 limited number of GPUs at a time (`batch_clients`).
@@ -149,7 +150,9 @@ class EdfMhPolicy(Policy):
         # Batch clients do not overtake a batch that waits to grow: it would find no GPU idle in the end.
         chosen: Batch | None = None
         if found:
-            chosen = found[0] if len(found) == 1 else self._first_kept(found, free_ns, pressure)
+            chosen = found[0]
+            if len(found) > 1:
+                chosen = self._first_kept(found, free_ns, pressure, now_ns)
             self._count(chosen, now_ns)
         elif not growing and (loading or aside):
             chosen = soonest(loading) if loading else aside[0]
@@ -167,9 +170,9 @@ class EdfMhPolicy(Policy):
                 worker.retry_ns = now_ns + _RETRY_NS
         return chosen
 
-    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float) -> Batch:
+    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float, now_ns: int) -> Batch:
         jobs = []
-        for batch, worth in zip(found, self._fairness.worths(found), strict=True):
+        for batch, worth in zip(found, self._fairness.worths(found, now_ns), strict=True):
             exec_ns = batch.copy.estimates.exec_ns[batch.size_index]
             # Lanes that hold a copy share the work.
             lane_ns = exec_ns / len(batch.copy.model.copies)
@@ -208,20 +211,25 @@ class EdfMhPolicy(Policy):
         self._strategies.unpark(worker)
 
     @override
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """A part of its slack where its tenant used up its share."""
+        return self._fairness.leaves_room(request, now_ns)
+
+    @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Requests that other than batch clients lose for want of time on a lane count as dropped."""
         clients = self._batch_clients
         if refusal not in _FOR_WANT_OF_TIME or request.slo_ns >= clients.slo_ns:
             return
         clients.missed += 1
-        self._fairness.count_dropped(request, now_ns)
         model = request.model
         for copy in model.copies.values():
             if copy.resident:
-                self._fairness.count_dropped_though_resident(model, now_ns)
+                self._fairness.count_dropped(request, now_ns)
                 self._exec_drops.count(now_ns, dropped=1)
                 model.short_until_ns = now_ns + _SHORT_NS
                 return
+        self._fairness.count_dropped_cold(request, now_ns)
         self._load_drops.count(now_ns, dropped=1)
 
     @override
@@ -266,6 +274,7 @@ class EdfMhPolicy(Policy):
         elsewhere: list[Entry] = []
         found: list[Model] = []
         jobs: list[Job] = []
+        firsts: list[Request] = []
         # Pages that can be freed, and that cannot. A model that needs more must not be in others' way.
         fitting, too_many = worker.num_free_pages, worker.num_pages + 1
         while len(found) < most and (entry := loads.first(now_ns)) is not None:
@@ -300,12 +309,16 @@ class EdfMhPolicy(Policy):
             loads.pop()
             found.append(model)
             load_ns = estimates.load_ns
-            jobs.append(Job(latest_ns, load_ns / len(model.ready), (len(queue) - first) / load_ns))
+            worth = self._fairness.load_worth(model, first, now_ns)
+            jobs.append(Job(latest_ns, load_ns / len(model.ready), worth / load_ns))
+            firsts.append(queue[first])
         for entry in elsewhere:
             loads.put_back(entry)
         if not found:
             return None
-        chosen = found[first_kept(jobs, begin_ns, pressure)]
+        index = first_kept(jobs, begin_ns, pressure)
+        chosen = found[index]
+        self._fairness.count_loaded(firsts[index], chosen.ready[worker].estimates.load_ns, now_ns)
         for model, job in zip(found, jobs, strict=True):
             if model is not chosen:
                 loads.put_back_at(model, job.latest_ns)
