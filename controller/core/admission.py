@@ -52,6 +52,7 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
         return _offered_nowhere(model)
     due_ns, rows = request.due_ns, request.rows
     ahead = rows + _rows_ahead(request, arriving)
+    num_bytes, out_bytes = request.num_bytes, rows * model.output_row_bytes
 
     best: Verdict | None = None
     best_finish_ns = 0
@@ -61,7 +62,11 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
         if rows > estimates.sizes[-1]:
             continue
         begin_ns = worker.exec_lane.available_ns(now_ns)
-        earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        link = worker.link
+        if link.is_thin:
+            earliest_ns = now_ns + link.expected_ns(now_ns, num_bytes, out_bytes)
+        else:
+            earliest_ns = now_ns + link.way_ns(now_ns)
         if begin_ns < earliest_ns:
             begin_ns = earliest_ns
         load_ns = 0
@@ -88,7 +93,7 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
             shortest_ns = exec_ns
         if worker in copies:
             continue
-        earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        earliest_ns = now_ns + worker.link.expected_ns(now_ns, num_bytes, out_bytes)
         load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
         begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
         finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))
@@ -163,7 +168,13 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
             continue
         # Even an idle worker begins later by the way to it. If that were left out, an outlier a hair shorter
         # than the SLO would be believed for ever: nothing is sent that could be measured instead.
-        budget_ns = request.due_ns - request.arrival_ns - worker.delivery.expected_ns(now_ns)
+        link = worker.link
+        link_ns = link.expected_ns(
+            now_ns, request.num_bytes, request.rows * request.model.output_row_bytes
+        )
+        budget_ns = request.due_ns - request.arrival_ns - link_ns
+        if shortest_ns > budget_ns:
+            link.doubt(now_ns)
         if shortest_ns > budget_ns:
             estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + shortest_ns > budget_ns:

@@ -18,8 +18,8 @@ from typing import Final
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.link import Link
 from controller.core.shares import ServedShare
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
@@ -60,6 +60,8 @@ class Request:
     demand_ns: int
     #: Whose request it is; empty: nobody's in particular.
     tenant: str = ""
+    #: Size of its inputs; 0 where that is not known.
+    num_bytes: int = 0
 
     # --- the mechanism's ---
     phase: Phase = Phase.WAITING
@@ -111,6 +113,8 @@ class Model:
     removed: bool = False
     #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
     suspended: dict[WorkerState, Suspension] = field(default_factory=dict)
+    #: Size of one row's outputs; 0 where that is not known.
+    output_row_bytes: int = 0
     #: Until then some waiting request may have `most_together`.
     apart_until_ns: int = 0
     #: Appendix B's d_m: predicted execution time of its outstanding requests.
@@ -193,7 +197,7 @@ class Copy:
 
     # --- the mechanism's ---
     estimates: Estimates
-    #: Predicted end of the load; meaningless once resident.
+    #: Predicted end of the load, on the clock of the worker's lanes (link.py); meaningless once resident.
     ready_ns: int = 0
     resident: bool = False
     #: Infer actions in flight: it may not be evicted.
@@ -213,6 +217,7 @@ class SentAction:
     action: LoadWeights | Infer
     #: Copy that is loaded or run; another one when an Infer's load failed and was sent again.
     copy: Copy
+    #: Both on the clock of the worker's lanes (link.py): as they are heard of here.
     expected_begin_ns: int
     expected_end_ns: int
     #: Clock of the GPU when it was sent; 0 where that is not known.
@@ -224,6 +229,13 @@ class SentAction:
     shared: bool = False
     #: The worker was asked to give it back.
     withdrawn: bool = False
+    #: How much later the controller hears of its begin and end than they are, as planned.
+    back_ns: int = 0
+    #: Bytes of its inputs, and those sent to the worker until then; how long they are on the wire, with what is
+    #: before them. All 0 where the link is usual.
+    in_bytes: int = 0
+    sent_bytes: int = 0
+    wire_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -239,7 +251,7 @@ class WorkerState:
     num_free_pages: int
     #: Order of joining: breaks ties reproducibly.
     sequence: int
-    delivery: DeliveryDelay
+    link: Link
     #: Clock at the last look; 0 where that is not known.
     clock_mhz: int = 0
     #: Estimates and batch sizes that it has measured since that look; `Scheduler` notes them.

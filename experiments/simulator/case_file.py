@@ -269,6 +269,7 @@ _NESTED: dict[str, Callable[[object, str], object]] = {
     "exec_factors": lambda value, where: _numbers(value, where),
     "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
+    "links": lambda value, where: _build_all(Network, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
 }
 

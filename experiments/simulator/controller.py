@@ -77,6 +77,9 @@ class VirtualController:
         self._costs = case.costs
         self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
+        self._input_bytes = {
+            model.model_id: model.row.input_bytes for model in case.cluster.models
+        }
         self._armed_ns: int | None = None
         #: Clients with an answer, until the event that brought it is dealt with.
         self._answered: list[ClosedLoop] = []
@@ -129,6 +132,7 @@ class VirtualController:
                     exec_ns=model.row.exec_ns
                     if factor == 1.0
                     else {size: round(ns * factor) for size, ns in model.row.exec_ns.items()},
+                    output_row_bytes=model.row.output_bytes,
                 )
             )
 
@@ -222,6 +226,7 @@ class VirtualController:
                 rows=1,
                 arrival_ns=arrival_ns,
                 slo_ns=slo_ns,
+                num_bytes=self._input_bytes[model_id],
             )
             self._next_request += 1
             self.ledger.open(request, client)

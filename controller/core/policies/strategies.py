@@ -60,7 +60,7 @@ class Strategies:
             run: a model's batch that is in time.
             loading: gets batches that could begin only after a load, which leave a gap.
         """
-        strategies = worker.strategies
+        strategies, link = worker.strategies, worker.link
         while strategies:
             key, _, _, _, copy = strategies[0]
             if copy.strategy_key != key:
@@ -71,7 +71,12 @@ class Strategies:
                 copy.strategy_key = None
                 continue
             begin_ns = free_ns
-            if not copy.resident and copy.ready_ns > free_ns:
+            if link.is_thin:
+                model = copy.model
+                bytes_ns = link.bytes_ns(model.queue[0].num_bytes, model.output_row_bytes)
+                begin_ns = max(begin_ns, link.there_ns + bytes_ns)
+            loads = not copy.resident and copy.ready_ns > begin_ns
+            if loads:
                 begin_ns = copy.ready_ns
                 if begin_ns > soon_ns:
                     heappop(strategies)  # too early; it comes back when the load is about to end
@@ -93,7 +98,7 @@ class Strategies:
                     continue
             heappop(strategies)
             copy.strategy_key = None
-            if begin_ns > free_ns:
+            if loads:
                 loading.append(batch)
                 continue
             return batch

@@ -1,0 +1,316 @@
+"""A worker's link is a lane: how long messages are on their way, and how many bytes it carries.
+
+Two things delay a message, and they call for opposite things. A *long* link has to be fed early, with much
+under way. A *thin* one has to be fed late: what is sent too early only queues on it. So both are measured
+apart, each way:
+
+* The **length** is the least of the last delays. What varies above it (jitter) is planned for by a high
+  quantile, less what does no harm.
+* The **time per byte** comes from messages that had to wait for the one before: such a pair arrives as far
+  apart as the second takes on the wire. Jitter stretches and shrinks those distances alike, so a quantile
+  below the middle is zero on a link that is not thin. No message is faster than its own bytes, which bounds
+  the time per byte from above, and so a link that was busy because of somebody else recovers at once.
+
+What bytes explain is taken off a delay before it counts as length. Messages that arrive in the same moment
+count once: where a process stood still, it is one pause, not twenty long delays.
+
+**The clock of a worker's lanes.** All times of `exec_lane` and `load_lane`, of copies' loads and of actions
+under way are those at which the controller *hears* of them: the worker's time plus the way back. So an
+answer's way back is part of whoever runs it, near or far, and no rule above this file knows of links: a
+batch is in time when its end, as heard, is not after `due_ns`. Only `Dispatch`, which writes windows for
+workers, and `Scheduler`, which reads their reports, translate.
+
+The link of a worker on the same machine, or in the same rack, is shorter than what is planned for always.
+Nothing is learned from it then, and it costs two comparisons per result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from clockwright.units import NS_PER_MS
+
+# Enough to tell the largest delay from the usual ones, few enough to follow a link that changes within a
+# second of work.
+_WINDOW_SIZE = 64
+
+# This part of the window is planned for; lone pauses are in the rest.
+_QUANTILE = 0.95
+
+# Messages that arrive within this of each other were delayed by the same thing.
+_SAME_MOMENT_NS = NS_PER_MS
+
+# Distances of queued messages: so many are kept, so many are believed.
+_PAIRS, _PAIRS_LEAST = 24, 5
+_PAIRS_QUANTILE = 0.4
+
+# What a message without tensors counts as, so that a link which carries only so many messages is thin too.
+_MESSAGE_BYTES = 1000
+
+# The bound of the time per byte by single messages is loosened by this part with each message.
+_LOOSEN = 1 / 64
+
+# The length of a way back below this is left to the margin.
+_SHORT_BACK_NS = NS_PER_MS
+
+# What queued has gone after this long without an action. A length that rules every request out is never
+# measured again, so it is forgotten after this long too.
+_FORGET_NS = 500 * NS_PER_MS
+
+
+class Way:
+    """One direction of a link."""
+
+    __slots__ = (
+        "_arrived_ns",
+        "_least_ns",
+        "_most_per_byte",
+        "_pairs",
+        "_reached",
+        "_samples",
+        "_sent_bytes",
+        "_short_ns",
+        "_tolerance_ns",
+        "free_ns",
+        "last_wire_ns",
+        "length_ns",
+        "ns",
+        "ns_per_byte",
+    )
+
+    def __init__(self, *, least_ns: int, short_ns: int, tolerance_ns: int) -> None:
+        """Begin with a way on which nothing was measured.
+
+        Args:
+            least_ns: planned for always.
+            short_ns: a way that is not longer counts as having no length.
+            tolerance_ns: how much later than planned a message may come without harm.
+        """
+        self._least_ns = least_ns
+        self._short_ns = short_ns
+        self._tolerance_ns = tolerance_ns
+        self._samples: deque[int] = deque(maxlen=_WINDOW_SIZE)
+        self._pairs: deque[float] = deque(maxlen=_PAIRS)
+        #: When the last message that was measured arrived, and the bytes sent until then, its own included.
+        self._arrived_ns = 0
+        self._reached = 0
+        self._sent_bytes = 0
+        self._most_per_byte = 0.0
+        #: What a message without bytes is planned to take.
+        self.ns = least_ns
+        #: The least of the last delays; 0 where that is short.
+        self.length_ns = 0
+        #: 0: bytes take no time that matters.
+        self.ns_per_byte = 0.0
+        #: When the bytes sent until now have left the wire.
+        self.free_ns = 0
+        #: How long the last message was on the wire.
+        self.last_wire_ns = 0
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a whole window of delays gave nothing to plan for."""
+        return (
+            len(self._samples) == _WINDOW_SIZE
+            and self.ns == self._least_ns
+            and not self.length_ns
+            and not self.ns_per_byte
+        )
+
+    def wire_ns(self, num_bytes: int) -> int:
+        """How long a message is on the wire."""
+        return int((num_bytes + _MESSAGE_BYTES) * self.ns_per_byte)
+
+    def send(self, at_ns: int, num_bytes: int) -> tuple[int, int]:
+        """A message is put on the wire behind those before.
+
+        Returns:
+            How long it and those before it will take, and the bytes sent until now.
+        """
+        self._sent_bytes += num_bytes + _MESSAGE_BYTES
+        if not self.ns_per_byte:
+            return 0, self._sent_bytes
+        self.last_wire_ns = self.wire_ns(num_bytes)
+        self.free_ns = max(self.free_ns, at_ns) + self.last_wire_ns
+        return self.free_ns - at_ns, self._sent_bytes
+
+    def measured(
+        self, sent_ns: int, arrived_ns: int, *, num_bytes: int, wire_ns: int, sent_bytes: int
+    ) -> None:
+        """A message arrived.
+
+        Args:
+            sent_ns: when it was put on the wire.
+            arrived_ns: when it was there.
+            num_bytes: of its tensors.
+            wire_ns: what was planned for it and those before it.
+            sent_bytes: bytes that were sent until then, its own included; 0: it has none that count.
+        """
+        delay_ns = max(0, arrived_ns - sent_ns)
+        if sent_bytes:
+            self._pair(sent_ns, arrived_ns, delay_ns, num_bytes, sent_bytes)
+        samples = self._samples
+        sample_ns = max(0, delay_ns - wire_ns)
+        if self.ns_per_byte and samples:
+            # The wire was free later, or sooner, than planned: half of the error is jitter.
+            self.free_ns += (delay_ns - wire_ns - sorted(samples)[len(samples) // 2]) // 4
+        if samples and 0 <= arrived_ns - self._arrived_ns < _SAME_MOMENT_NS:
+            if sample_ns > samples[-1]:
+                samples[-1] = sample_ns
+        else:
+            samples.append(sample_ns)
+        self._arrived_ns = max(self._arrived_ns, arrived_ns)
+        self._plan()
+
+    def _pair(
+        self, sent_ns: int, arrived_ns: int, delay_ns: int, num_bytes: int, sent_bytes: int
+    ) -> None:
+        """Learn the time per byte from a message and the one before."""
+        most = delay_ns / (num_bytes + _MESSAGE_BYTES)
+        loosened = self._most_per_byte * (1 + _LOOSEN)
+        self._most_per_byte = min(most, loosened) if loosened else most
+        between = sent_bytes - self._reached
+        if between <= 0:
+            return  # it overtook
+        least_ns = min(self._samples) if self._samples else 0
+        if self._reached and sent_ns < self._arrived_ns - least_ns:
+            self._pairs.append(max(0, arrived_ns - self._arrived_ns) / between)
+        self._reached = sent_bytes
+        per_byte = 0.0
+        if len(self._pairs) >= _PAIRS_LEAST:
+            per_byte = sorted(self._pairs)[int(len(self._pairs) * _PAIRS_QUANTILE)]
+        per_byte = min(per_byte, self._most_per_byte)
+        if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
+            # What the bytes explain of the delays so far is another part of them now.
+            self.ns_per_byte = per_byte
+            self._samples.clear()
+
+    def _plan(self) -> None:
+        samples = sorted(self._samples)
+        length_ns = samples[0]
+        self.length_ns = length_ns = length_ns if length_ns > self._short_ns else 0
+        high_ns = samples[int(len(samples) * _QUANTILE)] - self._tolerance_ns
+        self.ns = max(self._least_ns, length_ns, high_ns)
+
+    def forget_variation(self) -> None:
+        """Nothing was sent for a while: only the length stays."""
+        self._samples.clear()
+        self._pairs.clear()
+        self.ns = max(self._least_ns, self.length_ns)
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.forget_variation()
+        self.length_ns = 0
+        self.ns = self._least_ns
+        self.ns_per_byte = self._most_per_byte = 0.0
+
+
+class Link:
+    """Both ways of one worker's link."""
+
+    __slots__ = (
+        "_is_stale",
+        "_least_ns",
+        "_measured_ns",
+        "_tolerance_ns",
+        "back",
+        "is_thin",
+        "is_usual",
+        "out",
+        "there_ns",
+    )
+
+    def __init__(self, *, least_ns: int, tolerance_ns: int) -> None:
+        """Begin with a link on which nothing was measured.
+
+        Args:
+            least_ns: planned for always on the way out.
+            tolerance_ns: how much later than planned an action, or an answer, may come without harm.
+        """
+        self._least_ns = least_ns
+        self._tolerance_ns = tolerance_ns
+        self.out = Way(least_ns=least_ns, short_ns=least_ns, tolerance_ns=tolerance_ns)
+        self.back = Way(least_ns=0, short_ns=_SHORT_BACK_NS, tolerance_ns=tolerance_ns)
+        #: Nothing of it has to be planned for beyond the least, and nothing is kept.
+        self.is_usual = True
+        #: Bytes take time on it.
+        self.is_thin = False
+        #: On a thin link, when an action without bytes could begin; `Dispatch` notes it before it asks a policy.
+        self.there_ns = 0
+        self._measured_ns = 0
+        self._is_stale = False
+
+    def is_news(self, out_ns: int, back_ns: int) -> bool:
+        """Whether the ways of an action and of its result are to be learned from."""
+        return (
+            not self.is_usual
+            or out_ns > self._least_ns + self._tolerance_ns
+            or back_ns > _SHORT_BACK_NS
+        )
+
+    def learned(self, now_ns: int) -> None:
+        """A result was measured on one way, or on both."""
+        self.is_thin = bool(self.out.ns_per_byte or self.back.ns_per_byte)
+        self.is_usual = False
+        self._measured_ns, self._is_stale = now_ns, False
+        if self.out.is_usual and self.back.is_usual:
+            self._forget()
+
+    def way_ns(self, now_ns: int) -> int:
+        """Way there and back of an action without bytes, on a wire that is free."""
+        if self.is_usual:
+            return self._least_ns
+        if now_ns >= self._measured_ns + _FORGET_NS and not self._is_stale:
+            self._is_stale = True
+            self.out.forget_variation()
+            self.back.forget_variation()
+        return self.out.ns + self.back.ns
+
+    def excess_ns(self, now_ns: int) -> int:
+        """How much longer that is than what is planned for always: a lane is fed so much earlier."""
+        return 0 if self.is_usual else self.way_ns(now_ns) - self._least_ns
+
+    def expected_ns(self, now_ns: int, in_bytes: int = 0, out_bytes: int = 0) -> int:
+        """How long to allow for until an action that is sent now could begin, as heard of here.
+
+        Args:
+            now_ns: the present.
+            in_bytes: inputs that it takes along.
+            out_bytes: outputs that its result will bring.
+        """
+        way_ns = self.way_ns(now_ns)
+        if not self.is_thin:
+            return way_ns
+        out, back = self.out, self.back
+        queued_ns = max(0, out.free_ns - now_ns)
+        return way_ns + queued_ns + out.wire_ns(in_bytes) + back.wire_ns(out_bytes)
+
+    @property
+    def length_ns(self) -> int:
+        """Length of both ways."""
+        return self.out.length_ns + self.back.length_ns
+
+    def room_ns(self, lane_room_ns: int, lookahead_ns: int) -> int:
+        """When to send the next batch on a thin link.
+
+        Args:
+            lane_room_ns: when to send it if bytes took no time.
+            lookahead_ns: how far ahead of lane and wire to decide.
+        """
+        out = self.out
+        return max(lane_room_ns - out.last_wire_ns, out.free_ns - lookahead_ns)
+
+    def bytes_ns(self, in_bytes: int, out_bytes: int) -> int:
+        """What the bytes of a request add to that."""
+        return self.out.wire_ns(in_bytes) + self.back.wire_ns(out_bytes)
+
+    def doubt(self, now_ns: int) -> None:
+        """The link alone rules a request out: forget what was long ago, or nothing would ever be sent again."""
+        if not self.is_usual and now_ns >= self._measured_ns + _FORGET_NS:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.out.forget()
+        self.back.forget()
+        self.is_usual, self.is_thin = True, False
