@@ -177,7 +177,7 @@ class Dispatch:
         if not link.is_usual:
             sent.back_ns = back_ns
             sent.in_bytes = sum([request.num_bytes for request in requests])
-            sent.wire_ns, sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
+            sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
         self._books.begin_infer(sent, batch, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
@@ -374,7 +374,7 @@ class Dispatch:
             action, copy, begin_ns, copy.ready_ns, worker.clock_mhz, back_ns=back_ns
         )
         if not worker.link.is_usual:
-            sent.wire_ns, sent.sent_bytes = worker.link.out.send(now_ns, 0)
+            sent.sent_bytes = worker.link.out.send(now_ns, 0)
         self._books.begin_load(sent, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(

@@ -44,6 +44,9 @@ _SAME_MOMENT_NS = NS_PER_MS
 _PAIRS, _PAIRS_LEAST = 24, 5
 _PAIRS_QUANTILE = 0.4
 
+# Messages under way of which the wire's work is known; with more, it is taken for less than it is.
+_PENDING_MOST = 256
+
 # What a message without tensors counts as, so that a link which carries only so many messages is thin too.
 _MESSAGE_BYTES = 1000
 
@@ -66,6 +69,7 @@ class Way:
         "_least_ns",
         "_most_per_byte",
         "_pairs",
+        "_pending",
         "_reached",
         "_samples",
         "_sent_bytes",
@@ -95,6 +99,8 @@ class Way:
         self._arrived_ns = 0
         self._reached = 0
         self._sent_bytes = 0
+        #: When each message that was not measured yet was sent, and the bytes sent until then.
+        self._pending: deque[tuple[int, int]] = deque(maxlen=_PENDING_MOST)
         self._most_per_byte = 0.0
         #: What a message without bytes is planned to take.
         self.ns = least_ns
@@ -121,61 +127,56 @@ class Way:
         """How long a message is on the wire."""
         return int((num_bytes + _MESSAGE_BYTES) * self.ns_per_byte)
 
-    def send(self, at_ns: int, num_bytes: int) -> tuple[int, int]:
-        """A message is put on the wire behind those before.
-
-        Returns:
-            How long it and those before it will take, and the bytes sent until now.
-        """
+    def send(self, at_ns: int, num_bytes: int) -> int:
+        """A message is put on the wire behind those before; returns the bytes sent until now, its own included."""
         self._sent_bytes += num_bytes + _MESSAGE_BYTES
-        if not self.ns_per_byte:
-            return 0, self._sent_bytes
+        self._pending.append((at_ns, self._sent_bytes))
         self.last_wire_ns = self.wire_ns(num_bytes)
         self.free_ns = max(self.free_ns, at_ns) + self.last_wire_ns
-        return self.free_ns - at_ns, self._sent_bytes
+        return self._sent_bytes
 
-    def measured(
-        self, sent_ns: int, arrived_ns: int, *, num_bytes: int, wire_ns: int, sent_bytes: int
-    ) -> None:
+    def measured(self, sent_ns: int, arrived_ns: int, *, num_bytes: int, sent_bytes: int) -> None:
         """A message arrived.
 
         Args:
             sent_ns: when it was put on the wire.
             arrived_ns: when it was there.
             num_bytes: of its tensors.
-            wire_ns: what was planned for it and those before it.
-            sent_bytes: bytes that were sent until then, its own included; 0: it has none that count.
+            sent_bytes: what `send` returned; 0: it was sent before anything was kept.
         """
         delay_ns = max(0, arrived_ns - sent_ns)
-        if sent_bytes:
-            self._pair(sent_ns, arrived_ns, delay_ns, num_bytes, sent_bytes)
+        between = sent_bytes - self._reached
+        if between > 0:
+            # Until the one before had left the wire, this one waited.
+            waited_ns = max(0, self._arrived_ns - self._least() - sent_ns) if self._reached else 0
+            self._learn_rate(arrived_ns, delay_ns, num_bytes, between, queued=waited_ns > 0)
+            if self.ns_per_byte:
+                delay_ns = max(0, delay_ns - waited_ns - int(between * self.ns_per_byte))
+            self._reached = sent_bytes
+        elif self.ns_per_byte:
+            return  # nobody knows what it waited for
         samples = self._samples
-        sample_ns = max(0, delay_ns - wire_ns)
-        if self.ns_per_byte and samples:
-            # The wire was free later, or sooner, than planned: half of the error is jitter.
-            self.free_ns += (delay_ns - wire_ns - sorted(samples)[len(samples) // 2]) // 4
         if samples and 0 <= arrived_ns - self._arrived_ns < _SAME_MOMENT_NS:
-            if sample_ns > samples[-1]:
-                samples[-1] = sample_ns
+            samples[-1] = max(samples[-1], delay_ns)
         else:
-            samples.append(sample_ns)
+            samples.append(delay_ns)
         self._arrived_ns = max(self._arrived_ns, arrived_ns)
         self._plan()
+        if self.ns_per_byte:
+            self._find_free()
 
-    def _pair(
-        self, sent_ns: int, arrived_ns: int, delay_ns: int, num_bytes: int, sent_bytes: int
+    def _least(self) -> int:
+        return min(self._samples) if self._samples else 0
+
+    def _learn_rate(
+        self, arrived_ns: int, delay_ns: int, num_bytes: int, between: int, *, queued: bool
     ) -> None:
-        """Learn the time per byte from a message and the one before."""
+        """Learn the time per byte from a message, and from its distance to the one before."""
         most = delay_ns / (num_bytes + _MESSAGE_BYTES)
         loosened = self._most_per_byte * (1 + _LOOSEN)
         self._most_per_byte = min(most, loosened) if loosened else most
-        between = sent_bytes - self._reached
-        if between <= 0:
-            return  # it overtook
-        least_ns = min(self._samples) if self._samples else 0
-        if self._reached and sent_ns < self._arrived_ns - least_ns:
+        if queued:
             self._pairs.append(max(0, arrived_ns - self._arrived_ns) / between)
-        self._reached = sent_bytes
         per_byte = 0.0
         if len(self._pairs) >= _PAIRS_LEAST:
             per_byte = sorted(self._pairs)[int(len(self._pairs) * _PAIRS_QUANTILE)]
@@ -184,6 +185,17 @@ class Way:
             # What the bytes explain of the delays so far is another part of them now.
             self.ns_per_byte = per_byte
             self._samples.clear()
+
+    def _find_free(self) -> None:
+        """Take up the wire where the last message that was measured left it."""
+        pending, reached, per_byte = self._pending, self._reached, self.ns_per_byte
+        while pending and pending[0][1] <= reached:
+            pending.popleft()
+        free_ns = self._arrived_ns - self._least()
+        for sent_ns, sent_bytes in pending:
+            free_ns = max(free_ns, sent_ns) + int((sent_bytes - reached) * per_byte)
+            reached = sent_bytes
+        self.free_ns = free_ns
 
     def _plan(self) -> None:
         samples = sorted(self._samples)
@@ -201,7 +213,8 @@ class Way:
     def forget(self) -> None:
         """Begin anew."""
         self.forget_variation()
-        self.length_ns = 0
+        self._pending.clear()
+        self.length_ns = self.free_ns = 0
         self.ns = self._least_ns
         self.ns_per_byte = self._most_per_byte = 0.0
 

@@ -231,11 +231,9 @@ class SentAction:
     withdrawn: bool = False
     #: How much later the controller hears of its begin and end than they are, as planned.
     back_ns: int = 0
-    #: Bytes of its inputs, and those sent to the worker until then; how long they are on the wire, with what is
-    #: before them. All 0 where the link is usual.
+    #: Bytes of its inputs, and those sent to the worker until then; both 0 where the link is usual.
     in_bytes: int = 0
     sent_bytes: int = 0
-    wire_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
