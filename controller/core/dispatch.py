@@ -135,7 +135,7 @@ class Dispatch:
             if now_ns < batch.copy.model.apart_until_ns:
                 _take_apart(batch)
             if link.is_thin and self._traits.predicts:
-                _fit_link(batch, available_ns, now_ns)
+                _fit_link(batch, available_ns)
             self._send_infer(worker, batch, now_ns)
         self._look_again(worker, room_ns, now_ns)
 
@@ -160,6 +160,7 @@ class Dispatch:
         link, back_ns = worker.link, 0
         if not link.is_usual:
             back_ns = link.back.ns
+            window_ns += link.out.ns - link.out.length_ns
             if link.is_thin:
                 back_ns += link.back.wire_ns(sum([r.rows for r in requests]) * model.output_row_bytes)
         action = Infer(
@@ -458,7 +459,7 @@ class Dispatch:
             self._wake_load(worker, now_ns)
 
 
-def _fit_link(batch: Batch, available_ns: int, now_ns: int) -> None:
+def _fit_link(batch: Batch, available_ns: int) -> None:
     """Leave those out of a batch whose inputs would keep it waiting, for the lane or past its time.
 
     Where the lane is busy meanwhile, inputs of many get there in its shadow, and a larger batch saves it time.
@@ -469,19 +470,20 @@ def _fit_link(batch: Batch, available_ns: int, now_ns: int) -> None:
     queue, sizes = model.queue, estimates.sizes
     due_ns = queue[first].due_ns
     num_bytes = rows = count = index = 0
-    begin_ns = shadow_ns = 0
+    begin_ns = 0
     for position in range(first, first + batch.count):
         request = queue[position]
         num_bytes += request.num_bytes
         rows += request.rows
         cover = estimates.cover[rows]
-        there_ns = now_ns + link.expected_ns(now_ns, num_bytes, rows * model.output_row_bytes)
+        exec_ns = estimates.exec_ns[cover]
+        later_ns = link.begin_ns(available_ns, num_bytes, rows * model.output_row_bytes, exec_ns)
         if not count:
-            shadow_ns = max(available_ns, there_ns) + _NO_MATTER_NS
-        elif there_ns > shadow_ns or max(there_ns, available_ns) + estimates.exec_ns[cover] > due_ns:
+            most_ns = min(later_ns + _NO_MATTER_NS, due_ns)
+        elif later_ns > most_ns or later_ns + exec_ns > due_ns:
             break
         if not count or sizes[cover] == rows or position == first + batch.count - 1:
-            count, index, begin_ns = position - first + 1, cover, max(there_ns, available_ns)
+            count, index, begin_ns = position - first + 1, cover, later_ns
     if count < batch.count:
         batch.count, batch.size_index = count, index
         batch.required_start_ns = due_ns - estimates.exec_ns[index]

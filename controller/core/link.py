@@ -56,9 +56,10 @@ _LOOSEN = 1 / 64
 # The length of a way back below this is left to the margin.
 _SHORT_BACK_NS = NS_PER_MS
 
-# What queued has gone after this long without an action. A length that rules every request out is never
-# measured again, so it is forgotten after this long too.
+# What queued has gone after this long without an action. A length that rules requests out is never measured
+# again, so it is forgotten: after as long where a request was refused for it, after longer in any case.
 _FORGET_NS = 500 * NS_PER_MS
+_FORGET_ALL_NS = 2000 * NS_PER_MS
 
 
 class Way:
@@ -184,7 +185,8 @@ class Way:
         if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
             # What the bytes explain of the delays so far is another part of them now.
             self.ns_per_byte = per_byte
-            self._samples.clear()
+            self.forget_variation()
+            self.length_ns, self.ns = 0, self._least_ns
 
     def _find_free(self) -> None:
         """Take up the wire where the last message that was measured left it."""
@@ -205,15 +207,15 @@ class Way:
         self.ns = max(self._least_ns, length_ns, high_ns)
 
     def forget_variation(self) -> None:
-        """Nothing was sent for a while: only the length stays."""
+        """Only the length stays of what was measured, and the time per byte."""
         self._samples.clear()
-        self._pairs.clear()
         self.ns = max(self._least_ns, self.length_ns)
 
     def forget(self) -> None:
         """Begin anew."""
         self.forget_variation()
         self._pending.clear()
+        self._pairs.clear()
         self.length_ns = self.free_ns = 0
         self.ns = self._least_ns
         self.ns_per_byte = self._most_per_byte = 0.0
@@ -274,10 +276,15 @@ class Link:
         """Way there and back of an action without bytes, on a wire that is free."""
         if self.is_usual:
             return self._least_ns
-        if now_ns >= self._measured_ns + _FORGET_NS and not self._is_stale:
-            self._is_stale = True
-            self.out.forget_variation()
-            self.back.forget_variation()
+        silent_ns = now_ns - self._measured_ns
+        if silent_ns >= _FORGET_NS:
+            if silent_ns >= _FORGET_ALL_NS:
+                self._forget()
+                return self._least_ns
+            if not self._is_stale:
+                self._is_stale = True
+                self.out.forget_variation()
+                self.back.forget_variation()
         return self.out.ns + self.back.ns
 
     def excess_ns(self, now_ns: int) -> int:
@@ -314,9 +321,19 @@ class Link:
         out = self.out
         return max(lane_room_ns - out.last_wire_ns, out.free_ns - lookahead_ns)
 
-    def bytes_ns(self, in_bytes: int, out_bytes: int) -> int:
-        """What the bytes of a request add to that."""
-        return self.out.wire_ns(in_bytes) + self.back.wire_ns(out_bytes)
+    def begin_ns(self, free_ns: int, in_bytes: int, out_bytes: int, exec_ns: int) -> int:
+        """When an action could begin that is sent at the time of `there_ns`, as heard of here.
+
+        Args:
+            free_ns: when its lane is free.
+            in_bytes: inputs that it takes along.
+            out_bytes: outputs that its result will bring. Where they take longer than the EXEC, they wait for
+                those of the action before.
+            exec_ns: duration of its EXEC.
+        """
+        out_ns = self.back.wire_ns(out_bytes)
+        free_ns += max(0, out_ns - exec_ns)
+        return max(free_ns, self.there_ns + self.out.wire_ns(in_bytes) + out_ns)
 
     def doubt(self, now_ns: int) -> None:
         """The link alone rules a request out: forget what was long ago, or nothing would ever be sent again."""

@@ -73,8 +73,12 @@ class Strategies:
             begin_ns = free_ns
             if link.is_thin:
                 model = copy.model
-                bytes_ns = link.bytes_ns(model.queue[0].num_bytes, model.output_row_bytes)
-                begin_ns = max(begin_ns, link.there_ns + bytes_ns)
+                begin_ns = link.begin_ns(
+                    free_ns,
+                    model.queue[0].num_bytes,
+                    model.output_row_bytes,
+                    copy.estimates.exec_ns[0],
+                )
             loads = not copy.resident and copy.ready_ns > begin_ns
             if loads:
                 begin_ns = copy.ready_ns
