@@ -11,7 +11,8 @@ apart, each way:
   below the middle is zero on a link that is not thin. No message is faster than its own bytes, which bounds
   the time per byte from above, and so a link that was busy because of somebody else recovers at once.
 
-What bytes explain is taken off a delay before it counts as length. Messages that arrive in the same moment
+On a thin link only a message that did not wait tells of the length: a queue that is taken for length is kept up
+for ever. Messages that arrive in the same moment
 count once: where a process stood still, it is one pause, not twenty long delays.
 
 **The clock of a worker's lanes.** All times of `exec_lane` and `load_lane`, of copies' loads and of actions
@@ -34,6 +35,8 @@ from clockwright.units import NS_PER_MS
 # second of work.
 _WINDOW_SIZE = 64
 
+_WINDOW_NS = 1000 * NS_PER_MS
+
 # This part of the window is planned for; lone pauses are in the rest.
 _QUANTILE = 0.95
 
@@ -46,6 +49,10 @@ _PAIRS_QUANTILE = 0.4
 
 # Messages under way of which the wire's work is known; with more, it is taken for less than it is.
 _PENDING_MOST = 256
+
+# A message that arrives further behind the one before than it takes on the wire did not wait for that one.
+_APART = 1.05
+_SOON_NS = NS_PER_MS // 50
 
 # What a message without tensors counts as, so that a link which carries only so many messages is thin too.
 _MESSAGE_BYTES = 1000
@@ -75,6 +82,7 @@ class Way:
         "_samples",
         "_sent_bytes",
         "_short_ns",
+        "_times_ns",
         "_tolerance_ns",
         "free_ns",
         "last_wire_ns",
@@ -94,8 +102,11 @@ class Way:
         self._least_ns = least_ns
         self._short_ns = short_ns
         self._tolerance_ns = tolerance_ns
+        #: The last delays, less what bytes explain, and when each arrived.
         self._samples: deque[int] = deque(maxlen=_WINDOW_SIZE)
-        self._pairs: deque[float] = deque(maxlen=_PAIRS)
+        self._times_ns: deque[int] = deque(maxlen=_WINDOW_SIZE)
+        #: The last distances of queued messages, in ns per byte, and the bytes of each.
+        self._pairs: deque[tuple[float, int]] = deque(maxlen=_PAIRS)
         #: When the last message that was measured arrived, and the bytes sent until then, its own included.
         self._arrived_ns = 0
         self._reached = 0
@@ -146,41 +157,55 @@ class Way:
             sent_bytes: what `send` returned; 0: it was sent before anything was kept.
         """
         delay_ns = max(0, arrived_ns - sent_ns)
+        apart_ns = arrived_ns - self._arrived_ns
         between = sent_bytes - self._reached
+        waited = True
         if between > 0:
             # Until the one before had left the wire, this one waited.
-            waited_ns = max(0, self._arrived_ns - self._least() - sent_ns) if self._reached else 0
-            self._learn_rate(arrived_ns, delay_ns, num_bytes, between, queued=waited_ns > 0)
-            if self.ns_per_byte:
-                delay_ns = max(0, delay_ns - waited_ns - int(between * self.ns_per_byte))
+            queued = self._reached > 0 and sent_ns < self._arrived_ns - self._least()
+            self._learn_rate(apart_ns, delay_ns, num_bytes, between, queued=queued)
+            wire_ns = between * self.ns_per_byte
+            waited = sent_ns < self._arrived_ns and apart_ns < _APART * wire_ns + _SOON_NS
             self._reached = sent_bytes
-        elif self.ns_per_byte:
-            return  # nobody knows what it waited for
-        samples = self._samples
-        if samples and 0 <= arrived_ns - self._arrived_ns < _SAME_MOMENT_NS:
-            samples[-1] = max(samples[-1], delay_ns)
-        else:
-            samples.append(delay_ns)
+            delay_ns -= self.wire_ns(num_bytes)
+        if not self.ns_per_byte or not waited:
+            self._take(arrived_ns, max(0, delay_ns))
+            self._plan()
         self._arrived_ns = max(self._arrived_ns, arrived_ns)
-        self._plan()
         if self.ns_per_byte:
             self._find_free()
+
+    def _take(self, arrived_ns: int, delay_ns: int) -> None:
+        samples, times = self._samples, self._times_ns
+        if times and 0 <= arrived_ns - times[-1] < _SAME_MOMENT_NS:
+            samples[-1] = max(samples[-1], delay_ns)
+            return
+        samples.append(delay_ns)
+        times.append(arrived_ns)
+        while times[0] < arrived_ns - _WINDOW_NS:
+            times.popleft()
+            samples.popleft()
 
     def _least(self) -> int:
         return min(self._samples) if self._samples else 0
 
     def _learn_rate(
-        self, arrived_ns: int, delay_ns: int, num_bytes: int, between: int, *, queued: bool
+        self, apart_ns: int, delay_ns: int, num_bytes: int, between: int, *, queued: bool
     ) -> None:
         """Learn the time per byte from a message, and from its distance to the one before."""
         most = delay_ns / (num_bytes + _MESSAGE_BYTES)
         loosened = self._most_per_byte * (1 + _LOOSEN)
         self._most_per_byte = min(most, loosened) if loosened else most
         if queued:
-            self._pairs.append(max(0, arrived_ns - self._arrived_ns) / between)
+            self._pairs.append((max(0, apart_ns) / between, between))
         per_byte = 0.0
         if len(self._pairs) >= _PAIRS_LEAST:
-            per_byte = sorted(self._pairs)[int(len(self._pairs) * _PAIRS_QUANTILE)]
+            # Each counts by its bytes: a message without any tells nothing of what tensors take.
+            left = _PAIRS_QUANTILE * sum([weight for _, weight in self._pairs])
+            for per_byte, weight in sorted(self._pairs):
+                left -= weight
+                if left <= 0:
+                    break
         per_byte = min(per_byte, self._most_per_byte)
         if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
             # What the bytes explain of the delays so far is another part of them now.
@@ -209,6 +234,7 @@ class Way:
     def forget_variation(self) -> None:
         """Only the length stays of what was measured, and the time per byte."""
         self._samples.clear()
+        self._times_ns.clear()
         self.ns = max(self._least_ns, self.length_ns)
 
     def forget(self) -> None:
