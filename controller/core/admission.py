@@ -52,7 +52,6 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
         return _offered_nowhere(model)
     due_ns, rows = request.due_ns, request.rows
     ahead = rows + _rows_ahead(request, arriving)
-    num_bytes, out_bytes = request.num_bytes, rows * model.output_row_bytes
 
     best: Verdict | None = None
     best_finish_ns = 0
@@ -63,10 +62,11 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
             continue
         begin_ns = worker.exec_lane.available_ns(now_ns)
         link = worker.link
-        if link.is_thin:
-            earliest_ns = now_ns + link.expected_ns(now_ns, num_bytes, out_bytes)
-        else:
-            earliest_ns = now_ns + link.way_ns(now_ns)
+        earliest_ns = now_ns + link.usual_ns
+        if not link.is_usual:
+            earliest_ns = now_ns + link.expected_ns(
+                now_ns, request.num_bytes, rows * model.output_row_bytes
+            )
         if begin_ns < earliest_ns:
             begin_ns = earliest_ns
         load_ns = 0
@@ -93,7 +93,9 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
             shortest_ns = exec_ns
         if worker in copies:
             continue
-        earliest_ns = now_ns + worker.link.expected_ns(now_ns, num_bytes, out_bytes)
+        earliest_ns = now_ns + worker.link.expected_ns(
+            now_ns, request.num_bytes, rows * model.output_row_bytes
+        )
         load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
         begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
         finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))

@@ -20,7 +20,6 @@ from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import Copy, Model, Readiness, Request, SentAction, WorkerState
 
-
 # What a batch may wait for its inputs.
 _NO_MATTER_NS = NS_PER_MS // 2
 
@@ -108,14 +107,14 @@ class Dispatch:
             return
         policy = self._policy
         lane, link = worker.exec_lane, worker.link
-        there_ns = now_ns + link.way_ns(now_ns)
         lookahead_ns, max_outstanding = worker.exec_lookahead_ns, policy.max_outstanding
+        there_ns = now_ns + link.usual_ns
         if not link.is_usual:
+            there_ns = now_ns + link.way_ns(now_ns)
             # A long link must be fed earlier, or the lane runs dry, and has more under way for it.
             max_outstanding += max_outstanding * link.length_ns // self._config.lookahead_ns
             lookahead_ns += link.excess_ns(now_ns)
         worker.retry_ns = None
-        room_ns = now_ns
         while True:
             if len(lane) >= max_outstanding:
                 return  # the next result makes room
@@ -160,9 +159,11 @@ class Dispatch:
         link, back_ns = worker.link, 0
         if not link.is_usual:
             back_ns = link.back.ns
-            window_ns += link.out.ns - link.out.length_ns
+            window_ns += link.out.variation_ns
             if link.is_thin:
-                back_ns += link.back.wire_ns(sum([r.rows for r in requests]) * model.output_row_bytes)
+                back_ns += link.back.wire_ns(
+                    sum([r.rows for r in requests]) * model.output_row_bytes
+                )
         action = Infer(
             action_id=ActionId(next(self._action_ids)),
             model_id=model.model_id,
@@ -371,9 +372,7 @@ class Dispatch:
             expected_duration_ns=load_ns,
         )
         copy = Copy(model, worker, readiness.num_pages, readiness.estimates, begin_ns + load_ns)
-        sent = SentAction(
-            action, copy, begin_ns, copy.ready_ns, worker.clock_mhz, back_ns=back_ns
-        )
+        sent = SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz, back_ns=back_ns)
         if not worker.link.is_usual:
             sent.sent_bytes = worker.link.out.send(now_ns, 0)
         self._books.begin_load(sent, now_ns)

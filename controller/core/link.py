@@ -57,6 +57,9 @@ _SOON_NS = NS_PER_MS // 50
 # What a message without tensors counts as, so that a link which carries only so many messages is thin too.
 _MESSAGE_BYTES = 1000
 
+# Bytes that take less per message are not worth planning.
+_NO_MATTER_NS = NS_PER_MS // 5
+
 # The bound of the time per byte by single messages is loosened by this part with each message.
 _LOOSEN = 1 / 64
 
@@ -89,6 +92,7 @@ class Way:
         "length_ns",
         "ns",
         "ns_per_byte",
+        "variation_ns",
     )
 
     def __init__(self, *, least_ns: int, short_ns: int, tolerance_ns: int) -> None:
@@ -116,6 +120,8 @@ class Way:
         self._most_per_byte = 0.0
         #: What a message without bytes is planned to take.
         self.ns = least_ns
+        #: What of that is for delays beyond the least.
+        self.variation_ns = 0
         #: The least of the last delays; 0 where that is short.
         self.length_ns = 0
         #: 0: bytes take no time that matters.
@@ -162,7 +168,7 @@ class Way:
         waited = True
         if between > 0:
             # Until the one before had left the wire, this one waited.
-            queued = self._reached > 0 and sent_ns < self._arrived_ns - self._least()
+            queued = self._reached > 0 and sent_ns <= self._arrived_ns - self._least() + _SOON_NS
             self._learn_rate(apart_ns, delay_ns, num_bytes, between, queued=queued)
             wire_ns = between * self.ns_per_byte
             waited = sent_ns < self._arrived_ns and apart_ns < _APART * wire_ns + _SOON_NS
@@ -201,11 +207,14 @@ class Way:
         per_byte = 0.0
         if len(self._pairs) >= _PAIRS_LEAST:
             # Each counts by its bytes: a message without any tells nothing of what tensors take.
-            left = _PAIRS_QUANTILE * sum([weight for _, weight in self._pairs])
-            for per_byte, weight in sorted(self._pairs):
+            pairs = sorted(self._pairs)
+            total = sum([weight for _, weight in pairs])
+            left = _PAIRS_QUANTILE * total
+            while left > 0:
+                per_byte, weight = pairs.pop(0)
                 left -= weight
-                if left <= 0:
-                    break
+            if per_byte * total < _NO_MATTER_NS * len(self._pairs):
+                per_byte = 0.0
         per_byte = min(per_byte, self._most_per_byte)
         if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
             # What the bytes explain of the delays so far is another part of them now.
@@ -230,12 +239,14 @@ class Way:
         self.length_ns = length_ns = length_ns if length_ns > self._short_ns else 0
         high_ns = samples[int(len(samples) * _QUANTILE)] - self._tolerance_ns
         self.ns = max(self._least_ns, length_ns, high_ns)
+        self.variation_ns = self.ns - max(self._least_ns, length_ns)
 
     def forget_variation(self) -> None:
         """Only the length stays of what was measured, and the time per byte."""
         self._samples.clear()
         self._times_ns.clear()
         self.ns = max(self._least_ns, self.length_ns)
+        self.variation_ns = 0
 
     def forget(self) -> None:
         """Begin anew."""
@@ -252,14 +263,14 @@ class Link:
 
     __slots__ = (
         "_is_stale",
-        "_least_ns",
         "_measured_ns",
-        "_tolerance_ns",
+        "_news_ns",
         "back",
         "is_thin",
         "is_usual",
         "out",
         "there_ns",
+        "usual_ns",
     )
 
     def __init__(self, *, least_ns: int, tolerance_ns: int) -> None:
@@ -269,8 +280,9 @@ class Link:
             least_ns: planned for always on the way out.
             tolerance_ns: how much later than planned an action, or an answer, may come without harm.
         """
-        self._least_ns = least_ns
-        self._tolerance_ns = tolerance_ns
+        #: What the way out takes at most where the link is usual.
+        self.usual_ns = least_ns
+        self._news_ns = least_ns + tolerance_ns
         self.out = Way(least_ns=least_ns, short_ns=least_ns, tolerance_ns=tolerance_ns)
         self.back = Way(least_ns=0, short_ns=_SHORT_BACK_NS, tolerance_ns=tolerance_ns)
         #: Nothing of it has to be planned for beyond the least, and nothing is kept.
@@ -284,11 +296,7 @@ class Link:
 
     def is_news(self, out_ns: int, back_ns: int) -> bool:
         """Whether the ways of an action and of its result are to be learned from."""
-        return (
-            not self.is_usual
-            or out_ns > self._least_ns + self._tolerance_ns
-            or back_ns > _SHORT_BACK_NS
-        )
+        return not self.is_usual or out_ns > self._news_ns or back_ns > _SHORT_BACK_NS
 
     def learned(self, now_ns: int) -> None:
         """A result was measured on one way, or on both."""
@@ -301,12 +309,12 @@ class Link:
     def way_ns(self, now_ns: int) -> int:
         """Way there and back of an action without bytes, on a wire that is free."""
         if self.is_usual:
-            return self._least_ns
+            return self.usual_ns
         silent_ns = now_ns - self._measured_ns
         if silent_ns >= _FORGET_NS:
             if silent_ns >= _FORGET_ALL_NS:
                 self._forget()
-                return self._least_ns
+                return self.usual_ns
             if not self._is_stale:
                 self._is_stale = True
                 self.out.forget_variation()
@@ -315,7 +323,7 @@ class Link:
 
     def excess_ns(self, now_ns: int) -> int:
         """How much longer that is than what is planned for always: a lane is fed so much earlier."""
-        return 0 if self.is_usual else self.way_ns(now_ns) - self._least_ns
+        return 0 if self.is_usual else self.way_ns(now_ns) - self.usual_ns
 
     def expected_ns(self, now_ns: int, in_bytes: int = 0, out_bytes: int = 0) -> int:
         """How long to allow for until an action that is sent now could begin, as heard of here.

@@ -509,11 +509,11 @@ class Scheduler:
             received_ns: when the worker had it; None where that is not known.
             end_ns: when it ended there; now, where it failed.
         """
-        link, now_ns = worker.link, self._now_ns
+        link, now_ns, sent_ns = worker.link, self._now_ns, sent.action.earliest_ns
         # An action is sent the moment it may begin. It was not received later than now, whatever the worker's
         # clock says.
-        sent_ns = sent.action.earliest_ns
         there_ns = sent_ns if received_ns is None else min(received_ns, now_ns)
+        end_ns = max(end_ns, there_ns, sent_ns)
         if not link.is_news(there_ns - sent_ns, now_ns - end_ns):
             return 0
         if received_ns is not None:

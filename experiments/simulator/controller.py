@@ -77,9 +77,7 @@ class VirtualController:
         self._costs = case.costs
         self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
-        self._input_bytes = {
-            model.model_id: model.row.input_bytes for model in case.cluster.models
-        }
+        self._input_bytes = {model.model_id: model.row.input_bytes for model in case.cluster.models}
         self._armed_ns: int | None = None
         #: Clients with an answer, until the event that brought it is dealt with.
         self._answered: list[ClosedLoop] = []

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.link import Link
 from controller.core.estimator import Estimates
+from controller.core.link import Link
 from controller.core.policies import POLICIES
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch, PolicyKind

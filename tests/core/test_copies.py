@@ -8,8 +8,8 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import SchedulerConfig
 from controller.core.copies import Reason, reason_for_copy
-from controller.core.link import Link
 from controller.core.estimator import Estimates
+from controller.core.link import Link
 from controller.core.policies import POLICIES
 from controller.core.policy import Policy, Traits
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState

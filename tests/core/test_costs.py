@@ -16,10 +16,10 @@ from clockwright.units import ArchitectureId, GpuKind, ModelId, RequestId, Worke
 from controller.core import SchedulerConfig
 from controller.core.admission import judge
 from controller.core.books import Books
-from controller.core.link import Link
 from controller.core.estimator import Estimates
 from controller.core.events import ModelAdded, ModelReady, WorkerJoined, WorkerLost
 from controller.core.forecast import forecast
+from controller.core.link import Link
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch

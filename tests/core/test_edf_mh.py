@@ -20,7 +20,6 @@ from clockwright.units import (
     WorkerId,
 )
 from controller.core import EdfMhConfig, SchedulerConfig
-from controller.core.link import Link
 from controller.core.estimator import Estimates
 from controller.core.events import (
     ActionFailed,
@@ -35,6 +34,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
+from controller.core.link import Link
 from controller.core.policies import POLICIES
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral

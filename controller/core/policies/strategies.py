@@ -79,8 +79,7 @@ class Strategies:
                     model.output_row_bytes,
                     copy.estimates.exec_ns[0],
                 )
-            loads = not copy.resident and copy.ready_ns > begin_ns
-            if loads:
+            if loads := not copy.resident and copy.ready_ns > begin_ns:
                 begin_ns = copy.ready_ns
                 if begin_ns > soon_ns:
                     heappop(strategies)  # too early; it comes back when the load is about to end
