@@ -152,7 +152,9 @@ def test_the_length_of_the_way_back_is_kept_free_whatever_the_slo() -> None:
 
 
 def test_a_long_link_has_as_much_under_way_as_its_length_asks_for() -> None:
-    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, lookahead_ns=50 * MS))
+    bench = CoreBench(
+        SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0, lookahead_ns=50 * MS)
+    )
     bench.join()
     bench.warm(A, exec_ms={1: 10})
     (first,) = sends(bench.request(A, at_ms=2000, slo_ms=1000))
