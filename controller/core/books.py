@@ -70,7 +70,7 @@ from clockwright.errors import Refusal
 from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.policy import Batch, Policy
 from controller.core.state import (
     DONE,
@@ -340,7 +340,7 @@ class Books:
         worker_id: WorkerId,
         gpu_kind: GpuKind,
         num_pages: int,
-        link: Link,
+        link: LinkPlan,
         *,
         load_lookahead_ns: int,
     ) -> None:

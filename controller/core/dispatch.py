@@ -164,6 +164,7 @@ class Dispatch:
                 back_ns += link.back.wire_ns(
                     sum([r.rows for r in requests]) * model.output_row_bytes
                 )
+                begin_ns = max(begin_ns, now_ns + back_ns)  # a policy that reacts knows of no bytes
         action = Infer(
             action_id=ActionId(next(self._action_ids)),
             model_id=model.model_id,

@@ -72,7 +72,7 @@ _FORGET_NS = 500 * NS_PER_MS
 _FORGET_ALL_NS = 2000 * NS_PER_MS
 
 
-class Way:
+class OneWay:
     """One direction of a link."""
 
     __slots__ = (
@@ -258,7 +258,7 @@ class Way:
         self.ns_per_byte = self._most_per_byte = 0.0
 
 
-class Link:
+class LinkPlan:
     """Both ways of one worker's link."""
 
     __slots__ = (
@@ -283,8 +283,8 @@ class Link:
         #: What the way out takes at most where the link is usual.
         self.usual_ns = least_ns
         self._news_ns = least_ns + tolerance_ns
-        self.out = Way(least_ns=least_ns, short_ns=least_ns, tolerance_ns=tolerance_ns)
-        self.back = Way(least_ns=0, short_ns=_SHORT_BACK_NS, tolerance_ns=tolerance_ns)
+        self.out = OneWay(least_ns=least_ns, short_ns=least_ns, tolerance_ns=tolerance_ns)
+        self.back = OneWay(least_ns=0, short_ns=_SHORT_BACK_NS, tolerance_ns=tolerance_ns)
         #: Nothing of it has to be planned for beyond the least, and nothing is kept.
         self.is_usual = True
         #: Bytes take time on it.

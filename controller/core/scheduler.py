@@ -70,7 +70,7 @@ from controller.core.events import (
 )
 from controller.core.forecast import Forecast, forecast
 from controller.core.health import Health
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policy import PolicyKind
 from controller.core.state import (
@@ -752,7 +752,7 @@ class Scheduler:
             event.worker_id,
             event.gpu_kind,
             event.num_pages,
-            Link(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
+            LinkPlan(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
             load_lookahead_ns=config.lookahead_ns,
         )
         workers = list(self._books.workers.values())

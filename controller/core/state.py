@@ -19,7 +19,7 @@ from typing import Final
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.estimator import Estimates
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.shares import ServedShare
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
@@ -249,7 +249,7 @@ class WorkerState:
     num_free_pages: int
     #: Order of joining: breaks ties reproducibly.
     sequence: int
-    link: Link
+    link: LinkPlan
     #: Clock at the last look; 0 where that is not known.
     clock_mhz: int = 0
     #: Estimates and batch sizes that it has measured since that look; `Scheduler` notes them.

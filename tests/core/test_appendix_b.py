@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.estimator import Estimates
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch, PolicyKind
@@ -26,7 +26,7 @@ MS = NS_PER_MS
 
 
 def make_worker(name: str = "gpu") -> WorkerState:
-    link = Link(least_ns=0, tolerance_ns=0)
+    link = LinkPlan(least_ns=0, tolerance_ns=0)
     return WorkerState(WorkerId(name), GpuKind("modelled"), 1000, 1000, 0, link)
 
 

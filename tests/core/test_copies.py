@@ -9,7 +9,7 @@ from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, Reque
 from controller.core import SchedulerConfig
 from controller.core.copies import Reason, reason_for_copy
 from controller.core.estimator import Estimates
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policy import Policy, Traits
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState
@@ -19,7 +19,7 @@ EAGER = Traits(predicts=True, eager_copies=True)
 
 
 def worker(number: int) -> WorkerState:
-    link = Link(least_ns=0, tolerance_ns=0)
+    link = LinkPlan(least_ns=0, tolerance_ns=0)
     return WorkerState(WorkerId(f"gpu{number}"), GpuKind("x"), 10, 10, number, link)
 
 

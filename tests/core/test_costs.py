@@ -19,7 +19,7 @@ from controller.core.books import Books
 from controller.core.estimator import Estimates
 from controller.core.events import ModelAdded, ModelReady, WorkerJoined, WorkerLost
 from controller.core.forecast import forecast
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch
@@ -61,7 +61,7 @@ def long_queue(*, rows: int) -> tuple[Model, Counted]:
     estimates = Estimates(load_ns=8 * MS, exec_ns={1: MS, 8: 4 * MS})
     for number in range(NUM_WORKERS):
         worker = WorkerId(f"w{number}")
-        link = Link(least_ns=0, tolerance_ns=MS)
+        link = LinkPlan(least_ns=0, tolerance_ns=MS)
         books.join(worker, GpuKind("k"), 10, link, load_lookahead_ns=MS)
         books.ready(model, books.workers[worker], Readiness(1, ArchitectureId("a"), estimates))
     for number in range(NUM_WAITING):
@@ -176,7 +176,7 @@ def test_a_model_that_is_ready_on_one_gpu_limits_no_other_models_batch_work() ->
         for number in range(gpus):
             worker_id = WorkerId(f"w{number}")
             if worker_id not in books.workers:
-                link = Link(least_ns=0, tolerance_ns=MS)
+                link = LinkPlan(least_ns=0, tolerance_ns=MS)
                 books.join(worker_id, GpuKind("k"), 9, link, load_lookahead_ns=MS)
             worker = books.workers[worker_id]
             books.ready(model, worker, Readiness(1, ArchitectureId("a"), estimates))

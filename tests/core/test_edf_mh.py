@@ -34,7 +34,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from controller.core.link import Link
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral
@@ -238,7 +238,7 @@ def waiting_batch(
         model.queue.append(request)
     estimates = Estimates(load_ns=MS, exec_ns=EXEC)
     for gpu in range(gpus):
-        link = Link(least_ns=0, tolerance_ns=0)
+        link = LinkPlan(least_ns=0, tolerance_ns=0)
         worker = WorkerState(WorkerId(str(gpu)), GpuKind("x"), 100, 100, gpu, link)
         model.copies[worker] = Copy(model, worker, 1, estimates, resident=True)
         worker.copies[model] = model.copies[worker]

@@ -8,7 +8,7 @@ import pytest
 
 from clockwright.units import NS_PER_S, NS_PER_US
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.link import Link, Way
+from controller.core.link import LinkPlan, OneWay
 from experiments.simulator import HostedModel
 from tests.kit.core_bench import MS, A, CoreBench, infers, sends
 from tests.kit.simulated_cluster import SimulatedCluster, row
@@ -22,7 +22,7 @@ class Wire:
     def __init__(
         self, length_ns: int, bytes_per_s: float = 1e15, jitter_ns: int = 0, seed: int = 1
     ) -> None:
-        self.way = Way(least_ns=MS // 2, short_ns=MS // 2, tolerance_ns=5 * MS // 2)
+        self.way = OneWay(least_ns=MS // 2, short_ns=MS // 2, tolerance_ns=5 * MS // 2)
         self.length_ns, self.bytes_per_s, self.jitter_ns = length_ns, bytes_per_s, jitter_ns
         self._random = random.Random(seed)
         self._free_ns = self._arrived_ns = 0
@@ -110,7 +110,7 @@ def test_small_messages_tell_little_of_what_tensors_take() -> None:
 
 
 def test_a_usual_link_learns_nothing_and_one_that_is_usual_again_forgets() -> None:
-    link = Link(least_ns=MS // 2, tolerance_ns=5 * MS // 2)
+    link = LinkPlan(least_ns=MS // 2, tolerance_ns=5 * MS // 2)
     assert not link.is_news(3 * MS, MS)
     assert link.is_news(3 * MS + 1, 0)
     assert link.is_news(0, MS + 1)
