@@ -102,9 +102,9 @@ class Dispatch:
             # is in time, so that fast ones are free for what comes, gained nothing on two kinds of GPU, and
             # made the median longer.
             room.sort(
-                key=lambda worker: (
-                    self._begin_ns(worker, now_ns),
-                    model.copies[worker].estimates.exec_ns[0],
+                key=lambda w: (
+                    w.exec_lane.available_ns(now_ns) if w.link.is_usual else _begin_ns(w, now_ns),
+                    model.copies[w].estimates.exec_ns[0],
                 )
             )
         for worker in room:
@@ -146,14 +146,6 @@ class Dispatch:
             if len(model.copies) >= MANY_COPIES:
                 model.loose[worker] = None
 
-    def _begin_ns(self, worker: WorkerState, now_ns: int) -> int:
-        """When the worker could begin a batch, as heard of here, less what is the same for all of them."""
-        available_ns = worker.exec_lane.available_ns(now_ns)
-        if worker.link.is_usual:
-            return available_ns
-        there_ns = now_ns + worker.link.expected_ns(now_ns) - self._config.dispatch_delay_ns
-        return max(available_ns, there_ns)
-
     def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         """Send Infers while the exec lane has less than the look-ahead to do."""
         if worker.draining:
@@ -173,7 +165,7 @@ class Dispatch:
             there_ns = now_ns + link.way_ns(now_ns)
             # A long link must be fed earlier, or the lane runs dry, and has more under way for it.
             max_outstanding += max_outstanding * link.length_ns // self._config.lookahead_ns
-            lookahead_ns += link.excess_ns(now_ns)
+            lookahead_ns += link.excess_ns
         worker.retry_ns = None
         while True:
             if len(lane) >= max_outstanding:
@@ -356,7 +348,7 @@ class Dispatch:
         for worker in model.ready:
             if worker.load_blocked:
                 continue
-            lookahead_ns = self._load_lookahead_ns(worker, now_ns)
+            lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
             load_free_ns = worker.load_lane.available_ns(now_ns)
             next_room_ns = min(next_room_ns, load_free_ns - lookahead_ns)
             if load_free_ns <= now_ns + lookahead_ns and worker not in model.copies:
@@ -393,7 +385,7 @@ class Dispatch:
         """Send LoadWeights while the load lane has less than the look-ahead to do."""
         if worker.draining or worker.load_blocked:
             return
-        lookahead_ns = self._load_lookahead_ns(worker, now_ns)
+        lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
         lane = worker.load_lane
         there_ns = now_ns + worker.link.expected_ns(now_ns)
         while True:
@@ -455,17 +447,14 @@ class Dispatch:
         self._books.drop(copy)
         self.commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
 
-    def _load_lookahead_ns(self, worker: WorkerState, now_ns: int) -> int:
-        """How far ahead of the load lane to decide: a long link is fed earlier."""
-        return worker.load_lookahead_ns + worker.link.excess_ns(now_ns)
-
     def _wake_load(self, worker: WorkerState, now_ns: int) -> None:
         """Look at both lanes when the load lane has room again.
 
         That is also when an Infer may be planned behind the lane's last load.
         """
         lane = worker.load_lane
-        at_ns = lane.available_ns(now_ns) - self._load_lookahead_ns(worker, now_ns)
+        lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
+        at_ns = lane.available_ns(now_ns) - lookahead_ns
         if worker.load_wakeup_ns is None and at_ns > now_ns and not lane.late(now_ns):
             worker.load_blocked = False
             self._alarms.wake_load(worker, at_ns)
@@ -519,6 +508,13 @@ class Dispatch:
             if self._policy.wants_any:
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
+
+
+def _begin_ns(worker: WorkerState, now_ns: int) -> int:
+    """When the worker could begin a batch, as heard of here, less what is the same for all of them."""
+    link = worker.link
+    there_ns = now_ns + link.expected_ns(now_ns) - link.usual_ns
+    return max(worker.exec_lane.available_ns(now_ns), there_ns)
 
 
 def _fit_link(batch: Batch, available_ns: int) -> None:

@@ -266,6 +266,7 @@ class LinkPlan:
         "_measured_ns",
         "_news_ns",
         "back",
+        "excess_ns",
         "is_thin",
         "is_usual",
         "out",
@@ -287,6 +288,9 @@ class LinkPlan:
         self.back = OneWay(least_ns=0, short_ns=_SHORT_BACK_NS, tolerance_ns=tolerance_ns)
         #: Nothing of it has to be planned for beyond the least, and nothing is kept.
         self.is_usual = True
+        #: How much longer the ways there and back are than what is planned for always: lanes are fed so much
+        #: earlier.
+        self.excess_ns = 0
         #: Bytes take time on it.
         self.is_thin = False
         #: On a thin link, when an action without bytes could begin; `Dispatch` notes it before it asks a policy.
@@ -303,6 +307,7 @@ class LinkPlan:
         self.is_thin = bool(self.out.ns_per_byte or self.back.ns_per_byte)
         self.is_usual = False
         self._measured_ns, self._is_stale = now_ns, False
+        self.excess_ns = self.out.ns + self.back.ns - self.usual_ns
         if self.out.is_usual and self.back.is_usual:
             self._forget()
 
@@ -311,19 +316,14 @@ class LinkPlan:
         if self.is_usual:
             return self.usual_ns
         silent_ns = now_ns - self._measured_ns
-        if silent_ns >= _FORGET_NS:
-            if silent_ns >= _FORGET_ALL_NS:
-                self._forget()
-                return self.usual_ns
-            if not self._is_stale:
-                self._is_stale = True
-                self.out.forget_variation()
-                self.back.forget_variation()
-        return self.out.ns + self.back.ns
-
-    def excess_ns(self, now_ns: int) -> int:
-        """How much longer that is than what is planned for always: a lane is fed so much earlier."""
-        return 0 if self.is_usual else self.way_ns(now_ns) - self.usual_ns
+        if silent_ns >= _FORGET_ALL_NS:
+            self._forget()
+        elif silent_ns >= _FORGET_NS and not self._is_stale:
+            self._is_stale = True
+            self.out.forget_variation()
+            self.back.forget_variation()
+            self.excess_ns = self.out.ns + self.back.ns - self.usual_ns
+        return self.usual_ns + self.excess_ns
 
     def expected_ns(self, now_ns: int, in_bytes: int = 0, out_bytes: int = 0) -> int:
         """How long to allow for until an action that is sent now could begin, as heard of here.
@@ -377,4 +377,4 @@ class LinkPlan:
     def _forget(self) -> None:
         self.out.forget()
         self.back.forget()
-        self.is_usual, self.is_thin = True, False
+        self.is_usual, self.is_thin, self.excess_ns = True, False, 0

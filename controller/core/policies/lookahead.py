@@ -64,7 +64,7 @@ def adapt_lookahead(
         longest_ns: the look-ahead's upper bound, whatever is measured.
         now_ns: the present.
     """
-    staged_ns, link_ns = event.staged_ns, worker.link.excess_ns(now_ns)
+    staged_ns, link_ns = event.staged_ns, worker.link.excess_ns
     if staged_ns is None:
         staged_ns = event.begin_ns
     else:

@@ -108,15 +108,7 @@ class Strategies:
                 heappop(strategies)
                 copy.strategy_key = None
                 continue
-            begin_ns = free_ns
-            if link.is_thin:
-                model = copy.model
-                begin_ns = link.begin_ns(
-                    free_ns,
-                    model.queue[0].num_bytes,
-                    model.output_row_bytes,
-                    copy.estimates.exec_ns[0],
-                )
+            begin_ns = _begin_ns(copy, free_ns) if link.is_thin else free_ns
             if loads := not copy.resident and copy.ready_ns > begin_ns:
                 begin_ns = copy.ready_ns
                 if begin_ns > soon_ns:
@@ -167,6 +159,13 @@ class Strategies:
         for copy in self._parked.pop(worker):
             if copy.model.queue and copy.model.copies.get(worker) is copy:
                 self._enter(copy)
+
+
+def _begin_ns(copy: Copy, free_ns: int) -> int:
+    """When the first request of a copy's model could run, with what its bytes take on a thin link."""
+    model, exec_ns = copy.model, copy.estimates.exec_ns[0]
+    first = model.queue[0]
+    return copy.worker.link.begin_ns(free_ns, first.num_bytes, model.output_row_bytes, exec_ns)
 
 
 def soonest(loading: list[Batch]) -> Batch:
