@@ -74,14 +74,14 @@ class SchedulerConfig:
     lookahead_ns: int = 5 * NS_PER_MS
     #: Infers under way to one worker at most. The look-ahead bounds their time, this bounds their number:
     #: 5 ms of 10 us executions are 500 actions, whose inputs would queue on the link and miss their
-    #: windows. Where even these are too many for the link, two (delivery.py). Too small: a lane waits
+    #: windows. A long link has more, by its length; a thin one fewer, by what it carries (link.py). Too small: a lane waits
     #: for the round trip.
     max_outstanding: int = 8
     #: How long after its predicted begin an action may still start. Too small: jitter turns into
     #: refused actions. Too large: late work delays what was planned behind it. The paper's 5 ms.
     window_ns: int = 5 * NS_PER_MS
     #: An action sent now begins no earlier than this, or than what is measured to be usual
-    #: (delivery.py). Measured on loopback: 0.3-0.5 ms.
+    #: (link.py). Measured on loopback: 0.3-0.5 ms.
     dispatch_delay_ns: int = 500 * NS_PER_US
     #: Kept free between the predicted end of the EXEC and the deadline, for the output's way back:
     #: this, or `margin_fraction` of the SLO when that is less. Clockwork keeps 5 ms always, which

@@ -63,7 +63,7 @@ def forecast(
                 estimates = readiness.estimates
                 if rows > estimates.sizes[-1]:
                     continue
-                earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+                earliest_ns = now_ns + worker.link.expected_ns(now_ns)
                 begin_ns = max(worker.exec_lane.available_ns(now_ns), earliest_ns)
                 begin_ns = max(begin_ns, exec_free_ns.get(worker, 0))
                 copy = model.copies.get(worker)
@@ -105,7 +105,7 @@ def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
         if rows > estimates.sizes[-1]:
             continue
         exec_ns = estimates.exec_ns[estimates.cover[rows]]
-        budget_ns = left_ns - worker.delivery.expected_ns(now_ns)
+        budget_ns = left_ns - worker.link.expected_ns(now_ns)
         if exec_ns > budget_ns:
             estimates.doubt_exec(rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + exec_ns > budget_ns:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from clockwright.units import NS_PER_S, ModelId
-from experiments.bounds.case import BoundProblem, Cost
+from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate
 from experiments.bounds.linear import memory_bound
 from experiments.bounds.noise import work_ns
@@ -71,7 +71,8 @@ def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundP
     return BoundProblem(
         arrival_ns=time_ns,
         model=model,
-        slo_ns=slo_ns,
+        # As if all clocks of workers went after the controller's by the shortest way out.
+        slo_ns=np.maximum(slo_ns - _least_round_trip_ns(case), 1),
         costs=[Cost(_times(row, factor), row.load_ns, pages_of(row)) for row in rows],
         num_gpus=cluster.num_workers,
         pages_per_gpu=max(map(cluster.pages_of_worker, range(cluster.num_workers))),
@@ -80,6 +81,7 @@ def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundP
         padding=padding,
         exec_sigma=cluster.noise.exec_sigma,
         load_sigma=cluster.noise.load_sigma,
+        wires=_wires(case, rows),
     )
 
 
@@ -106,6 +108,32 @@ def rate_bound(case: Case, begin_ns: int = 0) -> int:
         number=round(rate_rps * cluster.num_workers * case.duration_ns / NS_PER_S),
     )
     return int(rate_rps * gpu_ns / NS_PER_S)
+
+
+def _least_round_trip_ns(case: Case) -> int:
+    """What the shortest ways out and back take of every SLO."""
+    links = [case.network.of(worker) for worker in range(case.cluster.num_workers)]
+    out_ns = min(link.delay_ns + min(link.down_samples_ns, default=0) for link in links)
+    back_ns = min(
+        (link.delay_ns if link.up_delay_ns is None else link.up_delay_ns)
+        + min(link.up_samples_ns, default=0)
+        for link in links
+    )
+    return out_ns + back_ns
+
+
+def _wires(case: Case, rows: list[ProfileRow]) -> list[Wires]:
+    """All links together, each way on which bytes take time everywhere."""
+    links = [case.network.of(worker) for worker in range(case.cluster.num_workers)]
+    wires = []
+    for up, request_bytes in (
+        (False, [row.input_bytes for row in rows]),
+        (True, [row.output_bytes for row in rows]),
+    ):
+        speeds = [link.bytes_per_s_of(up=up) for link in links]
+        if None not in speeds:
+            wires.append(Wires(sum(speed or 0 for speed in speeds), request_bytes))
+    return wires
 
 
 def _least_factor(case: Case) -> float:

@@ -337,6 +337,7 @@ _NESTED: dict[str, Callable[[object, str], object]] = {
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
     "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
+    "links": lambda value, where: _build_all(Network, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
     "wrong_profiles": lambda value, where: _build_all(WrongProfile, value, where),
     "sizes": lambda value, where: _integers(value, where),

@@ -68,7 +68,7 @@ class ClockworkPolicy(Policy):
     @override
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         loading: list[Batch] = []
-        soon_ns = now_ns + self.lookahead_ns
+        soon_ns = now_ns + self.lookahead_ns + worker.link.excess_ns
         chosen = self._strategies.take(worker, free_ns, soon_ns, best_batch, loading)
         if chosen is None and loading:
             chosen = soonest(loading)

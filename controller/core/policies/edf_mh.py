@@ -129,7 +129,7 @@ class EdfMhPolicy(Policy):
 
         # The most urgent batches, several under pressure; those that wait to grow; those of batch clients.
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
-        soon_ns = now_ns + worker.exec_lookahead_ns
+        soon_ns = now_ns + worker.exec_lookahead_ns + worker.link.excess_ns
         found: list[Batch] = []
         loading: list[Batch] = []
         aside: list[Batch] = []

@@ -98,7 +98,7 @@ class Strategies:
             run: a model's batch that is in time.
             loading: gets batches that could begin only after a load, which leave a gap.
         """
-        strategies = worker.strategies
+        strategies, link = worker.strategies, worker.link
         while strategies:
             key, _, _, _, copy = strategies[0]
             if copy.strategy_key != key:
@@ -108,8 +108,8 @@ class Strategies:
                 heappop(strategies)
                 copy.strategy_key = None
                 continue
-            begin_ns = free_ns
-            if not copy.resident and copy.ready_ns > free_ns:
+            begin_ns = _begin_ns(copy, free_ns) if link.is_thin else free_ns
+            if loads := not copy.resident and copy.ready_ns > begin_ns:
                 begin_ns = copy.ready_ns
                 if begin_ns > soon_ns:
                     heappop(strategies)  # too early; it comes back when the load is about to end
@@ -131,7 +131,7 @@ class Strategies:
                     continue
             heappop(strategies)
             copy.strategy_key = None
-            if begin_ns > free_ns:
+            if loads:
                 loading.append(batch)
                 continue
             return batch
@@ -161,6 +161,13 @@ class Strategies:
         for copy in self._parked.pop(worker):
             if copy.model.queue and copy.model.copies.get(worker) is copy:
                 self._enter(copy)
+
+
+def _begin_ns(copy: Copy, free_ns: int) -> int:
+    """When the first request of a copy's model could run, with what its bytes take on a thin link."""
+    model, exec_ns = copy.model, copy.estimates.exec_ns[0]
+    first = model.queue[0]
+    return copy.worker.link.begin_ns(free_ns, first.num_bytes, model.output_row_bytes, exec_ns)
 
 
 def soonest(loading: list[Batch]) -> Batch:
