@@ -38,6 +38,9 @@ class EdfMhConfig:
     #: that carry a tenant, `fairness` looks at the tenant's served share, not at the model's. Weights decide
     #: between batches: within a model's queue the deadline does.
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    #: Weights whose next use is farthest away make room, where models are asked at even gaps. Else the least
+    #: recently used ones do.
+    next_use: bool = True
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
     deferral: bool = True

@@ -213,7 +213,7 @@ class Dispatch:
         """Load a model on a worker that is avoided, where its lane is free."""
         if worker.load_lane:
             return
-        victims = self._policy.victims(worker, readiness.num_pages)
+        victims = self._policy.victims(worker, readiness.num_pages, now_ns)
         if victims is None:
             return
         for victim in victims:
@@ -285,7 +285,7 @@ class Dispatch:
             if worker in model.copies:
                 continue
             if reason is REFUSED_COLD or reason is WANTED:
-                victims = self._policy.victims(worker, readiness.num_pages)
+                victims = self._policy.victims(worker, readiness.num_pages, now_ns)
                 if victims is None:
                     continue
                 for victim in victims:
@@ -312,7 +312,7 @@ class Dispatch:
             if model is None:
                 return
             readiness = model.ready[worker]
-            victims = self._policy.victims(worker, readiness.num_pages)
+            victims = self._policy.victims(worker, readiness.num_pages, now_ns)
             if victims is None:
                 # Every copy there is in use until an action ends, or until nobody waits for it.
                 worker.load_blocked = bool(worker.in_flight)

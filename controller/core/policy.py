@@ -110,5 +110,5 @@ class Policy(Protocol):
             now_ns: the present.
         """
 
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Copies whose eviction makes `num_pages` pages free; None when that cannot be."""

@@ -124,6 +124,10 @@ class Model:
     #: Until then it counts as short of copies: requests were refused although one was resident.
     short_until_ns: int = 0
     served: ServedShare = field(default_factory=ServedShare)
+    #: When it was asked last, the gap before that, and when it is expected next; 0: nothing is known.
+    asked_ns: int = 0
+    gap_ns: int = 0
+    expected_ns: int = 0
 
     def ready_on(self, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds it in host memory."""
@@ -204,6 +208,8 @@ class Copy:
     allocation_ns: float = 0.0
     #: Smallest key with which it stands in the worker's strategy heap; None: it does not.
     strategy_key: int | None = None
+    #: When its model is expected next, as its entry among the worker's timers says.
+    expected_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -285,6 +291,8 @@ class WorkerState:
     exec_end_ns: int = 0
     #: Mean duration of recent EXECs.
     mean_exec_ns: int = 0
+    #: Heap of (-expected next use, serial, copy): copies of models that are asked at even gaps (eviction.py).
+    timers: list[tuple[int, int, Copy]] = field(default_factory=list)
 
     def settle(self, *, confirmed: bool) -> None:
         """Keep what was measured at the clock of the last look, or forget it."""

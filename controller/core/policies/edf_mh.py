@@ -42,7 +42,7 @@ from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral
-from controller.core.policies.eviction import least_recently_used
+from controller.core.policies.eviction import NextUse
 from controller.core.policies.fairness import Fairness
 from controller.core.policies.load_queue import Entry, LoadQueue
 from controller.core.policies.lookahead import adapt_lookahead
@@ -105,6 +105,7 @@ class EdfMhPolicy(Policy):
             config.batch_slo_ns, limited=pieces.limit_batch
         )
         self._fairness = Fairness(pieces)
+        self._next_use = NextUse(enabled=pieces.next_use)
         self._strategies = Strategies()
         self._loads = LoadQueue(_load_key)
         # Requests dropped in the last moments for want of time, on either lane.
@@ -180,6 +181,9 @@ class EdfMhPolicy(Policy):
 
     def _count(self, chosen: Batch, now_ns: int) -> None:
         served = chosen.count
+        if self._next_use.watches:
+            model = chosen.copy.model
+            self._next_use.asked(model, model.queue[chosen.first].arrival_ns)
         self._fairness.count_served(chosen, now_ns)
         self._exec_drops.count(now_ns, served=served)
         self._load_drops.count(now_ns, served=served)
@@ -210,6 +214,8 @@ class EdfMhPolicy(Policy):
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Requests that other than batch clients lose for want of time on a lane count as dropped."""
         clients = self._batch_clients
+        if self._next_use.watches:
+            self._next_use.asked(request.model, request.arrival_ns)
         if refusal not in _FOR_WANT_OF_TIME or request.slo_ns >= clients.slo_ns:
             return
         clients.missed += 1
@@ -283,7 +289,8 @@ class EdfMhPolicy(Policy):
                 elsewhere.append(loads.pop())
                 continue
             if readiness.num_pages >= too_many or (
-                readiness.num_pages > fitting and self.victims(worker, readiness.num_pages) is None
+                readiness.num_pages > fitting
+                and self.victims(worker, readiness.num_pages, now_ns) is None
             ):
                 too_many = min(too_many, readiness.num_pages)
                 elsewhere.append(loads.pop())
@@ -312,9 +319,9 @@ class EdfMhPolicy(Policy):
         return chosen
 
     @override
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Never a copy that is loading, in use, or has waiting requests."""
-        return least_recently_used(worker, num_pages, wanted=False)
+        return self._next_use.victims(worker, num_pages, now_ns)
 
 
 def _load_key(model: Model, now_ns: int) -> float | None:
