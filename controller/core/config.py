@@ -41,6 +41,9 @@ class EdfMhConfig:
     #: Weights whose next use is farthest away make room, where models are asked at even gaps. Else the least
     #: recently used ones do.
     next_use: bool = True
+    #: Models that are asked at even gaps are loaded before they are asked, where the load lane has nothing else
+    #: to do.
+    prefetch: bool = True
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
     deferral: bool = True

@@ -397,7 +397,7 @@ class Dispatch:
         self.fill_exec(worker, now_ns)
         if model.queue and len(model.copies) < len(model.ready):
             self._policy.want_load(model, now_ns)
-        if self._policy.wants_any:
+        if self._policy.wants_any or worker.timers:
             self.fill_load(worker, now_ns)
             if not self._traits.predicts and model.load_key is not None:
                 self._load_by_urgency(model, now_ns)  # a replica, for which no request waits
@@ -413,7 +413,7 @@ class Dispatch:
             worker.load_wakeup_ns = None
             self._books.load_near_end(worker)
             self.fill_exec(worker, now_ns)
-            if self._policy.wants_any:
+            if self._policy.wants_any or worker.timers:
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
 

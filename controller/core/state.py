@@ -280,6 +280,9 @@ class WorkerState:
     #: Heap of (key, -batch size, sequence, serial, copy): the policy keeps in it what could run
     #: (strategies.py). The mechanism asks for no batch while it is empty.
     strategies: list[tuple[int, int, int, int, Copy]] = field(default_factory=list)
+    #: Heap of (-expected next use, serial, copy): the policy keeps in it copies of models that are asked at even
+    #: gaps (eviction.py). The mechanism asks for a load that no request waits for only while it is not empty.
+    timers: list[tuple[int, int, Copy]] = field(default_factory=list)
     #: When a policy that holds batches back wants to be asked again; None when it holds none. The
     #: mechanism clears it before it asks.
     retry_ns: int | None = None
@@ -291,8 +294,6 @@ class WorkerState:
     exec_end_ns: int = 0
     #: Mean duration of recent EXECs.
     mean_exec_ns: int = 0
-    #: Heap of (-expected next use, serial, copy): copies of models that are asked at even gaps (eviction.py).
-    timers: list[tuple[int, int, Copy]] = field(default_factory=list)
 
     def settle(self, *, confirmed: bool) -> None:
         """Keep what was measured at the clock of the last look, or forget it."""

@@ -105,7 +105,7 @@ class EdfMhPolicy(Policy):
             config.batch_slo_ns, limited=pieces.limit_batch
         )
         self._fairness = Fairness(pieces)
-        self._next_use = NextUse(enabled=pieces.next_use)
+        self._next_use = NextUse(enabled=pieces.next_use, prefetches=pieces.prefetch)
         self._strategies = Strategies()
         self._loads = LoadQueue(_load_key)
         # Requests dropped in the last moments for want of time, on either lane.
@@ -310,7 +310,9 @@ class EdfMhPolicy(Policy):
         for entry in elsewhere:
             loads.put_back(entry)
         if not found:
-            return None
+            if elsewhere or not worker.timers:
+                return None
+            return self._next_use.expected(worker, begin_ns, now_ns)
         chosen = found[first_kept(jobs, begin_ns, pressure)]
         for model, job in zip(found, jobs, strict=True):
             if model is not chosen:

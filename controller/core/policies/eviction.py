@@ -14,12 +14,16 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from itertools import count
 
+from clockwright.units import NS_PER_MS
 from controller.core.state import Copy, Model, WorkerState
 
 # A gap may differ from the one before by this part of it, and a timer be late by as much.
 _TOLERANCE = 8
 # Copies of timers that a decision passes over in order of use.
 _MAX_PASSED_OVER = 8
+# A timer is loaded ahead when it is expected so soon after the end of its load. Timers that stay resident are asked
+# one after the other, and meanwhile the load lane would be idle; three times as much gave the same.
+_AHEAD_NS = 100 * NS_PER_MS
 
 
 def least_recently_used(worker: WorkerState, num_pages: int, *, wanted: bool) -> list[Copy] | None:
@@ -47,48 +51,98 @@ def _needed(copy: Copy) -> bool:
 
 
 class NextUse:
-    """When each model is asked next, and which copies of a worker therefore go first."""
+    """When each model is asked next, which copies of a worker therefore go first, and what comes before it is asked.
 
-    __slots__ = ("_enabled", "_serial", "watches")
+    Cost: a request of a timer costs two heap entries, which leave when they are stale. Nothing is noted before
+    some worker's cache is half full.
+    """
 
-    def __init__(self, *, enabled: bool = True) -> None:
+    __slots__ = ("_enabled", "_serial", "_soon", "watches")
+
+    def __init__(self, *, enabled: bool = True, prefetches: bool = True) -> None:
         """Begin where nothing has been evicted.
 
         Args:
-            enabled: else the least recently used always goes first.
+            enabled: else the least recently used always goes first, and nothing is loaded ahead.
+            prefetches: load timers ahead.
         """
         self._enabled = enabled
-        #: Something had to be evicted: `asked` is to be told of each model that is asked.
+        #: Memory is about to be short: `asked` is to be told of each model that is asked.
         self.watches = False
+        #: Heap of (expected next use, serial, model); None: nothing is loaded ahead.
+        self._soon: list[tuple[int, int, Model]] | None = [] if prefetches else None
         # Breaks every tie in a heap, so that records are never compared.
         self._serial = count()
 
     def asked(self, model: Model, arrival_ns: int) -> None:
         """A request of the model that arrived then was sent, or refused."""
-        gap_ns = arrival_ns - model.asked_ns
+        before_ns, last_gap_ns = model.asked_ns, model.gap_ns
+        gap_ns = arrival_ns - before_ns
         if gap_ns <= 0:
             return
         model.asked_ns = arrival_ns
-        even = abs(gap_ns - model.gap_ns) <= gap_ns // _TOLERANCE
-        model.gap_ns = (3 * model.gap_ns + gap_ns) // 4 if even else gap_ns
-        model.expected_ns = arrival_ns + model.gap_ns if even else 0
-        if not even:
+        if not before_ns:
             return
+        if not last_gap_ns:
+            model.gap_ns = gap_ns  # the first gap is taken for even
+        elif abs(gap_ns - last_gap_ns) * _TOLERANCE <= gap_ns:
+            model.gap_ns = (3 * last_gap_ns + gap_ns) // 4
+        else:
+            model.gap_ns, model.expected_ns = gap_ns, 0
+            return
+        model.expected_ns = expected_ns = arrival_ns + model.gap_ns
+        if self._soon is not None:
+            heappush(self._soon, (expected_ns, next(self._serial), model))
         for copy in model.copies.values():
             timers = copy.worker.timers
-            copy.expected_ns = model.expected_ns
-            heappush(timers, (-model.expected_ns, next(self._serial), copy))
+            copy.expected_ns = expected_ns
+            heappush(timers, (-expected_ns, next(self._serial), copy))
             # What was expected before stays in the heap, far from its top.
             if len(timers) > 64 + 4 * len(copy.worker.copies):
                 timers[:] = [entry for entry in timers if _stands(entry)]
                 heapify(timers)
 
+    def expected(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
+        """The timer without a copy that is expected soonest, if all that it would displace is farther away.
+
+        Args:
+            worker: its load lane has nothing else to do.
+            begin_ns: when a load would begin.
+            now_ns: the present.
+        """
+        soon = self._soon
+        while soon:
+            expected_ns, _, model = soon[0]
+            readiness = model.ready.get(worker)
+            load_ns = readiness.estimates.load_ns if readiness is not None else 0
+            if expected_ns > begin_ns + load_ns + _AHEAD_NS:
+                return None
+            if (
+                readiness is None
+                or expected_ns != model.expected_ns
+                or expected_ns < begin_ns
+                or model.copies
+                or model.queue
+            ):
+                heappop(soon)
+                continue
+            victims = self.victims(worker, readiness.num_pages, now_ns)
+            if victims is None:
+                return None
+            for victim in victims:
+                if _away_ns(victim.model, now_ns) <= expected_ns - now_ns:
+                    return None
+            heappop(soon)
+            return model
+        return None
+
     def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Copies not in use, and not waited for, that free `num_pages` pages; None when they cannot be freed."""
         missing = num_pages - worker.num_free_pages
         if missing <= 0:
+            if 2 * worker.num_free_pages < worker.num_pages:
+                self.watches = self._enabled
             return []
-        self.watches = self._enabled
         timers = worker.timers
         if not timers:
             return least_recently_used(worker, num_pages, wanted=False)
