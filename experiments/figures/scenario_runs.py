@@ -11,11 +11,11 @@ import numpy as np
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import BoundProblem, Cost, density_bound, density_rate, memory_bound
+from experiments.bounds import Cost, density_bound, density_rate, memory_bound
+from experiments.bounds.simulated import problem_of
 from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
 from experiments.simulator import Case, production_scheduler
-from experiments.simulator.case import pages_of
 
 # The memory bound takes seconds for some thousand requests, so longer runs are bounded by windows.
 _BOUND_WINDOW_NS = 4 * NS_PER_S
@@ -154,26 +154,8 @@ def bound_of(scenario: Scenario, seed: int) -> int:
         slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
         rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
         return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
-    parts = []
-    for arrivals in case.workload.arrivals():
-        if arrivals.time_ns[0] >= end_ns:
-            break
-        inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
-        parts.append([column[inside] for column in arrivals])
-    time_ns, model, slos_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    rows = [case.cluster.least_row(model) for model in models]
-    load = BoundProblem(
-        arrival_ns=time_ns,
-        model=model,
-        slo_ns=slos_ns,
-        costs=[Cost(row.exec_ns, row.load_ns, pages_of(row)) for row in rows],
-        num_gpus=case.cluster.num_workers,
-        pages_per_gpu=max(map(case.cluster.pages_of_worker, range(case.cluster.num_workers))),
-        start_ns=begin_ns,
-        warm=True,
-        # The compared policies send no batch that is not full.
-        padding=False,
-    )
+    # The compared policies send no batch that is not full.
+    load = problem_of(case, begin_ns, padding=False)
     if scenario.bound == "density":
         return density_bound(load)
     windows = range(begin_ns, end_ns, _BOUND_WINDOW_NS)

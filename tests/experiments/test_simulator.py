@@ -43,7 +43,7 @@ ROW = ProfileRow(
     output_bytes=500_000,
 )
 #: Nothing but what the profile says takes time, and nothing is kept free.
-EXACT = SchedulerConfig(dispatch_delay_ns=0, margin_ns=0)
+EXACT = SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0)
 NO_DELAY = Network(delay_ns=0, client_delay_ns=0)
 #: Copies take no time worth counting.
 FAST_COPIES = 10**18

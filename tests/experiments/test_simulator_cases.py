@@ -244,7 +244,7 @@ def test_a_run_of_a_nanosecond_counts_what_it_began(tmp_path: Path) -> None:
 def test_simulate_prints_a_table_for_people(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(app, ["simulate", str(write(tmp_path, SMALL)), "--seconds=0.2"])
     assert outcome.exit_code == 0, outcome.output
-    for word in ("goodput rps", "latency p99 ms", "gpu utilisation", "clockwork"):
+    for word in ("goodput rps", "latency p99 ms", "gpu utilisation", "edf_mh"):
         assert word in outcome.stdout
 
 
