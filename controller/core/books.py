@@ -357,6 +357,14 @@ class Books:
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
         )
+        self._count_kinds()
+
+    def _count_kinds(self) -> None:
+        """Note on each worker whether there are others of another kind."""
+        workers = self.workers.values()
+        beside_others = len({worker.gpu_kind for worker in workers}) > 1
+        for worker in workers:
+            worker.beside_others = beside_others
 
     def clock_changed(
         self, worker: WorkerState, clock_mhz: int, estimates: EstimateTable
@@ -419,6 +427,7 @@ class Books:
     def lose(self, worker: WorkerState) -> tuple[list[SentAction], dict[Model, None]]:
         """A worker is gone; returns what it had in flight, and the models that have to do without it."""
         del self.workers[worker.worker_id]
+        self._count_kinds()
         worker.settle(confirmed=False)  # a GPU that failed may have been slow before
         in_flight = list(worker.in_flight.values())
         worker.in_flight.clear()

@@ -44,6 +44,9 @@ class EdfMhConfig:
     #: Models that are asked at even gaps are loaded before they are asked, where the load lane has nothing else
     #: to do.
     prefetch: bool = True
+    #: Where workers are of unlike kinds, a model is left to those that suit it (policies/suits.py). Else any
+    #: idle worker takes any batch.
+    suits: bool = True
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
     deferral: bool = True

@@ -106,6 +106,8 @@ class Model:
     ready: dict[WorkerState, Readiness] = field(default_factory=dict)
     #: Estimates of the fastest kind of worker among `ready`: what the model is worth loading for.
     fastest: Estimates | None = None
+    #: What is known of it on each kind of worker among `ready`.
+    kinds: dict[GpuKind, Estimates] = field(default_factory=dict)
     #: Workers where the weights are resident or being loaded.
     copies: dict[WorkerState, Copy] = field(default_factory=dict)
     removed: bool = False
@@ -132,12 +134,14 @@ class Model:
     def ready_on(self, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds it in host memory."""
         self.ready[worker] = readiness
+        self.kinds[worker.gpu_kind] = readiness.estimates
         self._find_fastest()
 
     def not_ready_on(self, worker: WorkerState) -> bool:
         """A worker does not any more; tells whether it did."""
         had_it = self.ready.pop(worker, None) is not None
         if had_it:
+            self.kinds = {other.gpu_kind: each.estimates for other, each in self.ready.items()}
             self._find_fastest()
         return self.suspended.pop(worker, None) is not None or had_it
 
@@ -258,6 +262,8 @@ class WorkerState:
     loading: dict[Model, Copy] = field(default_factory=dict)
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
+    #: Workers of another kind are there too.
+    beside_others: bool = False
 
     # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Scheduler`) ---
     #: When the timer looks at each lane again; None when nothing is armed.

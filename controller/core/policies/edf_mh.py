@@ -51,6 +51,7 @@ from controller.core.policies.moore_hodgson import Job, first_kept
 from controller.core.policies.pressure import pressure_of
 from controller.core.policies.runs import Run, largest_run, urgent_run
 from controller.core.policies.strategies import Strategies, soonest
+from controller.core.policies.suits import Suits
 from controller.core.policy import Batch, Policy
 from controller.core.shares import RecentDrops
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState, due_ns_of
@@ -67,6 +68,11 @@ _SHORT_NS = 100 * NS_PER_MS
 
 # A lane that is idle because batch work may not run there is asked again after this time.
 _RETRY_NS = 10 * NS_PER_MS
+
+import os
+V_SHORT = os.environ.get("V_SHORT","1")=="1"
+V_QUEUE = os.environ.get("V_QUEUE","1")=="1"
+V_LOAD = os.environ.get("V_LOAD","1")=="1"
 
 # The look-ahead before anything is measured.
 _FIRST_LOOKAHEAD_NS = 2 * NS_PER_MS
@@ -106,6 +112,7 @@ class EdfMhPolicy(Policy):
         )
         self._fairness = Fairness(pieces)
         self._next_use = NextUse(enabled=pieces.next_use, prefetches=pieces.prefetch)
+        self._suits = Suits()
         self._strategies = Strategies()
         self._loads = LoadQueue(_load_key)
         # Requests dropped in the last moments for want of time, on either lane.
@@ -134,6 +141,8 @@ class EdfMhPolicy(Policy):
         loading: list[Batch] = []
         aside: list[Batch] = []
         growing: list[Batch] = []
+        left: list[Batch] = []
+        suits = worker.beside_others and self._pieces.suits
         while len(found) < most and len(aside) < _MAX_CANDIDATES:
             batch = strategies.take(worker, free_ns, soon_ns, run, loading)
             if batch is None:
@@ -144,6 +153,8 @@ class EdfMhPolicy(Policy):
                     break  # whatever comes after it has an SLO as long
             elif defers and deferral.grows_until_ns(batch) > free_ns:
                 growing.append(batch)
+            elif suits and len(left) < _MAX_CANDIDATES and self._leaves(batch, now_ns):
+                left.append(batch)
             else:
                 found.append(batch)
 
@@ -159,7 +170,7 @@ class EdfMhPolicy(Policy):
             elif not clients.may_run(chosen, worker, now_ns):
                 chosen = None
 
-        for batches in (aside, loading, growing, found):
+        for batches in (aside, loading, growing, left, found):
             for batch in batches:
                 if batch is not chosen:
                     strategies.put_back(batch)
@@ -168,7 +179,35 @@ class EdfMhPolicy(Policy):
                 worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
             elif worker.strategies:
                 worker.retry_ns = now_ns + _RETRY_NS
+                for batch in left:
+                    worker.retry_ns = min(worker.retry_ns, max(batch.required_start_ns - (free_ns-now_ns), now_ns + NS_PER_MS))
         return chosen
+
+    def _leaves(self, batch: Batch, now_ns: int) -> bool:
+        """Whether the batch is better off on another kind of worker, a lane of which can have it in time."""
+        copy, count = batch.copy, batch.count
+        model = copy.model
+        kinds = self._suits.better(model, copy.worker.gpu_kind, count, now_ns)
+        if not kinds:
+            return False
+        if V_SHORT and model.short_until_ns > now_ns:
+            return False
+        due_ns = batch.required_start_ns + copy.estimates.exec_ns[batch.size_index]
+        waiting = len(model.queue) if V_QUEUE else 0
+        for other, there in model.copies.items():
+            if other.gpu_kind not in kinds:
+                continue
+            estimates = there.estimates
+            begin_ns = max(
+                other.exec_lane.available_ns(now_ns), now_ns + other.delivery.expected_ns(now_ns)
+            )
+            if not there.resident:
+                begin_ns = max(begin_ns, there.ready_ns)
+            if begin_ns + estimates.exec_ns[estimates.cover[count]] <= due_ns:
+                if waiting <= count:
+                    return True
+                waiting -= max(count, (due_ns - begin_ns) // int(estimates.ns_per_row))
+        return False
 
     def _first_kept(self, found: list[Batch], free_ns: int, pressure: float) -> Batch:
         jobs = []
@@ -269,6 +308,7 @@ class EdfMhPolicy(Policy):
             pressure = pressure_of(self._load_drops.share(now_ns), self._pieces.pressure_gain)
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
         elsewhere: list[Entry] = []
+        suits = worker.beside_others and self._pieces.suits and V_LOAD
         found: list[Model] = []
         jobs: list[Job] = []
         # Pages that can be freed, and that cannot. A model that needs more must not be in others' way.
@@ -281,6 +321,9 @@ class EdfMhPolicy(Policy):
                 elsewhere.append(loads.pop())
                 continue
             estimates = readiness.estimates
+            if suits and self._leaves_load(model, worker, now_ns):
+                elsewhere.append(loads.pop())
+                continue
             needed_ns = estimates.load_ns + estimates.exec_ns[0]
             if worker.in_flight:  # when it is loaded, its batch waits for the one that runs
                 needed_ns += worker.mean_exec_ns
@@ -319,6 +362,24 @@ class EdfMhPolicy(Policy):
                 loads.put_back_at(model, job.latest_ns)
         loads.unwant(chosen)
         return chosen
+
+    def _leaves_load(self, model: Model, worker: WorkerState, now_ns: int) -> bool:
+        """Whether the model is better off on another kind of worker, which can load it in time."""
+        kinds = self._suits.better(model, worker.gpu_kind, 1, now_ns)
+        if not kinds:
+            return False
+        due_ns = model.queue[-1].due_ns
+        for other, readiness in model.ready.items():
+            if other.gpu_kind not in kinds or other.load_blocked or other in model.copies:
+                continue
+            estimates = readiness.estimates
+            begin_ns = max(
+                other.load_lane.available_ns(now_ns), now_ns + other.delivery.expected_ns(now_ns)
+            )
+            end_ns = max(begin_ns + estimates.load_ns, other.exec_lane.available_ns(now_ns))
+            if end_ns + estimates.exec_ns[0] <= due_ns:
+                return True
+        return False
 
     @override
     def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
