@@ -13,6 +13,12 @@ requests per GPU time first, the harder the more requests were dropped of late (
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
 requests were refused although it has one.
 
+**Eviction.** What is used next the latest goes first. A model that is asked at even gaps is a timer: its next use is
+known, and it is loaded ahead of it where the load lane has nothing else to do (`eviction`).
+
+**Unlike workers.** A batch or a load is left to the kinds of worker that suit its model, while a lane of those can
+have it in time (`suits`).
+
 **Fairness.** A model's batches weigh more the smaller its served share is beside that of all models; requests
 that carry a tenant weigh by the tenant's share and its configured weight (`fairness`).
 
@@ -24,7 +30,7 @@ grow and be in time (`deferral`).
 
 Left out, and recorded beside what was kept (`experiments/results/ablation.json`):
 
-* **Prefetch** of models with periodic demand, with every arrival of the next second known: on the Azure replay
+* **Prefetch** of models other than timers, with every arrival of the next second known: on the Azure replay
   it makes most of the few cold requests warm, which had been answered in time without it.
 * **The slowest GPU that is in time** among unlike ones: see `Dispatch.place`.
 * **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
@@ -68,11 +74,6 @@ _SHORT_NS = 100 * NS_PER_MS
 
 # A lane that is idle because batch work may not run there is asked again after this time.
 _RETRY_NS = 10 * NS_PER_MS
-
-import os
-V_SHORT = os.environ.get("V_SHORT","1")=="1"
-V_QUEUE = os.environ.get("V_QUEUE","1")=="1"
-V_LOAD = os.environ.get("V_LOAD","1")=="1"
 
 # The look-ahead before anything is measured.
 _FIRST_LOOKAHEAD_NS = 2 * NS_PER_MS
@@ -134,7 +135,8 @@ class EdfMhPolicy(Policy):
         if run is None:
             run = largest_run if pressure >= 1.0 else deferral.run if defers else urgent_run
 
-        # The most urgent batches, several under pressure; those that wait to grow; those of batch clients.
+        # The most urgent batches, several under pressure; those that wait to grow; those of batch clients; those
+        # that another kind of worker is to have.
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
         soon_ns = now_ns + worker.exec_lookahead_ns
         found: list[Batch] = []
@@ -179,8 +181,10 @@ class EdfMhPolicy(Policy):
                 worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
             elif worker.strategies:
                 worker.retry_ns = now_ns + _RETRY_NS
+                # What was left to another kind is looked at again before it would be too late here.
                 for batch in left:
-                    worker.retry_ns = min(worker.retry_ns, max(batch.required_start_ns - (free_ns-now_ns), now_ns + NS_PER_MS))
+                    at_ns = batch.required_start_ns - (free_ns - now_ns)
+                    worker.retry_ns = min(worker.retry_ns, max(at_ns, now_ns + NS_PER_MS))
         return chosen
 
     def _leaves(self, batch: Batch, now_ns: int) -> bool:
@@ -190,23 +194,18 @@ class EdfMhPolicy(Policy):
         kinds = self._suits.better(model, copy.worker.gpu_kind, count, now_ns)
         if not kinds:
             return False
-        if V_SHORT and model.short_until_ns > now_ns:
-            return False
         due_ns = batch.required_start_ns + copy.estimates.exec_ns[batch.size_index]
-        waiting = len(model.queue) if V_QUEUE else 0
         for other, there in model.copies.items():
             if other.gpu_kind not in kinds:
                 continue
-            estimates = there.estimates
             begin_ns = max(
                 other.exec_lane.available_ns(now_ns), now_ns + other.delivery.expected_ns(now_ns)
             )
             if not there.resident:
                 begin_ns = max(begin_ns, there.ready_ns)
+            estimates = there.estimates
             if begin_ns + estimates.exec_ns[estimates.cover[count]] <= due_ns:
-                if waiting <= count:
-                    return True
-                waiting -= max(count, (due_ns - begin_ns) // int(estimates.ns_per_row))
+                return True
         return False
 
     def _first_kept(self, found: list[Batch], free_ns: int, pressure: float) -> Batch:
@@ -308,7 +307,7 @@ class EdfMhPolicy(Policy):
             pressure = pressure_of(self._load_drops.share(now_ns), self._pieces.pressure_gain)
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
         elsewhere: list[Entry] = []
-        suits = worker.beside_others and self._pieces.suits and V_LOAD
+        suits = worker.beside_others and self._pieces.suits
         found: list[Model] = []
         jobs: list[Job] = []
         # Pages that can be freed, and that cannot. A model that needs more must not be in others' way.
