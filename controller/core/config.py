@@ -44,6 +44,9 @@ class EdfMhConfig:
     #: Models that are asked at even gaps are loaded before they are asked, where the load lane has nothing else
     #: to do.
     prefetch: bool = True
+    #: A model that is refused though it has a copy takes pages of copies that served much less than it lost of
+    #: late. Else it gets another copy only where pages are free, or where a load saves requests that wait.
+    take_pages: bool = True
     #: Where workers are of unlike kinds, a model is left to those that suit it (policies/suits.py). Else any
     #: idle worker takes any batch.
     suits: bool = True

@@ -15,7 +15,15 @@ from clockwright.units import ActionId
 from controller.core.alarms import Alarms
 from controller.core.books import Books
 from controller.core.config import SchedulerConfig
-from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
+from controller.core.copies import (
+    DEMAND,
+    IDLE_PAGES,
+    REFUSED_COLD,
+    REFUSED_FULL,
+    WANTED,
+    Reason,
+    reason_for_copy,
+)
 from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import Copy, Model, Readiness, Request, SentAction, WorkerState
@@ -291,7 +299,15 @@ class Dispatch:
                 for victim in victims:
                     self.evict(victim)
             elif worker.num_free_pages < readiness.num_pages:
-                continue
+                if reason is not REFUSED_FULL:
+                    continue
+                victims = self._policy.victims_of_refused(
+                    model, worker, readiness.num_pages, now_ns
+                )
+                if victims is None:
+                    continue
+                for victim in victims:
+                    self.evict(victim)
             begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
             self._send_load(worker, model, readiness, begin_ns, now_ns)
             return

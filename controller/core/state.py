@@ -23,6 +23,7 @@ from controller.core.estimator import Estimates
 from controller.core.shares import ServedShare
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
+from controller.core.turnout import Turnout
 
 
 class Phase(enum.IntEnum):
@@ -126,6 +127,10 @@ class Model:
     #: Until then it counts as short of copies: requests were refused although one was resident.
     short_until_ns: int = 0
     served: ServedShare = field(default_factory=ServedShare)
+    #: Noted once memory is about to be short.
+    turnout: Turnout = field(default_factory=Turnout)
+    #: When pages for a further copy were looked for last.
+    sought_ns: int = 0
     #: When it was asked last, the gap before that, and when it is expected next; 0: nothing is known.
     asked_ns: int = 0
     gap_ns: int = 0

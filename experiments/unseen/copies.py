@@ -1,6 +1,6 @@
 """Hot models that need more copies than memory leaves room for.
 
-In `hotone` one model asks 2.5 times what one GPU can give, with an SLO shorter than its load, beside sixty that
+All memory is full when a model becomes hot. In `hotone` one model asks 2.5 times what one GPU can give, with an SLO shorter than its load, beside sixty that
 trickle; `hotthree` has three such models on six GPUs; in `hotmoves` the hot model is another one every second;
 `hotcold` is `hotone` with an SLO that a load can meet.
 """
@@ -52,7 +52,8 @@ def hot(
             seed=seed,
         )
     ]
-    for turn, begin_ns in enumerate(range(0, duration_ns, stay_ns)):
+    # The others fill all memory first.
+    for turn, begin_ns in enumerate(range(NS_PER_S, duration_ns, stay_ns)):
         first = turn * num_hot
         sources.append(
             Poisson(
@@ -76,6 +77,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         name="hotone",
         part="copies",
+        begin_ns=NS_PER_S,
         case=lambda seed: hot(
             seed,
             num_hot=1,
@@ -84,12 +86,13 @@ FAMILIES: tuple[Family, ...] = (
             other_rps=120,
             slo_ns=9 * NS_PER_MS,
             num_gpus=4,
-            num_pages=100,
+            num_pages=126,
         ),
     ),
     Family(
         name="hotthree",
         part="copies",
+        begin_ns=NS_PER_S,
         case=lambda seed: hot(
             seed,
             num_hot=3,
@@ -98,12 +101,13 @@ FAMILIES: tuple[Family, ...] = (
             other_rps=100,
             slo_ns=9 * NS_PER_MS,
             num_gpus=6,
-            num_pages=100,
+            num_pages=126,
         ),
     ),
     Family(
         name="hotmoves",
         part="copies",
+        begin_ns=NS_PER_S,
         case=lambda seed: hot(
             seed,
             num_hot=1,
@@ -112,13 +116,14 @@ FAMILIES: tuple[Family, ...] = (
             other_rps=100,
             slo_ns=9 * NS_PER_MS,
             num_gpus=4,
-            num_pages=120,
+            num_pages=126,
             stay_ns=NS_PER_S,
         ),
     ),
     Family(
         name="hotcold",
         part="copies",
+        begin_ns=NS_PER_S,
         case=lambda seed: hot(
             seed,
             num_hot=1,
@@ -127,7 +132,7 @@ FAMILIES: tuple[Family, ...] = (
             other_rps=100,
             slo_ns=40 * NS_PER_MS,
             num_gpus=4,
-            num_pages=100,
+            num_pages=126,
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """Unlike devices: which kind of worker suits which model is a matter of relative speed.
 
 `unlike_nine` has nine families of models whose durations differ by kind in both directions on three kinds of
-worker, thirty in all; `unlike_nine_half` is the same at half the rate, `unlike_nine_deep` at 1.7 times;
+worker, thirty in all; `unlike_nine_half` is the same at half the rate, `unlike_nine_deep` at 1.7 times, more than can be served;
 `unlike_two` has two kinds with opposite preferences, in bursts; `unlike_few` a small minority of fast cards that
 two models need; `unlike_sizes` a kind that is faster for single requests and slower for batches; `unlike_full`
 kinds whose memory holds one model; `unlike_factor` kinds that differ by one factor.
@@ -10,6 +10,7 @@ kinds whose memory holds one model; `unlike_factor` kinds that differ by one fac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from experiments.figures.scenarios import NOISE
@@ -81,7 +82,7 @@ def unlike(
         row = row_of(name, next(cost for cost in by_kind.values() if cost is not None))
         asked = range(len(models), len(models) + copies)
         models += [HostedModel(ModelId(f"{name}-{copy}"), row) for copy in range(copies)]
-        common = {
+        common: dict[str, Any] = {
             "models": asked,
             "slo_ns": round(slo_ms * NS_PER_MS),
             "end_ns": duration_ns,
@@ -152,9 +153,9 @@ _FACTOR: Mapping[str, Costs] = {
 }
 
 FAMILIES: tuple[Family, ...] = (
-    Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.0)),
-    Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.5)),
-    Family(name="unlike_nine_deep", part="kinds", case=lambda seed: nine(seed, 1.7)),
+    Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.5)),
+    Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.75)),
+    Family(name="unlike_nine_deep", part="kinds", case=lambda seed: nine(seed, 2.6)),
     Family(
         name="unlike_two",
         part="kinds",
@@ -162,7 +163,7 @@ FAMILIES: tuple[Family, ...] = (
             seed,
             _OPPOSITE,
             {"processor": 6, "card": 4},
-            {"small": 700, "tabular": 700, "vision": 500, "language": 300},
+            {"small": 900, "tabular": 900, "vision": 600, "language": 350},
             slo_ms=100,
             bursty=True,
         ),
@@ -174,7 +175,7 @@ FAMILIES: tuple[Family, ...] = (
             seed,
             _OPPOSITE,
             {"processor": 10, "card": 2},
-            {"small": 1200, "tabular": 1200, "vision": 250, "language": 150},
+            {"small": 1800, "tabular": 1800, "vision": 350, "language": 220},
             slo_ms=100,
         ),
     ),

@@ -11,7 +11,7 @@ in turn, so batches are struck out by Moore and Hodgson's rule (`moore_hodgson`)
 requests per GPU time first, the harder the more requests were dropped of late (`pressure`).
 
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
-requests were refused although it has one.
+requests were refused although it has one, also in the pages of copies that served much less.
 
 **Eviction.** What is used next the latest goes first. A model that is asked at even gaps is a timer: its next use is
 known, and it is loaded ahead of it where the load lane has nothing else to do (`eviction`).
@@ -71,6 +71,9 @@ _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
 
 # A refusal calls for another copy for this long.
 _SHORT_NS = 100 * NS_PER_MS
+
+# A model that was refused takes pages of copies that together served less than this part of what it lost.
+_MAX_SERVED = 0.25
 
 # A lane that is idle because batch work may not run there is asked again after this time.
 _RETRY_NS = 10 * NS_PER_MS
@@ -222,6 +225,7 @@ class EdfMhPolicy(Policy):
         if self._next_use.watches:
             model = chosen.copy.model
             self._next_use.asked(model, model.queue[chosen.first].arrival_ns)
+            model.turnout.count(now_ns, served=served)
         self._fairness.count_served(chosen, now_ns)
         self._exec_drops.count(now_ns, served=served)
         self._load_drops.count(now_ns, served=served)
@@ -264,6 +268,8 @@ class EdfMhPolicy(Policy):
                 self._fairness.count_dropped_though_resident(model, now_ns)
                 self._exec_drops.count(now_ns, dropped=1)
                 model.short_until_ns = now_ns + _SHORT_NS
+                if self._next_use.watches:
+                    model.turnout.count(now_ns, lost=1)
                 return
         self._load_drops.count(now_ns, dropped=1)
 
@@ -361,6 +367,25 @@ class EdfMhPolicy(Policy):
                 loads.put_back_at(model, job.latest_ns)
         loads.unwant(chosen)
         return chosen
+
+    @override
+    def victims_of_refused(
+        self, model: Model, worker: WorkerState, num_pages: int, now_ns: int
+    ) -> list[Copy] | None:
+        """Copies that together served less than a quarter of what the model lost of late."""
+        last_ns = model.sought_ns
+        if not self._pieces.take_pages or last_ns < now_ns < last_ns + _RETRY_NS:
+            return None
+        model.sought_ns = now_ns
+        victims = self.victims(worker, num_pages, now_ns)
+        if victims is None:
+            return None
+        served = 0.0
+        for victim in victims:
+            other = victim.model
+            # Its other copies go on serving.
+            served += other.turnout.served(now_ns) / max(len(other.copies), 1)
+        return victims if served < _MAX_SERVED * model.turnout.lost(now_ns) else None
 
     def _leaves_load(self, model: Model, worker: WorkerState, now_ns: int) -> bool:
         """Whether the model is better off on another kind of worker, which can load it in time."""

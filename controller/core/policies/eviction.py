@@ -76,6 +76,8 @@ class NextUse:
 
     def asked(self, model: Model, arrival_ns: int) -> None:
         """A request of the model that arrived then was sent, or refused."""
+        if not self._enabled:
+            return
         before_ns, last_gap_ns = model.asked_ns, model.gap_ns
         gap_ns = arrival_ns - before_ns
         if gap_ns <= 0:
@@ -138,10 +140,10 @@ class NextUse:
 
     def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Copies not in use, and not waited for, that free `num_pages` pages; None when they cannot be freed."""
+        if 2 * worker.num_free_pages < worker.num_pages:
+            self.watches = True
         missing = num_pages - worker.num_free_pages
         if missing <= 0:
-            if 2 * worker.num_free_pages < worker.num_pages:
-                self.watches = self._enabled
             return []
         timers = worker.timers
         if not timers:
