@@ -241,7 +241,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A frozen snapshot for people and dashboards; linear in models and workers."""
-        return snapshot(self._books.workers.values(), self._books.models.values(), self._now_ns)
+        return snapshot(self._books, self._now_ns)
 
     @property
     def num_open_requests(self) -> int:
@@ -673,6 +673,7 @@ class Scheduler:
     # --- time passes ----------------------------------------------------------------------------
 
     def _timer_fired(self, event: TimerFired) -> None:
+        self._books.shortages.sample(self._now_ns)
         self._wake_due()
         timeouts = self._alarms.timeouts
         while timeouts and timeouts[0][0] <= self._now_ns:
@@ -728,6 +729,7 @@ class Scheduler:
             event.num_pages,
             DeliveryDelay(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
             load_lookahead_ns=config.lookahead_ns,
+            now_ns=self._now_ns,
         )
         workers = list(self._books.workers.values())
         if len(workers) == 2 and workers[0].watched:  # from now on it can be done without
@@ -768,7 +770,7 @@ class Scheduler:
         self._remove_worker(worker)
 
     def _remove_worker(self, worker: WorkerState) -> None:
-        in_flight, touched = self._books.lose(worker)
+        in_flight, touched = self._books.lose(worker, self._now_ns)
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, self._now_ns)

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from experiments.bounds.case import BoundProblem, Times
 from experiments.bounds.density import density_bound, shares
-from experiments.bounds.program import Rows, solve
+from experiments.bounds.program import Inequalities, solve
 
 # Points of the time grid. Memory has a row for each; intervals have one for each and each of `_LENGTHS`.
 _MIN_GRID, _MAX_GRID = 64, 320
@@ -55,7 +55,7 @@ def interval_bound(case: BoundProblem) -> int:
     case, cost_ns = _possible(case)
     if not len(case):
         return 0
-    rows = Rows()
+    rows = Inequalities()
     _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, case.exec_work_ns, 0)
     return min(density_bound(case), solve(rows, np.ones(len(case)), len(case)))
 
@@ -72,7 +72,7 @@ def memory_bound(case: BoundProblem) -> int:
     count = len(case)
     if not count:
         return 0
-    rows = Rows()
+    rows = Inequalities()
     _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, case.exec_work_ns, 0)
     links = _links(case)
     for place, before in enumerate(links.before.tolist()):
@@ -150,7 +150,7 @@ def _intervals(case: BoundProblem) -> Iterator[tuple[int, int]]:
 
 def _interval_rows(
     case: BoundProblem,
-    rows: Rows,
+    rows: Inequalities,
     begin_ns: Times,
     end_ns: Times,
     cost_ns: NDArray[np.float64],
@@ -180,7 +180,7 @@ def _interval_rows(
             rows.add(column + candidates[inside], costs[inside] / capacity_ns, 1.0)
 
 
-def _memory_rows(case: BoundProblem, links: _Links, rows: Rows) -> None:
+def _memory_rows(case: BoundProblem, links: _Links, rows: Inequalities) -> None:
     pages = np.array([cost.num_pages for cost in case.costs], dtype=np.float64)[case.model]
     capacity = float(case.num_gpus * case.pages_per_gpu)
     if not capacity:

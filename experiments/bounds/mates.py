@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
-from experiments.bounds.program import Rows, solve
+from experiments.bounds.program import Inequalities, solve
 
 Counts = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ def mixed_bound(case: BoundProblem) -> int:
     Holds for what `density_bound` holds for; neither of the two is always below the other.
     """
     divisions = _divisions(case.slo_ns)
-    rows = Rows()
+    rows = Inequalities()
     upper: list[NDArray[np.float64]] = []
     time: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
     width = 0

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 @dataclass(slots=True)
-class Rows:
+class Inequalities:
     """A sparse matrix of rows `coefficients @ x <= limit`."""
 
     columns: list[NDArray[np.int64]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class Rows:
         self.limits.append(limit)
 
 
-def solve(rows: Rows, upper: NDArray[np.float64], count: int) -> int:
+def solve(rows: Inequalities, upper: NDArray[np.float64], count: int) -> int:
     """Most requests served, rounded down.
 
     Args:

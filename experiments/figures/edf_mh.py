@@ -332,7 +332,7 @@ class Criterion:
 
 AIMS = (
     Criterion("worst_vs_clockwork_points", least=-0.2),
-    # Of 137 medians one or the other is a little longer by chance; on average none is.
+    # One or the other of 137 medians is a little longer by chance; on average none is.
     Criterion("p50_ratio_max_at_low_utilisation", most=1.1),
     Criterion("p50_ratio_mean_at_low_utilisation", most=1.0),
     # The bound takes each request to be in the best batch that its neighbours allow, as if whoever decides knew

@@ -175,8 +175,8 @@ class EdfMhPolicy(Policy):
             elif not clients.may_run(chosen, worker, now_ns):
                 chosen = None
 
-        for batches in (aside, loading, growing, left, found):
-            for batch in batches:
+        if len(found) > 1 or aside or loading or growing or left:
+            for batch in [*aside, *loading, *growing, *left, *found]:
                 if batch is not chosen:
                     strategies.put_back(batch)
         if chosen is None:
@@ -235,8 +235,11 @@ class EdfMhPolicy(Policy):
 
     @override
     def queue_changed(self, model: Model) -> None:
-        if model.queue:
-            self._strategies.update(model)
+        self._strategies.update(model)
+
+    @override
+    def catch_up(self, worker: WorkerState) -> None:
+        self._strategies.catch_up(worker)
 
     @override
     def demand_changed(self, model: Model) -> None:
