@@ -386,6 +386,10 @@ class Dispatch:
             begin_ns = max(available_ns, there_ns)
             model = self._policy.next_load(worker, begin_ns, now_ns)
             if model is None:
+                if worker.load_retry_ns is not None:
+                    if worker.load_wakeup_ns is None:
+                        self._alarms.wake_load(worker, worker.load_retry_ns)
+                    worker.load_retry_ns = None
                 return
             readiness = model.ready[worker]
             victims = self._policy.victims(worker, readiness.num_pages, now_ns)
@@ -475,7 +479,7 @@ class Dispatch:
         self.fill_exec(worker, now_ns)
         if model.queue and len(model.copies) < len(model.ready):
             self._policy.want_load(model, now_ns)
-        if self._policy.wants_any or worker.timers:
+        if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
             self.fill_load(worker, now_ns)
             if not self._traits.predicts and model.load_key is not None:
                 self._load_by_urgency(model, now_ns)  # a replica, for which no request waits
@@ -491,7 +495,7 @@ class Dispatch:
             worker.load_wakeup_ns = None
             self._books.load_near_end(worker)
             self.fill_exec(worker, now_ns)
-            if self._policy.wants_any or worker.timers:
+            if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
 

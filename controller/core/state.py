@@ -20,10 +20,10 @@ from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.lost import Lost
 from controller.core.shares import ServedShare
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
-from controller.core.turnout import Turnout
 
 # From so many copies on, a worker hears of a change of the model's queue when it looks, and idle workers are
 # found by a list of them: nothing that is done per request grows with the copies.
@@ -139,7 +139,7 @@ class Model:
     short_until_ns: int = 0
     served: ServedShare = field(default_factory=ServedShare)
     #: Noted once memory is about to be short.
-    turnout: Turnout = field(default_factory=Turnout)
+    lost: Lost = field(default_factory=Lost)
     #: When pages for a further copy were looked for last.
     sought_ns: int = 0
     #: When it was asked last, the gap before that, and when it is expected next; 0: nothing is known.
@@ -337,9 +337,13 @@ class WorkerState:
     #: Heap of (-expected next use, serial, copy): the policy keeps in it copies of models that are asked at even
     #: gaps (eviction.py). The mechanism asks for a load that no request waits for only while it is not empty.
     timers: list[tuple[int, int, Copy]] = field(default_factory=list)
+    #: Nor does it before this time.
+    ahead_ns: int = 0
     #: When a policy that holds batches back wants to be asked again; None when it holds none. The
     #: mechanism clears it before it asks.
     retry_ns: int | None = None
+    #: Likewise when a policy that leaves a load to another worker wants to be asked for loads again.
+    load_retry_ns: int | None = None
 
     #: The model in whose `idle` it stands.
     idle_with: Model | None = None

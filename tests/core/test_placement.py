@@ -7,10 +7,10 @@ import pytest
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.lost import Lost
 from controller.core.policies.eviction import NextUse
 from controller.core.policies.suits import Suits
 from controller.core.state import Copy, Model, Readiness, WorkerState
-from controller.core.turnout import Turnout
 
 MS = NS_PER_MS
 CARD, PROCESSOR = GpuKind("card"), GpuKind("processor")
@@ -136,11 +136,14 @@ def test_a_timer_is_loaded_ahead_where_all_that_it_displaces_is_farther_away() -
     assert NextUse(prefetches=False).expected(one, 2910 * MS, 2910 * MS) is None
 
 
-def test_turnout_fades() -> None:
-    turnout = Turnout()
-    turnout.count(0, served=8, lost=4)
-    assert (turnout.served(NS_PER_S - 1), turnout.lost(NS_PER_S - 1)) == (8, 4)
-    assert (turnout.served(NS_PER_S), turnout.lost(2 * NS_PER_S)) == (4, 1)
+def test_what_was_lost_fades() -> None:
+    lost = Lost()
+    for _ in range(8):
+        lost.count(0)
+    assert lost.of_late(NS_PER_S - 1) == 8
+    assert lost.of_late(2 * NS_PER_S) == 2
+    lost.count(NS_PER_S)
+    assert lost.of_late(NS_PER_S) == 5
 
 
 # --- which kind suits a model ---------------------------------------------------------------------

@@ -43,7 +43,7 @@ from bisect import bisect_left
 from typing_extensions import override
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.policies.batch_clients import BatchClients
@@ -225,7 +225,6 @@ class EdfMhPolicy(Policy):
         if self._next_use.watches:
             model = chosen.copy.model
             self._next_use.asked(model, model.queue[chosen.first].arrival_ns)
-            model.turnout.count(now_ns, served=served)
         self._fairness.count_served(chosen, now_ns)
         self._exec_drops.count(now_ns, served=served)
         self._load_drops.count(now_ns, served=served)
@@ -272,7 +271,7 @@ class EdfMhPolicy(Policy):
                 self._exec_drops.count(now_ns, dropped=1)
                 model.short_until_ns = now_ns + _SHORT_NS
                 if self._next_use.watches:
-                    model.turnout.count(now_ns, lost=1)
+                    model.lost.count(now_ns)
                 return
         self._load_drops.count(now_ns, dropped=1)
 
@@ -375,7 +374,7 @@ class EdfMhPolicy(Policy):
     def victims_of_refused(
         self, model: Model, worker: WorkerState, num_pages: int, now_ns: int
     ) -> list[Copy] | None:
-        """Copies that together served less than a quarter of what the model lost of late."""
+        """Copies that together serve less in a second than a quarter of what the model lost of late."""
         last_ns = model.sought_ns
         if not self._pieces.take_pages or last_ns < now_ns < last_ns + _RETRY_NS:
             return None
@@ -387,8 +386,9 @@ class EdfMhPolicy(Policy):
         for victim in victims:
             other = victim.model
             # Its other copies go on serving.
-            served += other.turnout.served(now_ns) / max(len(other.copies), 1)
-        return victims if served < _MAX_SERVED * model.turnout.lost(now_ns) else None
+            between_ns = max(other.gap_ns, now_ns - other.asked_ns, NS_PER_MS)
+            served += NS_PER_S / (between_ns * max(len(other.copies), 1))
+        return victims if served < _MAX_SERVED * model.lost.of_late(now_ns) else None
 
     def _leaves_load(self, model: Model, worker: WorkerState, now_ns: int) -> bool:
         """Whether the model is better off on another kind of worker, which can load it in time."""
@@ -405,6 +405,10 @@ class EdfMhPolicy(Policy):
             )
             end_ns = max(begin_ns + estimates.load_ns, other.exec_lane.available_ns(now_ns))
             if end_ns + estimates.exec_ns[0] <= due_ns:
+                # It may not come to it: look again before it would be too late here.
+                own = model.ready[worker].estimates
+                at_ns = due_ns - own.load_ns - own.exec_ns[0] - NS_PER_MS
+                worker.load_retry_ns = min(now_ns + _RETRY_NS, max(at_ns, now_ns + NS_PER_MS))
                 return True
         return False
 

@@ -24,6 +24,8 @@ _MAX_PASSED_OVER = 8
 # A timer is loaded ahead when it is expected so soon after the end of its load. Timers that stay resident are asked
 # one after the other, and meanwhile the load lane would be idle; three times as much gave the same.
 _AHEAD_NS = 100 * NS_PER_MS
+# Where there is nothing to load ahead, this is looked at again after so long.
+_LOOK_NS = 2 * NS_PER_MS
 
 
 def least_recently_used(worker: WorkerState, num_pages: int, *, wanted: bool) -> list[Copy] | None:
@@ -76,8 +78,6 @@ class NextUse:
 
     def asked(self, model: Model, arrival_ns: int) -> None:
         """A request of the model that arrived then was sent, or refused."""
-        if not self._enabled:
-            return
         before_ns, last_gap_ns = model.asked_ns, model.gap_ns
         gap_ns = arrival_ns - before_ns
         if gap_ns <= 0:
@@ -91,6 +91,8 @@ class NextUse:
             model.gap_ns = (3 * last_gap_ns + gap_ns) // 4
         else:
             model.gap_ns, model.expected_ns = gap_ns, 0
+            return
+        if not self._enabled:
             return
         model.expected_ns = expected_ns = arrival_ns + model.gap_ns
         if self._soon is not None:
@@ -113,6 +115,7 @@ class NextUse:
             now_ns: the present.
         """
         soon = self._soon
+        worker.ahead_ns = now_ns + _LOOK_NS
         while soon:
             expected_ns, _, model = soon[0]
             readiness = model.ready.get(worker)
@@ -135,6 +138,7 @@ class NextUse:
                 if _away_ns(victim.model, now_ns) <= expected_ns - now_ns:
                     return None
             heappop(soon)
+            worker.ahead_ns = now_ns
             return model
         return None
 
