@@ -385,6 +385,14 @@ class Books:
             load_lookahead_ns=load_lookahead_ns,
             counts=counts,
         )
+        self._count_kinds()
+
+    def _count_kinds(self) -> None:
+        """Note on each worker whether there are others of another kind."""
+        workers = self.workers.values()
+        beside_others = len({worker.gpu_kind for worker in workers}) > 1
+        for worker in workers:
+            worker.beside_others = beside_others
 
     def clock_changed(
         self, worker: WorkerState, clock_mhz: int, estimates: EstimateTable
@@ -448,6 +456,7 @@ class Books:
     def lose(self, worker: WorkerState, now_ns: int) -> tuple[list[SentAction], dict[Model, None]]:
         """A worker is gone; returns what it had in flight, and the models that have to do without it."""
         del self.workers[worker.worker_id]
+        self._count_kinds()
         worker.counts.changed(-1, now_ns)
         worker.settle(confirmed=False)  # a GPU that failed may have been slow before
         in_flight = list(worker.in_flight.values())

@@ -41,6 +41,18 @@ class EdfMhConfig:
     #: A batch is as large as is densest: the least time per request of the sizes that its queue fills in time.
     #: Else it is the largest of them, which costs goodput where EXECs grow faster than batches.
     densest: bool = True
+    #: Weights whose next use is farthest away make room, where models are asked at even gaps. Else the least
+    #: recently used ones do.
+    next_use: bool = True
+    #: Models that are asked at even gaps are loaded before they are asked, where the load lane has nothing else
+    #: to do.
+    prefetch: bool = True
+    #: A model that is refused though it has a copy takes pages of copies that served much less than it lost of
+    #: late. Else it gets another copy only where pages are free, or where a load saves requests that wait.
+    take_pages: bool = True
+    #: Where workers are of unlike kinds, a model is left to those that suit it (policies/suits.py). Else any
+    #: idle worker takes any batch.
+    suits: bool = True
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
     deferral: bool = True

@@ -16,7 +16,15 @@ from clockwright.units import NS_PER_MS, ActionId
 from controller.core.alarms import Alarms
 from controller.core.books import Books
 from controller.core.config import SchedulerConfig
-from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
+from controller.core.copies import (
+    DEMAND,
+    IDLE_PAGES,
+    REFUSED_COLD,
+    REFUSED_FULL,
+    WANTED,
+    Reason,
+    reason_for_copy,
+)
 from controller.core.events import Command, SendAction
 from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import (
@@ -298,7 +306,7 @@ class Dispatch:
         """Load a model on a worker that is avoided, where its lane is free."""
         if worker.load_lane:
             return
-        victims = self._policy.victims(worker, readiness.num_pages)
+        victims = self._policy.victims(worker, readiness.num_pages, now_ns)
         if victims is None:
             return
         for victim in victims:
@@ -370,13 +378,21 @@ class Dispatch:
             if worker in model.copies:
                 continue
             if reason is REFUSED_COLD or reason is WANTED:
-                victims = self._policy.victims(worker, readiness.num_pages)
+                victims = self._policy.victims(worker, readiness.num_pages, now_ns)
                 if victims is None:
                     continue
                 for victim in victims:
                     self.evict(victim)
             elif worker.num_free_pages < readiness.num_pages:
-                continue
+                if reason is not REFUSED_FULL:
+                    continue
+                victims = self._policy.victims_of_refused(
+                    model, worker, readiness.num_pages, now_ns
+                )
+                if victims is None:
+                    continue
+                for victim in victims:
+                    self.evict(victim)
             begin_ns = now_ns + worker.link.expected_ns(now_ns)
             self._send_load(worker, model, readiness, begin_ns, now_ns)
             return
@@ -395,9 +411,13 @@ class Dispatch:
             begin_ns = max(available_ns, there_ns)
             model = self._policy.next_load(worker, begin_ns, now_ns)
             if model is None:
+                if worker.load_retry_ns is not None:
+                    if worker.load_wakeup_ns is None:
+                        self._alarms.wake_load(worker, worker.load_retry_ns)
+                    worker.load_retry_ns = None
                 return
             readiness = model.ready[worker]
-            victims = self._policy.victims(worker, readiness.num_pages)
+            victims = self._policy.victims(worker, readiness.num_pages, now_ns)
             if victims is None:
                 # Every copy there is in use until an action ends, or until nobody waits for it.
                 worker.load_blocked = bool(worker.in_flight)
@@ -489,7 +509,7 @@ class Dispatch:
         self.fill_exec(worker, now_ns)
         if model.queue and len(model.copies) < len(model.ready):
             self._policy.want_load(model, now_ns)
-        if self._policy.wants_any:
+        if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
             self.fill_load(worker, now_ns)
             if not self._traits.predicts and model.load_key is not None:
                 self._load_by_urgency(model, now_ns)  # a replica, for which no request waits
@@ -505,7 +525,7 @@ class Dispatch:
             worker.load_wakeup_ns = None
             self._books.load_near_end(worker)
             self.fill_exec(worker, now_ns)
-            if self._policy.wants_any:
+            if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
 

@@ -407,6 +407,9 @@ class Scheduler:
             self._leave_queue(request)
             self._books.dropped(request, verdict.refusal, now_ns)
             self._refuse(request, verdict)
+            model = request.model
+            if verdict.refusal is Refusal.OVERLOADED and len(model.copies) < len(model.ready):
+                self._dispatch.seek_copy(model, now_ns, refusal=verdict.refusal)
 
     def _reconsider(self, model: Model, refusal: Refusal) -> None:
         """A worker is no longer there for the model: refuse what nobody else can do, move the rest."""

@@ -10,6 +10,7 @@ bound                     holds for                                             
 `density_bound` (B1)      the given arrivals; any policy, clairvoyant and preemptive    linear, streams
 `interval_bound` (B2)     the same; sees bursts                                         an LP
 `memory_bound` (B3)       the same, and residency: pages, one LOAD at a time per GPU    an LP
+`residency_bound` (B6)    the same, for whole runs: pages x time, and LOADs              a sort
 `memoryless_bound` (B4)   policies that cannot foresee, independent popularity          a sort
 `best_resident`,          exact, one GPU, a few requests: what the others are           exponential
 `best_loading` (B5)       checked against
@@ -28,6 +29,7 @@ from experiments.bounds.density import density_bound, density_rate, least_shares
 from experiments.bounds.exact import best_loading, best_resident
 from experiments.bounds.linear import interval_bound, memory_bound
 from experiments.bounds.memoryless import memoryless_bound, memoryless_rate
+from experiments.bounds.residency import residency_bound
 
 __all__ = [
     "BoundProblem",
@@ -42,4 +44,5 @@ __all__ = [
     "memory_bound",
     "memoryless_bound",
     "memoryless_rate",
+    "residency_bound",
 ]

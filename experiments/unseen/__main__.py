@@ -17,13 +17,37 @@ from statistics import mean
 
 from experiments.figures.report import write_csv
 from experiments.results_file import RESULTS, write_results
-from experiments.unseen import arrivals, links, thin_links
+from experiments.unseen import (
+    arrivals,
+    averse,
+    copies,
+    flood,
+    links,
+    profiles,
+    small,
+    spikes,
+    thin_links,
+    timers,
+    unlike,
+)
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
 from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
 
 #: Every module that has families.
-MODULES = (arrivals, links, thin_links)
+MODULES = (
+    arrivals,
+    averse,
+    copies,
+    flood,
+    links,
+    profiles,
+    small,
+    spikes,
+    thin_links,
+    timers,
+    unlike,
+)
 FAMILIES: Mapping[str, Family] = {
     family.name: family for module in MODULES for family in module.FAMILIES
 }

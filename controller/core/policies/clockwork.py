@@ -192,7 +192,7 @@ class ClockworkPolicy(Policy):
         return chosen
 
     @override
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Never a copy that is loading, in use, or has waiting requests."""
         return least_recently_used(worker, num_pages, wanted=False)
 
