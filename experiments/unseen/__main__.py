@@ -17,13 +17,13 @@ from statistics import mean
 
 from experiments.figures.report import write_csv
 from experiments.results_file import RESULTS, write_results
-from experiments.unseen import arrivals
+from experiments.unseen import arrivals, averse, flood, profiles, small, spikes
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
 from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
 
 #: Every module that has families.
-MODULES = (arrivals,)
+MODULES = (arrivals, averse, flood, profiles, small, spikes)
 FAMILIES: Mapping[str, Family] = {
     family.name: family for module in MODULES for family in module.FAMILIES
 }
