@@ -142,7 +142,7 @@ def test_exact_predictions_are_late_only_where_a_lane_waits_for_a_load(
     The scheduler expects a lane to keep the order in which it was fed, and keeps the wait for a load as a
     stretch of time behind the Infer before, not as the time at which the load ends.
     """
-    cluster = run(seed, policy, faults=False, sigma=0.0, pages=pages)
+    cluster = run(seed, policy, faults=False, sigma=0.0, pages=pages, slos_ms=(50, 100, 400))
     missed = []
     for lane in lanes_of(cluster):
         for infer in lane.infers:
