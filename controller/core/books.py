@@ -68,9 +68,9 @@ from itertools import count
 from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
+from controller.core.link import LinkPlan
 from controller.core.policy import Batch, Policy
 from controller.core.shortages import Shortages
 from controller.core.state import (
@@ -227,9 +227,8 @@ class Books:
 
     def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded, and its requests have their responses."""
-        counts = sent.copy.worker.counts
-        counts.exec_ns += event.duration_ns
-        counts.num_run += len(sent.requests)
+        sent.copy.worker.counts.exec_ns += event.duration_ns
+        sent.copy.worker.counts.num_run += len(sent.requests)
         self._policy.infer_ended(sent, event, now_ns)
         self._policy.unpark(sent.copy.worker)
 
@@ -365,7 +364,7 @@ class Books:
         worker_id: WorkerId,
         gpu_kind: GpuKind,
         num_pages: int,
-        delivery: DeliveryDelay,
+        link: LinkPlan,
         *,
         load_lookahead_ns: int,
         now_ns: int,
@@ -381,11 +380,19 @@ class Books:
             num_pages,
             num_pages,
             next(self._sequence),
-            delivery,
+            link,
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
             counts=counts,
         )
+        self._count_kinds()
+
+    def _count_kinds(self) -> None:
+        """Note on each worker whether there are others of another kind."""
+        workers = self.workers.values()
+        beside_others = len({worker.gpu_kind for worker in workers}) > 1
+        for worker in workers:
+            worker.beside_others = beside_others
 
     def clock_changed(
         self, worker: WorkerState, clock_mhz: int, estimates: EstimateTable
@@ -449,6 +456,7 @@ class Books:
     def lose(self, worker: WorkerState, now_ns: int) -> tuple[list[SentAction], dict[Model, None]]:
         """A worker is gone; returns what it had in flight, and the models that have to do without it."""
         del self.workers[worker.worker_id]
+        self._count_kinds()
         worker.counts.changed(-1, now_ns)
         worker.settle(confirmed=False)  # a GPU that failed may have been slow before
         in_flight = list(worker.in_flight.values())

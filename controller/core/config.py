@@ -38,6 +38,21 @@ class EdfMhConfig:
     #: Tenant -> weight: its fair share is so many times that of one that is not named, and its requests weigh
     #: as much more where there is time for a part only.
     tenant_weights: Mapping[str, float] = field(default_factory=dict, hash=False)
+    #: A batch is as large as is densest: the least time per request of the sizes that its queue fills in time.
+    #: Else it is the largest of them, which costs goodput where EXECs grow faster than batches.
+    densest: bool = True
+    #: Weights whose next use is farthest away make room, where models are asked at even gaps. Else the least
+    #: recently used ones do.
+    next_use: bool = True
+    #: Models that are asked at even gaps are loaded before they are asked, where the load lane has nothing else
+    #: to do.
+    prefetch: bool = True
+    #: A model that is refused though it has a copy takes pages of copies that served much less than it lost of
+    #: late. Else it gets another copy only where pages are free, or where a load saves requests that wait.
+    take_pages: bool = True
+    #: Where workers are of unlike kinds, a model is left to those that suit it (policies/suits.py). Else any
+    #: idle worker takes any batch.
+    suits: bool = True
     #: Where many GPUs share few models and requests were dropped of late, a batch waits while it can grow and
     #: be in time. Else it runs as soon as a GPU is idle.
     deferral: bool = True
@@ -71,14 +86,14 @@ class SchedulerConfig:
     lookahead_ns: int = 5 * NS_PER_MS
     #: Infers under way to one worker at most. The look-ahead bounds their time, this bounds their number:
     #: 5 ms of 10 us executions are 500 actions, whose inputs would queue on the link and miss their
-    #: windows. Where even these are too many for the link, two (delivery.py). Too small: a lane waits
+    #: windows. A long link has more, by its length; a thin one fewer, by what it carries (link.py). Too small: a lane waits
     #: for the round trip.
     max_outstanding: int = 8
     #: How long after its predicted begin an action may still start. Too small: jitter turns into
     #: refused actions. Too large: late work delays what was planned behind it. The paper's 5 ms.
     window_ns: int = 5 * NS_PER_MS
     #: An action sent now begins no earlier than this, or than what is measured to be usual
-    #: (delivery.py). Measured on loopback: 0.3-0.5 ms.
+    #: (link.py). Measured on loopback: 0.3-0.5 ms.
     dispatch_delay_ns: int = 500 * NS_PER_US
     #: Kept free between the predicted end of the EXEC and the deadline, for the output's way back:
     #: this, or `margin_fraction` of the SLO when that is less. Clockwork keeps 5 ms always, which

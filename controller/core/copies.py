@@ -4,7 +4,7 @@
 |----------------|---------------------------------|-----------------------------------------------------|------------|
 | `DEMAND`       | requests wait                   | a load lane with room, in the policy's own order    | yes        |
 | `IDLE_PAGES`   | requests wait                   | a worker with nothing in flight, and its free pages | no         |
-| `REFUSED_FULL` | one was refused as `OVERLOADED` | an idle load lane, and the free pages of its worker | no         |
+| `REFUSED_FULL` | one was refused as `OVERLOADED` | an idle load lane, and free pages of its worker     | if cheap   |
 | `REFUSED_COLD` | one was refused as `COLD`       | an idle load lane that nothing else wants           | yes        |
 | `WANTED`       | somebody said so                | as for `REFUSED_COLD`                               | yes        |
 
@@ -16,7 +16,9 @@ load is sent, or the policy finds the demand gone. The other reasons hold at tha
 
 Two of them are about requests that do not wait, and so are no demand: without `REFUSED_COLD`, a model whose
 SLO is shorter than its load would be refused for ever; without `REFUSED_FULL`, it would never get a second
-copy. That the two differ in whether they may evict is history rather than design; nobody has measured it.
+copy. For `REFUSED_FULL` the policy says what may go (`Policy.victims_of_refused`): for `edf_mh` copies that served
+much less of late than the model lost. Were it free pages only, whether a hot model gets a second copy would hang
+on who filled the pages first.
 """
 
 from __future__ import annotations

@@ -117,5 +117,11 @@ class Policy(Protocol):
             now_ns: the present.
         """
 
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Copies whose eviction makes `num_pages` pages free; None when that cannot be."""
+
+    def victims_of_refused(
+        self, model: Model, worker: WorkerState, num_pages: int, now_ns: int
+    ) -> list[Copy] | None:
+        """The same for a model that was refused though it has a copy; None: it may take nobody's pages."""
+        return None

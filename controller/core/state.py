@@ -18,8 +18,9 @@ from typing import Final
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.link import LinkPlan
+from controller.core.lost import Lost
 from controller.core.shares import Usage
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
@@ -64,6 +65,8 @@ class Request:
     demand_ns: int
     #: Whose request it is; empty: nobody's in particular.
     tenant: str = ""
+    #: Size of its inputs; 0 where that is not known.
+    num_bytes: int = 0
 
     # --- the mechanism's ---
     phase: Phase = Phase.WAITING
@@ -110,6 +113,8 @@ class Model:
     ready: dict[WorkerState, Readiness] = field(default_factory=dict)
     #: Estimates of the fastest kind of worker among `ready`: what the model is worth loading for.
     fastest: Estimates | None = None
+    #: What is known of it on each kind of worker among `ready`.
+    kinds: dict[GpuKind, Estimates] = field(default_factory=dict)
     #: Workers where the weights are resident or being loaded.
     copies: dict[WorkerState, Copy] = field(default_factory=dict)
     #: Where it has many copies: by kind of GPU the workers with an empty exec lane that ran it last.
@@ -120,6 +125,8 @@ class Model:
     removed: bool = False
     #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
     suspended: dict[WorkerState, Suspension] = field(default_factory=dict)
+    #: Size of one row's outputs; 0 where that is not known.
+    output_row_bytes: int = 0
     #: Its weights were somewhere, and had to make room.
     evicted: bool = False
     #: Until then some waiting request may have `most_together`.
@@ -138,16 +145,26 @@ class Model:
     usage: Usage = field(default_factory=Usage)
     #: Until then whoever used up its share finds no room in its queue: others' requests were dropped.
     crowded_until_ns: int = 0
+    #: Noted once memory is about to be short.
+    lost: Lost = field(default_factory=Lost)
+    #: When pages for a further copy were looked for last.
+    sought_ns: int = 0
+    #: When it was asked last, the gap before that, and when it is expected next; 0: nothing is known.
+    asked_ns: int = 0
+    gap_ns: int = 0
+    expected_ns: int = 0
 
     def ready_on(self, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds it in host memory."""
         self.ready[worker] = readiness
+        self.kinds[worker.gpu_kind] = readiness.estimates
         self._find_fastest()
 
     def not_ready_on(self, worker: WorkerState) -> bool:
         """A worker does not any more; tells whether it did."""
         had_it = self.ready.pop(worker, None) is not None
         if had_it:
+            self.kinds = {other.gpu_kind: each.estimates for other, each in self.ready.items()}
             self._find_fastest()
         return self.suspended.pop(worker, None) is not None or had_it
 
@@ -207,7 +224,7 @@ class Copy:
 
     # --- the mechanism's ---
     estimates: Estimates
-    #: Predicted end of the load; meaningless once resident.
+    #: Predicted end of the load, on the clock of the worker's lanes (link.py); meaningless once resident.
     ready_ns: int = 0
     resident: bool = False
     #: Infer actions in flight: it may not be evicted.
@@ -218,6 +235,8 @@ class Copy:
     allocation_ns: float = 0.0
     #: Smallest key with which it stands in the worker's strategy heap; None: it does not.
     strategy_key: int | None = None
+    #: When its model is expected next, as its entry among the worker's timers says.
+    expected_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -227,6 +246,7 @@ class SentAction:
     action: LoadWeights | Infer
     #: Copy that is loaded or run; another one when an Infer's load failed and was sent again.
     copy: Copy
+    #: Both on the clock of the worker's lanes (link.py): as they are heard of here.
     expected_begin_ns: int
     expected_end_ns: int
     #: Clock of the GPU when it was sent; 0 where that is not known.
@@ -238,6 +258,11 @@ class SentAction:
     shared: bool = False
     #: The worker was asked to give it back.
     withdrawn: bool = False
+    #: How much later the controller hears of its begin and end than they are, as planned.
+    back_ns: int = 0
+    #: Bytes of its inputs, and those sent to the worker until then; both 0 where the link is usual.
+    in_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -283,7 +308,7 @@ class WorkerState:
     num_free_pages: int
     #: Order of joining: breaks ties reproducibly.
     sequence: int
-    delivery: DeliveryDelay
+    link: LinkPlan
     #: Clock at the last look; 0 where that is not known.
     clock_mhz: int = 0
     #: Estimates and batch sizes that it has measured since that look; `Scheduler` notes them.
@@ -296,6 +321,8 @@ class WorkerState:
     loading: dict[Model, Copy] = field(default_factory=dict)
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
+    #: Workers of another kind are there too.
+    beside_others: bool = False
     #: What all workers of its kind did, and what was missing there (shortages.py).
     counts: KindCounts = field(default_factory=KindCounts)
 
@@ -320,9 +347,16 @@ class WorkerState:
     #: Heap of (key, -batch size, sequence, serial, copy): the policy keeps in it what could run
     #: (strategies.py). The mechanism asks for no batch while it is empty.
     strategies: list[tuple[int, int, int, int, Copy]] = field(default_factory=list)
+    #: Heap of (-expected next use, serial, copy): the policy keeps in it copies of models that are asked at even
+    #: gaps (eviction.py). The mechanism asks for a load that no request waits for only while it is not empty.
+    timers: list[tuple[int, int, Copy]] = field(default_factory=list)
+    #: Nor does it before this time.
+    ahead_ns: int = 0
     #: When a policy that holds batches back wants to be asked again; None when it holds none. The
     #: mechanism clears it before it asks.
     retry_ns: int | None = None
+    #: Likewise when a policy that leaves a load to another worker wants to be asked for loads again.
+    load_retry_ns: int | None = None
 
     #: The model in whose `idle` it stands.
     idle_with: Model | None = None

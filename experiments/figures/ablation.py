@@ -48,6 +48,7 @@ OFF = {
     "isolation": EdfMhConfig(isolation=0.0),
     "limit_batch": EdfMhConfig(limit_batch=False),
     "deferral": EdfMhConfig(deferral=False),
+    "densest": EdfMhConfig(densest=False),
 }
 
 #: How its scheduler is made, and the scenarios that it runs, whose keys begin so.

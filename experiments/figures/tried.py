@@ -88,7 +88,7 @@ class PlainLru(EdfMhPolicy):
         self.want_load(copy.model, now_ns=0)
 
     @override
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         return least_recently_used(worker, num_pages, wanted=True)
 
 

@@ -55,6 +55,10 @@ there::
     worker = 0
     at_ns = 7_000_000_000
 
+    [[faults.wrong_profiles]]       # what workers announce: 6 times what these sizes really take
+    exec_factor = 6
+    sizes = [8, 16]
+
 `fixed` may have `jitter_ms`, `closed` `start_jitter_ms`, and `bursty` needs `burst_s` and `pause_s`.
 
 Traces: `azure2019` (minutes) and `azure2021` (single invocations) are Microsoft's files, `synthetic` draws
@@ -87,6 +91,7 @@ from experiments.simulator.case import (
     Network,
     WorkerClock,
     WorkerKind,
+    WrongProfile,
     copies_of,
     slower_kind,
 )
@@ -332,7 +337,10 @@ _NESTED: dict[str, Callable[[object, str], object]] = {
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
     "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
+    "links": lambda value, where: _build_all(Network, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
+    "wrong_profiles": lambda value, where: _build_all(WrongProfile, value, where),
+    "sizes": lambda value, where: _integers(value, where),
 }
 
 
@@ -363,6 +371,12 @@ def _is(value: object, annotation: str) -> bool:
     if isinstance(value, bool):
         return annotation == "bool"
     return isinstance(value, legal.get(annotation, (int,)))
+
+
+def _integers(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(_is(item, "int") for item in value):
+        raise ConfigError(f"{where}: found {value!r}, expected a list of integers")
+    return tuple(value)
 
 
 def _build_all(kind: type[T], value: object, where: str) -> tuple[T, ...]:

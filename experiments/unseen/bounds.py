@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clockwright.units import NS_PER_S
-from experiments.bounds import density_bound, memory_bound
+from experiments.bounds import density_bound, memory_bound, residency_bound
 from experiments.bounds.simulated import problem_of, rate_bound
 from experiments.unseen.family import Family
 
@@ -21,5 +21,7 @@ def bound_of(family: Family, seed: int) -> int:
     problem = problem_of(case, family.begin_ns)
     if family.bound == "density":
         return density_bound(problem)
+    if family.bound == "residency":
+        return residency_bound(problem)
     windows = range(family.begin_ns, case.duration_ns, _WINDOW_NS)
     return sum(memory_bound(problem.window(at, at + _WINDOW_NS)) for at in windows)

@@ -86,7 +86,7 @@ class OneAtATime:
         model.load_key = None
         return model
 
-    def victims(self, worker, num_pages):
+    def victims(self, worker, num_pages, now_ns):
         return least_recently_used(worker, num_pages, wanted=False)
 
 

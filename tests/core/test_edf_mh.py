@@ -20,7 +20,6 @@ from clockwright.units import (
     WorkerId,
 )
 from controller.core import EdfMhConfig, SchedulerConfig
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
 from controller.core.events import (
     ActionFailed,
@@ -35,6 +34,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral
@@ -267,8 +267,8 @@ def waiting_batch(
         model.queue.append(request)
     estimates = Estimates(load_ns=MS, exec_ns=EXEC)
     for gpu in range(gpus):
-        delivery = DeliveryDelay(least_ns=0, tolerance_ns=0)
-        worker = WorkerState(WorkerId(str(gpu)), GpuKind("x"), 100, 100, gpu, delivery)
+        link = LinkPlan(least_ns=0, tolerance_ns=0)
+        worker = WorkerState(WorkerId(str(gpu)), GpuKind("x"), 100, 100, gpu, link)
         model.copies[worker] = Copy(model, worker, 1, estimates, resident=True)
         worker.copies[model] = model.copies[worker]
         for other in range(1, models_per_gpu):
@@ -795,7 +795,7 @@ def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "slo_ms", "refusal"), [(0, 1.0, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
+    ("model", "slo_ms", "refusal"), [(0, 0.1, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
 )
 def test_only_a_refusal_for_want_of_time_confines_batch_clients(
     model: int, slo_ms: float, refusal: Refusal

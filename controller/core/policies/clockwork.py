@@ -68,13 +68,12 @@ class ClockworkPolicy(Policy):
     @override
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         loading: list[Batch] = []
-        soon_ns = now_ns + self.lookahead_ns
+        soon_ns = now_ns + self.lookahead_ns + worker.link.excess_ns
         chosen = self._strategies.take(worker, free_ns, soon_ns, best_batch, loading)
         if chosen is None and loading:
             chosen = soonest(loading)
-        for batch in loading:
-            if batch is not chosen:
-                self._strategies.put_back(batch)
+        if loading:
+            self._strategies.put_back(worker, loading, chosen)
         return chosen
 
     @override
@@ -193,7 +192,7 @@ class ClockworkPolicy(Policy):
         return chosen
 
     @override
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Never a copy that is loading, in use, or has waiting requests."""
         return least_recently_used(worker, num_pages, wanted=False)
 

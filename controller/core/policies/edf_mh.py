@@ -11,7 +11,13 @@ in turn, so batches are struck out by Moore and Hodgson's rule (`moore_hodgson`)
 requests per GPU time first, the harder the more requests were dropped of late (`pressure`).
 
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
-requests were refused although it has one.
+requests were refused although it has one, also in the pages of copies that served much less.
+
+**Eviction.** What is used next the latest goes first. A model that is asked at even gaps is a timer: its next use is
+known, and it is loaded ahead of it where the load lane has nothing else to do (`eviction`).
+
+**Unlike workers.** A batch or a load is left to the kinds of worker that suit its model, while a lane of those can
+have it in time (`suits`).
 
 **Fairness.** Batches and loads of whoever used less than its fair share of lane time are not struck out for
 those who used more; a tenant beyond its share is refused before it crowds a queue that others share
@@ -25,7 +31,7 @@ grow and be in time (`deferral`).
 
 Left out, and recorded beside what was kept (`experiments/results/ablation.json`):
 
-* **Prefetch** of models with periodic demand, with every arrival of the next second known: on the Azure replay
+* **Prefetch** of models other than timers, with every arrival of the next second known: on the Azure replay
   it makes most of the few cold requests warm, which had been answered in time without it.
 * **The slowest GPU that is in time** among unlike ones: see `Dispatch.place`.
 * **A further GPU for batch work** while another is idle: it trades what is answered of the others for it.
@@ -38,12 +44,12 @@ from bisect import bisect_left
 from typing_extensions import override
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral
-from controller.core.policies.eviction import least_recently_used
+from controller.core.policies.eviction import NextUse
 from controller.core.policies.fairness import Fairness
 from controller.core.policies.load_queue import Entry, LoadQueue
 from controller.core.policies.lookahead import adapt_lookahead
@@ -52,6 +58,7 @@ from controller.core.policies.moore_hodgson import Job, first_kept
 from controller.core.policies.pressure import pressure_of
 from controller.core.policies.runs import Run, largest_run, urgent_run
 from controller.core.policies.strategies import Strategies, soonest
+from controller.core.policies.suits import Suits
 from controller.core.policy import Batch, Policy
 from controller.core.shares import RecentDrops
 from controller.core.state import Copy, Model, Request, SentAction, WorkerState, due_ns_of
@@ -65,6 +72,9 @@ _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
 
 # A refusal calls for another copy for this long.
 _SHORT_NS = 100 * NS_PER_MS
+
+# A model that was refused takes pages of copies that together served less than this part of what it lost.
+_MAX_SERVED = 0.25
 
 # A lane that is idle because batch work may not run there is asked again after this time.
 _RETRY_NS = 10 * NS_PER_MS
@@ -106,6 +116,8 @@ class EdfMhPolicy(Policy):
             config.batch_slo_ns, limited=pieces.limit_batch
         )
         self._fairness = Fairness(pieces)
+        self._next_use = NextUse(enabled=pieces.next_use, prefetches=pieces.prefetch)
+        self._suits = Suits()
         self._strategies = Strategies()
         self._loads = LoadQueue(_load_key)
         # Requests dropped in the last moments for want of time, on either lane.
@@ -122,28 +134,33 @@ class EdfMhPolicy(Policy):
             deferral.requests_dropped(now_ns)
             if not self._pieces.prune_infers:
                 pressure = 0.0
-        defers = now_ns < deferral.until_ns
+        defers = now_ns < deferral.until_ns and deferral.may_wait_on(worker)
         run = self._run
         if run is None:
             run = largest_run if pressure >= 1.0 else deferral.run if defers else urgent_run
 
-        # The most urgent batches, several under pressure; those that wait to grow; those of batch clients.
+        # The most urgent batches, several under pressure; those that wait to grow; those of batch clients; those
+        # that another kind of worker is to have.
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
-        soon_ns = now_ns + worker.exec_lookahead_ns
+        soon_ns = now_ns + worker.exec_lookahead_ns + worker.link.excess_ns
         found: list[Batch] = []
         loading: list[Batch] = []
         aside: list[Batch] = []
         growing: list[Batch] = []
+        left: list[Batch] = []
+        suits = worker.beside_others and self._pieces.suits
         while len(found) < most and len(aside) < _MAX_CANDIDATES:
             batch = strategies.take(worker, free_ns, soon_ns, run, loading)
             if batch is None:
                 break
-            if clients.sent(batch):
+            if batch.copy.model.queue[batch.first].slo_ns >= clients.slo_ns:
                 aside.append(batch)
                 if batch.required_start_ns >= now_ns + clients.slo_ns:
                     break  # whatever comes after it has an SLO as long
             elif defers and deferral.grows_until_ns(batch) > free_ns:
                 growing.append(batch)
+            elif suits and len(left) < _MAX_CANDIDATES and self._leaves(batch, now_ns):
+                left.append(batch)
             else:
                 found.append(batch)
 
@@ -161,16 +178,39 @@ class EdfMhPolicy(Policy):
             elif not clients.may_run(chosen, worker, now_ns):
                 chosen = None
 
-        if len(found) > 1 or aside or loading or growing:
-            for batch in [*aside, *loading, *growing, *found]:
-                if batch is not chosen:
-                    strategies.put_back(batch)
+        if len(found) > 1 or aside or loading or growing or left:
+            strategies.put_back(worker, [*aside, *loading, *growing, *left, *found], chosen)
         if chosen is None:
             if growing:
                 worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
             elif worker.strategies:
                 worker.retry_ns = now_ns + _RETRY_NS
+                # What was left to another kind is looked at again before it would be too late here.
+                for batch in left:
+                    at_ns = batch.required_start_ns - (free_ns - now_ns)
+                    worker.retry_ns = min(worker.retry_ns, max(at_ns, now_ns + NS_PER_MS))
         return chosen
+
+    def _leaves(self, batch: Batch, now_ns: int) -> bool:
+        """Whether the batch is better off on another kind of worker, a lane of which can have it in time."""
+        copy, count = batch.copy, batch.count
+        model = copy.model
+        kinds = self._suits.better(model, copy.worker.gpu_kind, count, now_ns)
+        if not kinds:
+            return False
+        due_ns = batch.required_start_ns + copy.estimates.exec_ns[batch.size_index]
+        for other, there in model.copies.items():
+            if other.gpu_kind not in kinds or count > there.estimates.sizes[-1]:
+                continue
+            begin_ns = max(
+                other.exec_lane.available_ns(now_ns), now_ns + other.link.expected_ns(now_ns)
+            )
+            if not there.resident:
+                begin_ns = max(begin_ns, there.ready_ns)
+            estimates = there.estimates
+            if begin_ns + estimates.exec_ns[estimates.cover[count]] <= due_ns:
+                return True
+        return False
 
     def _first_kept(self, found: list[Batch], free_ns: int, pressure: float, now_ns: int) -> Batch:
         jobs = []
@@ -183,6 +223,9 @@ class EdfMhPolicy(Policy):
 
     def _count(self, chosen: Batch, now_ns: int) -> None:
         served = chosen.count
+        if self._next_use.watches:
+            model = chosen.copy.model
+            self._next_use.asked(model, model.queue[chosen.first].arrival_ns)
         self._fairness.count_served(chosen, now_ns)
         self._exec_drops.count(now_ns, served=served)
         self._load_drops.count(now_ns, served=served)
@@ -221,6 +264,8 @@ class EdfMhPolicy(Policy):
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Requests that other than batch clients lose for want of time on a lane count as dropped."""
         clients = self._batch_clients
+        if self._next_use.watches:
+            self._next_use.asked(request.model, request.arrival_ns)
         if refusal not in _FOR_WANT_OF_TIME or request.slo_ns >= clients.slo_ns:
             return
         clients.missed += 1
@@ -230,6 +275,8 @@ class EdfMhPolicy(Policy):
                 self._fairness.count_dropped(request, now_ns)
                 self._exec_drops.count(now_ns, dropped=1)
                 model.short_until_ns = now_ns + _SHORT_NS
+                if self._next_use.watches:
+                    model.lost.count(now_ns)
                 return
         self._fairness.count_dropped_cold(request, now_ns)
         self._load_drops.count(now_ns, dropped=1)
@@ -274,6 +321,7 @@ class EdfMhPolicy(Policy):
             pressure = pressure_of(self._load_drops.share(now_ns), self._pieces.pressure_gain)
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
         elsewhere: list[Entry] = []
+        suits = worker.beside_others and self._pieces.suits
         found: list[Model] = []
         jobs: list[Job] = []
         firsts: list[Request] = []
@@ -287,6 +335,9 @@ class EdfMhPolicy(Policy):
                 elsewhere.append(loads.pop())
                 continue
             estimates = readiness.estimates
+            if suits and self._leaves_load(model, worker, now_ns):
+                elsewhere.append(loads.pop())
+                continue
             needed_ns = estimates.load_ns + estimates.exec_ns[0]
             if worker.in_flight:  # when it is loaded, its batch waits for the one that runs
                 needed_ns += worker.mean_exec_ns
@@ -295,7 +346,8 @@ class EdfMhPolicy(Policy):
                 elsewhere.append(loads.pop())
                 continue
             if readiness.num_pages >= too_many or (
-                readiness.num_pages > fitting and self.victims(worker, readiness.num_pages) is None
+                readiness.num_pages > fitting
+                and self.victims(worker, readiness.num_pages, now_ns) is None
             ):
                 too_many = min(too_many, readiness.num_pages)
                 elsewhere.append(loads.pop())
@@ -317,7 +369,9 @@ class EdfMhPolicy(Policy):
         for entry in elsewhere:
             loads.put_back(entry)
         if not found:
-            return None
+            if elsewhere or not worker.timers:
+                return None
+            return self._next_use.expected(worker, begin_ns, now_ns)
         index = first_kept(jobs, begin_ns, pressure)
         chosen = found[index]
         self._fairness.count_loaded(firsts[index], chosen.ready[worker].estimates.load_ns, now_ns)
@@ -328,9 +382,51 @@ class EdfMhPolicy(Policy):
         return chosen
 
     @override
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims_of_refused(
+        self, model: Model, worker: WorkerState, num_pages: int, now_ns: int
+    ) -> list[Copy] | None:
+        """Copies that together serve less in a second than a quarter of what the model lost of late."""
+        last_ns = model.sought_ns
+        if not self._pieces.take_pages or last_ns < now_ns < last_ns + _RETRY_NS:
+            return None
+        model.sought_ns = now_ns
+        victims = self.victims(worker, num_pages, now_ns)
+        if victims is None:
+            return None
+        served = 0.0
+        for victim in victims:
+            other = victim.model
+            # Its other copies go on serving.
+            between_ns = max(other.gap_ns, now_ns - other.asked_ns, NS_PER_MS)
+            served += NS_PER_S / (between_ns * max(len(other.copies), 1))
+        return victims if served < _MAX_SERVED * model.lost.of_late(now_ns) else None
+
+    def _leaves_load(self, model: Model, worker: WorkerState, now_ns: int) -> bool:
+        """Whether the model is better off on another kind of worker, which can load it in time."""
+        kinds = self._suits.better(model, worker.gpu_kind, 1, now_ns)
+        if not kinds:
+            return False
+        due_ns = model.queue[-1].due_ns
+        for other, readiness in model.ready.items():
+            if other.gpu_kind not in kinds or other.load_blocked or other in model.copies:
+                continue
+            estimates = readiness.estimates
+            begin_ns = max(
+                other.load_lane.available_ns(now_ns), now_ns + other.link.expected_ns(now_ns)
+            )
+            end_ns = max(begin_ns + estimates.load_ns, other.exec_lane.available_ns(now_ns))
+            if end_ns + estimates.exec_ns[0] <= due_ns:
+                # It may not come to it: look again before it would be too late here.
+                own = model.ready[worker].estimates
+                at_ns = due_ns - own.load_ns - own.exec_ns[0] - NS_PER_MS
+                worker.load_retry_ns = min(now_ns + _RETRY_NS, max(at_ns, now_ns + NS_PER_MS))
+                return True
+        return False
+
+    @override
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Never a copy that is loading, in use, or has waiting requests."""
-        return least_recently_used(worker, num_pages, wanted=False)
+        return self._next_use.victims(worker, num_pages, now_ns)
 
 
 def _load_key(model: Model, now_ns: int) -> float | None:

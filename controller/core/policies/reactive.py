@@ -284,7 +284,7 @@ class ReactivePolicy(Policy):
         return None
 
     @override
-    def victims(self, worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Least recently used, whether requests wait for it or not."""
         return least_recently_used(worker, num_pages, wanted=True)
 
