@@ -215,7 +215,7 @@ def test_usage_fades_by_half_each_second() -> None:
 def test_the_level_comes_to_be_the_max_min_share(
     asks_ms: Sequence[int], capacity_ms: int, expected_ms: int
 ) -> None:
-    """Of each tenth of a second; served is the same part of what each asks for, which is unfair."""
+    """Everybody is served the same part of what it asks for, which is unfair."""
     share = FairShare()
     usages = [Usage() for _ in asks_ms]
     part = capacity_ms / sum(asks_ms)
