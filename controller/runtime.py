@@ -210,6 +210,7 @@ class Runtime:
             arrival_ns=arrival_ns,
             slo_ns=slo_ns,
             tenant=tenant,
+            num_bytes=sum(map(len, inputs)),
         )
         future: asyncio.Future[Answer] = loop.create_future()
         self._ledger.open(request, _Waiting(inputs, future, late))

@@ -495,6 +495,7 @@ class WorkerLink:
                 if batch.batch_size * row_bytes <= self.message_bytes_max
             },
             clock_mhz=ready.clock_mhz,
+            output_row_bytes=row_bytes,
         )
         if self.draining:
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -15,6 +16,7 @@ from rich.text import Text
 from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
 from controller.telemetry import Telemetry
 from controller.telemetry_files import TelemetryFiles
+from experiments.bounds.simulated import bound_of_case
 from experiments.simulator import Progress, Run, bottleneck, run
 from experiments.simulator.case import Case
 
@@ -69,10 +71,11 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
             on_progress=on_progress,
             progress_ns=NS_PER_S // 10,
         )
+    found = {**figures(done), **bound_figures(done)}
     if as_json:
-        print(json.dumps(figures(done), indent=1))
+        print(json.dumps(found, indent=1))
     else:
-        _print(done)
+        _print(found)
 
 
 def progress_line(progress: Progress, duration_ns: int) -> str:
@@ -128,10 +131,27 @@ def figures(done: Run) -> dict[str, object]:
     }
 
 
-def _print(done: Run) -> None:
+def bound_figures(done: Run) -> dict[str, object]:
+    """The most that any policy could have answered in time, and what part of it this one did.
+
+    Returns:
+        `bound` and `bound_share` are None where no bound is known; `bound_by` is what it counts, or why not.
+    """
+    bound = bound_of_case(done.case)
+    answered = done.summary.total().answered
+    return {
+        "bound": bound.answers,
+        "bound_share": answered / bound.answers if bound.answers else None,
+        "bound_by": bound.words,
+    }
+
+
+def _print(found: Mapping[str, object]) -> None:
     table = Table(show_header=False)
-    for key, value in figures(done).items():
-        if isinstance(value, dict):
+    for key, value in found.items():
+        if value is None:
+            text = "not known"
+        elif isinstance(value, dict):
             text = ", ".join(f"{name}: {count:,}" for name, count in value.items()) or "none"
         else:
             text = f"{value:,.3f}" if isinstance(value, float) else f"{value}"

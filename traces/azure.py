@@ -75,6 +75,7 @@ class InvocationTrace:
         scale: float = 1.0,
         striped: bool = False,
         seed: int = 0,
+        apps: bool = False,
     ) -> Workload:
         """Ask models when functions were invoked; durations are not used.
 
@@ -84,18 +85,22 @@ class InvocationTrace:
             scale: requests per invocation; see `Recorded`.
             striped: functions are dealt out in turn; otherwise neighbours in popularity share a model.
             seed: seed of everything that `scale` makes random.
+            apps: requests carry the name of their function's app as their tenant.
         """
+        owners = [app if apps else "" for app, _ in self.functions]
+        tenants = {name: index for index, name in enumerate(dict.fromkeys(("", *owners)))}
         totals = np.bincount(self.function, minlength=len(self.functions))
         assigned = assign(totals, len(models), "striped" if striped else "contiguous")
         source = Recorded(
             times_ns=self.start_ns,
             models=assigned[self.function],
+            tenants=np.array([tenants[owner] for owner in owners], np.int64)[self.function],
             slo_ns=slo_ns,
             end_ns=int(self.start_ns[-1]) + 1,
             seed=seed,
             scale=scale,
         )
-        return Workload(models=tuple(models), sources=(source,))
+        return Workload(models=tuple(models), sources=(source,), tenants=tuple(tenants))
 
 
 def read_azure_2021(path: Path) -> InvocationTrace:

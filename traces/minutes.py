@@ -79,6 +79,7 @@ class MinuteTrace:
         assignment: Literal["contiguous", "striped"] = "contiguous",
         timers: Literal["poisson", "even"] = "poisson",
         seed: int = 0,
+        tenants: str = "",
     ) -> Workload:
         """Let models be asked as often as the functions were invoked.
 
@@ -90,7 +91,11 @@ class MinuteTrace:
             timers: "poisson": replayed like all others, as Clockwork's client did; "even": evenly
                 spaced over their minutes, the first at second 0, as they really fire.
             seed: seed of all arrivals.
+            tenants: "owner" or "app": a function's requests carry its name; empty: they are nobody's.
         """
+        owners = [getattr(key, tenants) if tenants else "" for key in self.functions]
+        names = {name: index for index, name in enumerate(dict.fromkeys(("", *owners)))}
+        whose = np.array([names[owner] for owner in owners], np.int64)
         assigned = assign(self.totals, len(models), assignment)
         clocked = np.zeros(len(assigned), bool)
         if timers == "even":
@@ -101,6 +106,7 @@ class MinuteTrace:
                 TraceReplay(
                     counts=self.counts[~clocked],
                     models=assigned[~clocked],
+                    tenants=whose[~clocked],
                     slo_ns=slo_ns,
                     seed=seed,
                     scale=scale,
@@ -111,12 +117,13 @@ class MinuteTrace:
                 EvenReplay(
                     counts=self.counts[clocked],
                     models=assigned[clocked],
+                    tenants=whose[clocked],
                     slo_ns=slo_ns,
                     seed=seed,
                     scale=scale,
                 )
             )
-        return Workload(models=tuple(models), sources=tuple(sources))
+        return Workload(models=tuple(models), sources=tuple(sources), tenants=tuple(names))
 
 
 def assign(

@@ -42,15 +42,22 @@ def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
     return min(most_ns, int(slo_ns * most_share))
 
 
-def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
-    """Predict the earliest finish over all workers of a request that waits, or is about to."""
+def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int = 0) -> Verdict:
+    """Predict the earliest finish over all workers of a request that waits, or is about to.
+
+    Args:
+        request: it waits, or arrives.
+        now_ns: the present.
+        arriving: it is in no queue yet.
+        room_ns: time that it leaves to others: it is refused unless it ends so much before it has to.
+    """
     model = request.model
     if model.removed:
         return Verdict(Refusal.MODEL_REMOVED)
     ready = model.ready
     if not ready:
         return _offered_nowhere(model)
-    due_ns, rows = request.due_ns, request.rows
+    due_ns, rows = request.due_ns - room_ns, request.rows
     ahead = rows + _rows_ahead(request, arriving)
 
     best: Verdict | None = None
@@ -61,7 +68,12 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
         if rows > estimates.sizes[-1]:
             continue
         begin_ns = worker.exec_lane.available_ns(now_ns)
-        earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        link = worker.link
+        earliest_ns = now_ns + link.usual_ns
+        if not link.is_usual:
+            earliest_ns = now_ns + link.expected_ns(
+                now_ns, request.num_bytes, rows * model.output_row_bytes
+            )
         if begin_ns < earliest_ns:
             begin_ns = earliest_ns
         load_ns = 0
@@ -88,7 +100,9 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False) -> Verdict:
             shortest_ns = exec_ns
         if worker in copies:
             continue
-        earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        earliest_ns = now_ns + worker.link.expected_ns(
+            now_ns, request.num_bytes, rows * model.output_row_bytes
+        )
         load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
         begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
         finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))
@@ -156,18 +170,26 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
 
 
 def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
-    """Where one estimate alone rules the request out, make sure that the estimate is no stale outlier."""
+    """Where one estimate alone rules the request out, make sure that the estimate is true."""
+    # Loads of a model that has copies are no trial: they would be for this request only.
+    cold = not request.model.copies
     for worker, readiness in request.model.ready.items():
         estimates = readiness.estimates
         if request.rows > estimates.sizes[-1]:
             continue
         # Even an idle worker begins later by the way to it. If that were left out, an outlier a hair shorter
         # than the SLO would be believed for ever: nothing is sent that could be measured instead.
-        budget_ns = request.due_ns - request.arrival_ns - worker.delivery.expected_ns(now_ns)
+        link = worker.link
+        link_ns = link.expected_ns(
+            now_ns, request.num_bytes, request.rows * request.model.output_row_bytes
+        )
+        budget_ns = request.due_ns - request.arrival_ns - link_ns
+        if shortest_ns > budget_ns:
+            link.doubt(now_ns)
         if shortest_ns > budget_ns:
             estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + shortest_ns > budget_ns:
-            estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns)
+            estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
 
 
 def _rows_ahead(request: Request, arriving: bool) -> int:

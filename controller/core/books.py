@@ -68,9 +68,9 @@ from itertools import count
 from clockwright.actions import Infer
 from clockwright.errors import Refusal
 from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
+from controller.core.link import LinkPlan
 from controller.core.policy import Batch, Policy
 from controller.core.shortages import Shortages
 from controller.core.state import (
@@ -227,9 +227,8 @@ class Books:
 
     def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded, and its requests have their responses."""
-        counts = sent.copy.worker.counts
-        counts.exec_ns += event.duration_ns
-        counts.num_run += len(sent.requests)
+        sent.copy.worker.counts.exec_ns += event.duration_ns
+        sent.copy.worker.counts.num_run += len(sent.requests)
         self._policy.infer_ended(sent, event, now_ns)
         self._policy.unpark(sent.copy.worker)
 
@@ -365,7 +364,7 @@ class Books:
         worker_id: WorkerId,
         gpu_kind: GpuKind,
         num_pages: int,
-        delivery: DeliveryDelay,
+        link: LinkPlan,
         *,
         load_lookahead_ns: int,
         now_ns: int,
@@ -381,7 +380,7 @@ class Books:
             num_pages,
             num_pages,
             next(self._sequence),
-            delivery,
+            link,
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
             counts=counts,

@@ -12,7 +12,7 @@ from itertools import count
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
 from clockwright.errors import Refusal
-from clockwright.units import ActionId
+from clockwright.units import NS_PER_MS, ActionId
 from controller.core.alarms import Alarms
 from controller.core.books import Books
 from controller.core.config import SchedulerConfig
@@ -36,6 +36,9 @@ from controller.core.state import (
     SentAction,
     WorkerState,
 )
+
+# What a batch may wait for its inputs.
+_NO_MATTER_NS = NS_PER_MS // 2
 
 
 class Dispatch:
@@ -107,9 +110,9 @@ class Dispatch:
             # is in time, so that fast ones are free for what comes, gained nothing on two kinds of GPU, and
             # made the median longer.
             room.sort(
-                key=lambda worker: (
-                    worker.exec_lane.available_ns(now_ns),
-                    model.copies[worker].estimates.exec_ns[0],
+                key=lambda w: (
+                    w.exec_lane.available_ns(now_ns) if w.link.is_usual else _begin_ns(w, now_ns),
+                    model.copies[w].estimates.exec_ns[0],
                 )
             )
         for worker in room:
@@ -163,20 +166,26 @@ class Dispatch:
 
     def _fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         policy = self._policy
-        lane = worker.exec_lane
-        there_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        lane, link = worker.exec_lane, worker.link
         lookahead_ns, max_outstanding = worker.exec_lookahead_ns, policy.max_outstanding
-        if excess_ns := there_ns - now_ns - self._config.dispatch_delay_ns:
-            # A slow link must be fed earlier, or the lane runs dry. But then the link is the bottleneck:
-            # queue one action behind the one in transit, no more.
-            lookahead_ns += excess_ns
-            max_outstanding = min(max_outstanding, 2)
+        there_ns = now_ns + link.usual_ns
+        if not link.is_usual:
+            there_ns = now_ns + link.way_ns(now_ns)
+            # A long link must be fed earlier, or the lane runs dry, and has more under way for it.
+            max_outstanding += max_outstanding * link.length_ns // self._config.lookahead_ns
+            lookahead_ns += link.excess_ns
         worker.retry_ns = None
         while True:
             if len(lane) >= max_outstanding:
                 return  # the next result makes room
             available_ns = lane.available_ns(now_ns)
-            if available_ns > now_ns + lookahead_ns:
+            room_ns = available_ns - lookahead_ns
+            if link.is_thin:
+                # Bytes take their time beside the lane's work, so they leave earlier; but what leaves before
+                # the wire has room only waits there.
+                link.there_ns = there_ns = now_ns + link.expected_ns(now_ns)
+                room_ns = link.room_ns(room_ns, worker.exec_lookahead_ns)
+            if room_ns > now_ns:
                 break
             free_ns = max(available_ns, there_ns)
             batch = policy.next_infer(worker, free_ns, now_ns)
@@ -184,8 +193,10 @@ class Dispatch:
                 break
             if now_ns < batch.copy.model.apart_until_ns:
                 _take_apart(batch)
+            if link.is_thin and self._traits.predicts:
+                _fit_link(batch, available_ns)
             self._send_infer(worker, batch, now_ns)
-        self._look_again(worker, available_ns - lookahead_ns, now_ns)
+        self._look_again(worker, room_ns, now_ns)
 
     def _look_again(self, worker: WorkerState, room_ns: int, now_ns: int) -> None:
         """When a batch held back may go, else when the lane has room."""
@@ -205,18 +216,31 @@ class Dispatch:
         # given up anyway.
         predicts = self._traits.predicts
         window_ns = self._config.window_ns if predicts else self._config.action_timeout_ns
+        link, back_ns = worker.link, 0
+        if not link.is_usual:
+            back_ns = link.back.ns
+            window_ns += link.out.variation_ns
+            if link.is_thin:
+                back_ns += link.back.wire_ns(
+                    sum([r.rows for r in requests]) * model.output_row_bytes
+                )
+                begin_ns = max(begin_ns, now_ns + back_ns)  # a policy that reacts knows of no bytes
         action = Infer(
             action_id=ActionId(next(self._action_ids)),
             model_id=model.model_id,
             batch_size=copy.estimates.sizes[batch.size_index],
             rows=tuple([request.rows for request in requests]),
             earliest_ns=now_ns,
-            latest_ns=min(begin_ns + window_ns, batch.required_start_ns),
+            latest_ns=min(begin_ns + window_ns, batch.required_start_ns) - back_ns,
             expected_duration_ns=duration_ns,
         )
         sent = SentAction(
             action, copy, begin_ns, begin_ns + duration_ns, worker.clock_mhz, requests
         )
+        if not link.is_usual:
+            sent.back_ns = back_ns
+            sent.in_bytes = sum([request.num_bytes for request in requests])
+            sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
         self._books.begin_infer(sent, batch, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
@@ -224,7 +248,7 @@ class Dispatch:
                 worker_id=worker.worker_id,
                 action=action,
                 request_ids=tuple([request.request_id for request in requests]),
-                expected_begin_ns=begin_ns,
+                expected_begin_ns=begin_ns - back_ns,
             )
         )
         if not model.queue and len(model.copies) > 1 and self._policy.wants_any:
@@ -243,16 +267,16 @@ class Dispatch:
             return
         index = estimates.cover[request.rows]
         duration_ns = estimates.exec_ns[index]
-        begin_ns = max(
-            worker.exec_lane.available_ns(now_ns), now_ns + worker.delivery.expected_ns(now_ns)
-        )
+        there_ns = now_ns + worker.link.expected_ns(now_ns, request.num_bytes)
+        begin_ns = max(worker.exec_lane.available_ns(now_ns), there_ns)
+        back_ns = worker.link.back.ns
         action = Infer(
             action_id=ActionId(next(self._action_ids)),
             model_id=copy.model.model_id,
             batch_size=estimates.sizes[index],
             rows=(request.rows,),
             earliest_ns=now_ns,
-            latest_ns=begin_ns + self._config.window_ns,
+            latest_ns=begin_ns + self._config.window_ns - back_ns,
             expected_duration_ns=duration_ns,
         )
         sent = SentAction(
@@ -263,6 +287,7 @@ class Dispatch:
             worker.clock_mhz,
             [request],
             shared=True,
+            back_ns=back_ns,
         )
         self._books.begin_probe(sent, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
@@ -271,7 +296,7 @@ class Dispatch:
                 worker_id=worker.worker_id,
                 action=action,
                 request_ids=(request.request_id,),
-                expected_begin_ns=begin_ns,
+                expected_begin_ns=begin_ns - back_ns,
             )
         )
 
@@ -286,7 +311,7 @@ class Dispatch:
             return
         for victim in victims:
             self.evict(victim)
-        begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        begin_ns = now_ns + worker.link.expected_ns(now_ns)
         self._send_load(worker, model, readiness, begin_ns, now_ns)
 
     # --- load lanes -----------------------------------------------------------------------------
@@ -331,7 +356,7 @@ class Dispatch:
         for worker in model.ready:
             if worker.load_blocked:
                 continue
-            lookahead_ns = worker.load_lookahead_ns
+            lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
             load_free_ns = worker.load_lane.available_ns(now_ns)
             next_room_ns = min(next_room_ns, load_free_ns - lookahead_ns)
             if load_free_ns <= now_ns + lookahead_ns and worker not in model.copies:
@@ -368,7 +393,7 @@ class Dispatch:
                     continue
                 for victim in victims:
                     self.evict(victim)
-            begin_ns = now_ns + worker.delivery.expected_ns(now_ns)
+            begin_ns = now_ns + worker.link.expected_ns(now_ns)
             self._send_load(worker, model, readiness, begin_ns, now_ns)
             return
 
@@ -376,9 +401,9 @@ class Dispatch:
         """Send LoadWeights while the load lane has less than the look-ahead to do."""
         if worker.draining or worker.load_blocked:
             return
-        lookahead_ns = worker.load_lookahead_ns
+        lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
         lane = worker.load_lane
-        there_ns = now_ns + worker.delivery.expected_ns(now_ns)
+        there_ns = now_ns + worker.link.expected_ns(now_ns)
         while True:
             available_ns = lane.available_ns(now_ns)
             if available_ns > now_ns + lookahead_ns:
@@ -411,20 +436,24 @@ class Dispatch:
         begin_ns: int,
         now_ns: int,
     ) -> None:
-        load_ns = readiness.estimates.load_ns
+        load_ns, back_ns = readiness.estimates.load_ns, worker.link.back.ns
         action = LoadWeights(
             action_id=ActionId(next(self._action_ids)),
             model_id=model.model_id,
             earliest_ns=now_ns,
-            latest_ns=begin_ns + self._config.window_ns,
+            latest_ns=begin_ns + self._config.window_ns - back_ns,
             expected_duration_ns=load_ns,
         )
         copy = Copy(model, worker, readiness.num_pages, readiness.estimates, begin_ns + load_ns)
-        sent = SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz)
+        sent = SentAction(action, copy, begin_ns, copy.ready_ns, worker.clock_mhz, back_ns=back_ns)
+        if not worker.link.is_usual:
+            sent.sent_bytes = worker.link.out.send(now_ns, 0)
         self._books.begin_load(sent, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
-            SendAction(worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns)
+            SendAction(
+                worker_id=worker.worker_id, action=action, expected_begin_ns=begin_ns - back_ns
+            )
         )
         self._wake_load(worker, now_ns)
 
@@ -444,7 +473,8 @@ class Dispatch:
         That is also when an Infer may be planned behind the lane's last load.
         """
         lane = worker.load_lane
-        at_ns = lane.available_ns(now_ns) - worker.load_lookahead_ns
+        lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
+        at_ns = lane.available_ns(now_ns) - lookahead_ns
         if worker.load_wakeup_ns is None and at_ns > now_ns and not lane.late(now_ns):
             worker.load_blocked = False
             self._alarms.wake_load(worker, at_ns)
@@ -500,6 +530,47 @@ class Dispatch:
             self._wake_load(worker, now_ns)
 
 
+def _begin_ns(worker: WorkerState, now_ns: int) -> int:
+    """When the worker could begin a batch, as heard of here, less what is the same for all of them."""
+    link = worker.link
+    there_ns = now_ns + link.expected_ns(now_ns) - link.usual_ns
+    return max(worker.exec_lane.available_ns(now_ns), there_ns)
+
+
+def _fit_link(batch: Batch, available_ns: int) -> None:
+    """Leave those out of a batch whose inputs would keep it waiting, for the lane or past its time.
+
+    Where the lane is busy meanwhile, inputs of many get there in its shadow, and a larger batch saves it time.
+    Where it is idle, it is the wire that is short: there nothing is saved by a larger batch.
+    """
+    copy, first = batch.copy, batch.first
+    model, estimates, link = copy.model, copy.estimates, copy.worker.link
+    queue, sizes = model.queue, estimates.sizes
+    due_ns = queue[first].due_ns
+    num_bytes = rows = count = index = 0
+    begin_ns = 0
+    for position in range(first, first + batch.count):
+        request = queue[position]
+        num_bytes += request.num_bytes
+        rows += request.rows
+        cover = estimates.cover[rows]
+        exec_ns = estimates.exec_ns[cover]
+        later_ns = link.begin_ns(available_ns, num_bytes, rows * model.output_row_bytes, exec_ns)
+        if not count:
+            most_ns = min(later_ns + _NO_MATTER_NS, due_ns)
+        elif later_ns > most_ns or later_ns + exec_ns > due_ns:
+            break
+        if not count or sizes[cover] == rows or position == first + batch.count - 1:
+            count, index, begin_ns = position - first + 1, cover, later_ns
+    if count < batch.count:
+        batch.count, batch.size_index = count, index
+        batch.required_start_ns = due_ns - estimates.exec_ns[index]
+    if not copy.resident:
+        begin_ns = max(begin_ns, copy.ready_ns)
+    # The first request is in time; should it not be the one that the policy looked at, its inputs may be later.
+    batch.begin_ns = max(available_ns, min(begin_ns, batch.required_start_ns))
+
+
 def _take_apart(batch: Batch) -> None:
     """Leave those out of a batch that must not run with so many others, because a run with them failed."""
     copy, first = batch.copy, batch.first
@@ -514,6 +585,9 @@ def _take_apart(batch: Batch) -> None:
         count += 1
     if count < batch.count:
         batch.count = count
-        batch.size_index = estimates.cover[rows]
+        index = estimates.cover[rows]
+        # A pause makes a smaller size look longer for a while; then the larger one is padded.
+        if estimates.exec_ns[index] < estimates.exec_ns[batch.size_index]:
+            batch.size_index = index
         required_ns = queue[first].due_ns - estimates.exec_ns[batch.size_index]
         batch.required_start_ns = max(batch.required_start_ns, required_ns)

@@ -9,6 +9,14 @@ of its own, so that the first batch after the clock has recovered is planned wit
 Between two looks nobody knows when the clock changed. What a worker measured since the look before a
 change is therefore forgotten again, and only that: others whose clocks have not changed share the
 estimates (`settle_exec`).
+
+An estimate that is too long keeps what it is about from being run, so nothing measures it again. Hence:
+
+* A few measurements that far exceed the others are left out: pauses, which say nothing of the next run.
+* The sizes that run vouch for those that do not (`Estimates._compare`). A batch takes no longer than a
+  larger one, and not much longer than smaller ones with as many rows together. A profile that nobody
+  confirmed errs as its measured neighbours do.
+* What rules a request out by itself is tried now and then (`DurationWindow.doubt`).
 """
 
 from __future__ import annotations
@@ -18,16 +26,29 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from clockwright.units import DURATION_NS_MAX, NS_PER_MS, ArchitectureId, GpuKind
+from clockwright.units import DURATION_NS_MAX, NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind
 
 # Ten samples follow a clock change within one batch of work and still forget an outlier soon; the
 # paper (section 5.3) and its source (infer5_scheduler.h:36) use the same ten and this percentile.
 WINDOW_SIZE = 10
 PERCENTILE = 0.99
 
+# Measurements above so many times the median are left out, unless they are more than a third of all, or the last two
+# are among them. Smaller: usual noise
+# is left out, and what it delays is late. Larger: short pauses make batches look too long for their deadlines.
+_OUTLIER = 2
+
 # An estimate that refuses every request is never measured again, so one outlier could shut a model
 # with a tight SLO out for good. One that alone stands in the way loses its largest sample, this often.
 FORGET_INTERVAL_NS = 100 * NS_PER_MS
+
+# Where every sample stands in the way, and for so long nothing was measured, requests try whether they still hold.
+# Each trial makes the next pause so many times as long, up to this: if they hold, the requests of a trial are late.
+_PAUSE_FACTOR = 4
+_LONGEST_PAUSE_NS = 30 * NS_PER_S
+
+# Nothing is tried that would have to take less than this part of what is known.
+_MOST_WRONG = 16
 
 # With fewer rows, nothing is forgotten: a worker that comes back finds what was learned.
 _MIN_ROWS = 256
@@ -36,6 +57,26 @@ _MIN_ROWS = 256
 SLOW_FACTOR: Final = 3
 SLOW_NS: Final = NS_PER_MS
 
+# Sizes are compared after so many batches. Fewer: a size that is seldom filled loses samples that are merely
+# noisy. More: a size that a pause took away stays away longer.
+_COMPARED_AFTER = 20
+
+# A size that does not run loses the samples that are so many times what those that run say. Smaller: samples that
+# are merely noisy leave.
+_DOUBTFUL = 1.5
+
+# Where all that is known of it is so many times that, it is tried. Smaller: networks for which large batches are
+# slow are tried.
+_INCREDIBLE = 2.0
+
+# A size is tried after so many comparisons at first and at most; these pauses grow as those above.
+_FEW_COMPARISONS = 2
+_MOST_COMPARISONS = 1024
+
+# A size counts as dense as another that has at most so much less time per row: noise must not make the
+# choice flicker, and the larger batch leaves fewer actions to send.
+_AS_DENSE = 1.03
+
 # Clocks of one GPU kind whose estimates are kept. Levels are 5 % apart, so a real GPU has fewer than 32.
 MAX_CLOCKS = 64
 
@@ -43,30 +84,70 @@ MAX_CLOCKS = 64
 class DurationWindow:
     """The last measurements of one duration; starts with its seed as the only sample."""
 
-    __slots__ = ("_forgot_ns", "_samples", "_unconfirmed", "estimate_ns")
+    __slots__ = (
+        "_doubted_ns",
+        "_doubted_runs",
+        "_largest_ns",
+        "_pause_ns",
+        "_samples",
+        "_supposed",
+        "_unconfirmed",
+        "estimate_ns",
+        "num_runs",
+        "seed_ns",
+        "typical_ns",
+    )
 
     def __init__(self, seed_ns: int) -> None:
         self._samples: deque[int] = deque([seed_ns], maxlen=WINDOW_SIZE)
         #: (worker, measurement), later than all `_samples`.
         self._unconfirmed: deque[tuple[int, int]] = deque(maxlen=WINDOW_SIZE)
-        self._forgot_ns = 0
+        self._doubted_ns = -FORGET_INTERVAL_NS
+        self._doubted_runs = -1
+        self._pause_ns = FORGET_INTERVAL_NS
+        #: Largest sample that is not left out.
+        self._largest_ns = seed_ns
+        #: Whether the estimate is to be tried, and does not follow from the samples.
+        self._supposed = False
+        #: What the profile says.
+        self.seed_ns = seed_ns
+        #: Measurements taken in.
+        self.num_runs = 0
         #: Upper percentile of the samples, linear between ranks.
         self.estimate_ns = seed_ns
+        #: Median: it varies less than the estimate.
+        self.typical_ns = seed_ns
+
+    @property
+    def measured(self) -> bool:
+        """Whether the estimate comes from measurements, so that what far exceeds it is slow."""
+        return self.num_runs > 0 and not self._supposed
 
     def add(self, duration_ns: int) -> None:
         """Take a measurement in; the oldest leaves."""
+        if self._supposed and self._begins_anew(duration_ns):
+            self._samples.clear()
+            self._unconfirmed.clear()
+            self._pause_ns = FORGET_INTERVAL_NS
         self._samples.append(duration_ns)
+        self.num_runs += 1
         self._update()
 
     def begin_again(self, seed_ns: int) -> None:
         """Forget all, but for a new seed."""
         self._samples.clear()
+        self._samples.append(seed_ns)
         self._unconfirmed.clear()
-        self.add(seed_ns)
+        self.num_runs, self.seed_ns = 0, seed_ns
+        self._update()
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
+        if self._supposed and self._begins_anew(duration_ns):
+            self.add(duration_ns)  # whatever the clock, the rest is not true
+            return
         self._unconfirmed.append((worker, duration_ns))
+        self.num_runs += 1
         self._update()
 
     def settle(self, worker: int, *, confirmed: bool) -> None:
@@ -83,44 +164,97 @@ class DurationWindow:
         """Smallest recent sample: what is possible on a good day."""
         return min(self._latest())
 
-    def forget_largest(self, now_ns: int) -> None:
-        """Drop the largest sample, at most once per `FORGET_INTERVAL_NS`."""
-        latest = self._latest()
-        if len(latest) > 1 and now_ns - self._forgot_ns >= FORGET_INTERVAL_NS:
-            self._forgot_ns = now_ns
-            largest = max(latest)
-            for sample in self._unconfirmed:
-                if sample[1] == largest:
-                    self._unconfirmed.remove(sample)
-                    break
-            else:
-                self._samples.remove(largest)
-                if not self._samples:  # something has to be left when the others are taken back
-                    self._samples.append(self._unconfirmed.popleft()[1])
-            self._update()
+    def suppose(self, duration_ns: int) -> None:
+        """Expect this until the next measurement."""
+        self._supposed = True
+        self.estimate_ns = self.typical_ns = duration_ns
 
-    def _latest(self) -> Collection[int]:
+    def doubt(self, limit_ns: int, now_ns: int, *, tries: bool) -> None:
+        """The estimate by itself stands in the way of a request, which would need it to be `limit_ns`.
+
+        Args:
+            limit_ns: below the estimate.
+            now_ns: the present.
+            tries: whether something may be tried that no sample says is possible.
+        """
+        pause_ns = now_ns - self._doubted_ns
+        if self.floor_ns <= limit_ns:
+            if pause_ns >= FORGET_INTERVAL_NS:
+                self._doubted_ns = now_ns
+                self._pause_ns = FORGET_INTERVAL_NS
+                self.forget_above(self._largest_ns - 1)
+        elif tries and limit_ns * _MOST_WRONG > self.floor_ns:
+            if self.num_runs != self._doubted_runs:  # measured since the last doubt: it begins anew
+                self._doubted_runs = self.num_runs
+                self._doubted_ns = now_ns
+            elif pause_ns >= self._pause_ns:
+                self._doubted_ns = now_ns
+                self._pause_ns = min(_PAUSE_FACTOR * self._pause_ns, _LONGEST_PAUSE_NS)
+                self.suppose(limit_ns // 2)  # half: lanes are busy for other models now and then
+
+    def forget_above(self, limit_ns: int) -> None:
+        """Drop the samples above a limit; the smallest of all stays."""
+        limit_ns = max(limit_ns, self.floor_ns)
+        samples = [duration_ns for duration_ns in self._samples if duration_ns <= limit_ns]
+        others = [sample for sample in self._unconfirmed if sample[1] <= limit_ns]
+        if not samples:  # something has to be left when the others are taken back
+            samples.append(others.pop(0)[1])
+        self._samples = deque(samples, maxlen=WINDOW_SIZE)
+        self._unconfirmed = deque(others, maxlen=WINDOW_SIZE)
+        self._update()
+
+    def _begins_anew(self, duration_ns: int) -> bool:
+        """Whether the measurement of a trial shows that nothing holds: a profile, or what is long ago."""
+        return not self.num_runs or duration_ns < self.floor_ns
+
+    def _latest(self) -> list[int]:
+        """The samples that count, the oldest first."""
         if not self._unconfirmed:
-            return self._samples
+            return list(self._samples)
         return [*self._samples, *(sample[1] for sample in self._unconfirmed)][-WINDOW_SIZE:]
 
     def _update(self) -> None:
-        ordered = sorted(self._latest())
-        position = PERCENTILE * (len(ordered) - 1)
-        below = int(position)
-        self.estimate_ns = ordered[below]
-        if position > below:
-            self.estimate_ns += int((ordered[below + 1] - ordered[below]) * (position - below))
+        latest = self._latest() if self._unconfirmed else list(self._samples)
+        ordered = sorted(latest)
+        last = len(ordered) - 1
+        self.typical_ns = ordered[last // 2]
+        if ordered[last] > _OUTLIER * self.typical_ns:
+            last = self._last_believed(ordered, min(latest[-2:]))
+        self._supposed = False
+        self._largest_ns = self.estimate_ns = ordered[last]
+        if last:
+            below_ns = ordered[last - 1]
+            share = PERCENTILE * last - (last - 1)
+            self.estimate_ns = below_ns + int((self._largest_ns - below_ns) * share)
+
+    def _last_believed(self, ordered: list[int], latest_ns: int) -> int:
+        """Where the samples end that are not left out; `latest_ns` is the smaller one of the last two."""
+        last = len(ordered) - 1
+        most_ns = _OUTLIER * self.typical_ns
+        if latest_ns > most_ns:
+            return last  # two in a row: it is slow from now on
+        least = last - len(ordered) // 3
+        while last > least and ordered[last] > most_ns:
+            last -= 1
+        return last
 
 
 class Estimates:
     """Current estimates of one architecture on one kind of GPU."""
 
     __slots__ = (
+        "_batches_left",
+        "_best",
+        "_compare_after",
         "_exec",
+        "_finds_densest",
+        "_idle",
         "_load",
+        "_patience",
         "_per_row",
+        "_runs",
         "cover",
+        "densest",
         "exec_ns",
         "fit",
         "load_ns",
@@ -128,13 +262,16 @@ class Estimates:
         "sizes",
     )
 
-    def __init__(self, *, load_ns: int, exec_ns: Mapping[int, int]) -> None:
+    def __init__(
+        self, *, load_ns: int, exec_ns: Mapping[int, int], finds_densest: bool = True
+    ) -> None:
         """Seed from a profile.
 
         Args:
             load_ns: duration of LoadWeights.
             exec_ns: duration of EXEC by compiled batch size; not empty. Lists as long as the largest size
                 are made of it, so it is one that was offered and not what a worker likes.
+            finds_densest: else `densest` is `fit`: the larger a batch, the denser it is taken to be.
         """
         #: Compiled batch sizes, ascending.
         self.sizes = tuple(sorted(exec_ns))
@@ -152,6 +289,18 @@ class Estimates:
         ]
         #: Least time per row at any size.
         self.ns_per_row = min(self._per_row)
+        #: densest[n]: index of the size <= n with the least time per row, -1 if none.
+        self.densest = self.fit
+        self._best = list(range(len(self.sizes)))
+        self._finds_densest = finds_densest
+        self._find_densest()
+        # The first comparisons come sooner: until then a wrong profile is all there is.
+        self._compare_after = self._batches_left = 1
+        #: By index into `sizes`: `num_runs` at the last comparison; for how many comparisons it has been
+        #: doubted, and for how many it is to be before it is tried.
+        self._runs = [0] * len(self.sizes)
+        self._idle = [0] * len(self.sizes)
+        self._patience = [_FEW_COMPARISONS] * len(self.sizes)
 
     def at_clock(self, clock_mhz: int, other_mhz: int) -> Estimates:
         """What to expect at another clock before anything was measured there.
@@ -170,7 +319,7 @@ class Estimates:
             size: min(int(duration_ns * slower), DURATION_NS_MAX)
             for size, duration_ns in zip(self.sizes, self.exec_ns, strict=True)
         }
-        return Estimates(load_ns=self.load_ns, exec_ns=exec_ns)
+        return Estimates(load_ns=self.load_ns, exec_ns=exec_ns, finds_densest=self._finds_densest)
 
     def bound(self, profile: Estimates) -> None:
         """Another GPU of the kind was profiled: what far exceeds that came from a GPU that is slow."""
@@ -178,21 +327,32 @@ class Estimates:
             if self.exec_ns[index] > SLOW_FACTOR * profile.exec_ns[index] + SLOW_NS:
                 window.begin_again(profile.exec_ns[index])
                 self._refresh(index)
+                self._compare_after = self._batches_left = 1
         if self.load_ns > SLOW_FACTOR * profile.load_ns + SLOW_NS:
             self._load.begin_again(profile.load_ns)
             self.load_ns = profile.load_ns
+
+    def is_slow(self, size: int, duration_ns: int) -> bool:
+        """Whether a measurement says that the GPU is slow, rather than that the estimate was wrong.
+
+        Args:
+            size: batch size of an EXEC; 0: a load.
+            duration_ns: how long it took.
+        """
+        window = self._exec[self.fit[size]] if size else self._load
+        return window.measured and duration_ns > SLOW_FACTOR * window.estimate_ns + SLOW_NS
 
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""
         index = self.fit[size]
         self._exec[index].add(duration_ns)
-        self._refresh(index)
+        self._batch_ended(index)
 
     def measured_exec_unconfirmed(self, worker: int, size: int, duration_ns: int) -> None:
         """Learn from an EXEC, until `settle_exec` says whether the worker's clock was what we thought."""
         index = self.fit[size]
         self._exec[index].add_unconfirmed(worker, duration_ns)
-        self._refresh(index)
+        self._batch_ended(index)
 
     def settle_exec(self, worker: int, size: int, *, confirmed: bool) -> None:
         """Keep, or forget, what a worker has measured of a size since this was asked last."""
@@ -206,18 +366,102 @@ class Estimates:
         self.load_ns = self._load.estimate_ns
 
     def doubt_exec(self, rows: int, limit_ns: int, *, now_ns: int) -> None:
-        """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier if it is one."""
+        """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
         index = self.cover[rows]
-        window = self._exec[index]
-        if window.floor_ns <= limit_ns:
-            window.forget_largest(now_ns)
-            self._refresh(index)
+        self._exec[index].doubt(limit_ns, now_ns, tries=True)
+        self._refresh(index)
 
-    def doubt_load(self, limit_ns: int, *, now_ns: int) -> None:
-        """The load estimate alone exceeds `limit_ns`: forget an outlier if it is one."""
-        if self._load.floor_ns <= limit_ns:
-            self._load.forget_largest(now_ns)
-            self.load_ns = self._load.estimate_ns
+    def doubt_load(self, limit_ns: int, *, now_ns: int, tries: bool) -> None:
+        """The load estimate alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
+        self._load.doubt(limit_ns, now_ns, tries=tries)
+        self.load_ns = self._load.estimate_ns
+
+    def _batch_ended(self, index: int) -> None:
+        if self._exec[index].estimate_ns != self.exec_ns[index]:
+            self._refresh(index)
+        self._batches_left -= 1
+        if not self._batches_left:
+            self._compare_after = self._batches_left = min(2 * self._compare_after, _COMPARED_AFTER)
+            self._compare()
+            self._find_densest()
+
+    def _compare(self) -> None:
+        """Hold the sizes that did not run since the last comparison against those that did."""
+        windows, sizes, exec_ns, per_row = self._exec, self.sizes, self.exec_ns, self._per_row
+        ran = [window.num_runs > runs for window, runs in zip(windows, self._runs, strict=True)]
+        self._runs = [window.num_runs for window in windows]
+        if all(ran):
+            return
+        # By index: the next larger size that ran, -1 if none.
+        larger: list[int] = []
+        nearest = -1
+        for index in range(len(sizes) - 1, -1, -1):
+            nearest = index if ran[index] else nearest
+            larger.append(nearest)
+        larger.reverse()
+        smaller = -1
+        for index, next_larger in enumerate(larger):
+            if ran[index]:
+                smaller = index
+                continue
+            # The next smaller one may not have run; then it was compared itself just now.
+            longest_ns = int(per_row[index - 1] * sizes[index]) if smaller >= 0 else DURATION_NS_MAX
+            if next_larger >= 0:
+                longest_ns = min(longest_ns, exec_ns[next_larger])
+            if not windows[index].num_runs or exec_ns[index] > _DOUBTFUL * longest_ns:
+                nearest = smaller if smaller >= 0 else next_larger
+                wrong = exec_ns[nearest] / max(windows[nearest].seed_ns, 1) if nearest >= 0 else 1.0
+                self._doubt_idle(index, longest_ns, wrong)
+                self._refresh(index)
+
+    def _doubt_idle(self, index: int, longest_ns: int, wrong: float) -> None:
+        """Doubt a size that did not run, where it was never measured or is said to take much longer.
+
+        Args:
+            index: of the size.
+            longest_ns: what those that ran say that it takes at most.
+            wrong: how many times as long as their profiles they take.
+        """
+        window = self._exec[index]
+        if not window.num_runs:
+            expected_ns = min(int(window.seed_ns * wrong), DURATION_NS_MAX)
+            if expected_ns > _INCREDIBLE * longest_ns:
+                expected_ns = longest_ns
+            if expected_ns != window.estimate_ns:
+                window.suppose(expected_ns)
+        elif window.floor_ns <= _DOUBTFUL * longest_ns:
+            window.forget_above(int(_DOUBTFUL * longest_ns))
+        elif window.floor_ns > _INCREDIBLE * longest_ns:
+            self._idle[index] += 1
+            if self._idle[index] >= self._patience[index]:
+                self._idle[index] = 0
+                patience = _PAUSE_FACTOR * self._patience[index]
+                self._patience[index] = min(patience, _MOST_COMPARISONS)
+                window.suppose(longest_ns)
+
+    def _find_densest(self) -> None:
+        """Find the size with the least time per row among each and those below it."""
+        if not self._finds_densest:
+            return
+        best: list[int] = []
+        per_row: list[float] = []
+        least = float("inf")
+        for index, window in enumerate(self._exec):
+            each = window.typical_ns / self.sizes[index]
+            if index and not window.num_runs:
+                # Nobody knows yet: if it is in time at the length of its profile, it costs little to try.
+                each = min(each, per_row[-1])
+            per_row.append(each)
+            least = min(least, each)
+            enough = _AS_DENSE * least
+            best.append(
+                index
+                if each <= enough
+                else next(i for i in range(index, -1, -1) if per_row[i] <= enough)
+            )
+        if best != self._best:
+            self._best = best
+            self.densest = [best[index] if index >= 0 else -1 for index in self.fit]
 
     def _refresh(self, index: int) -> None:
         estimate_ns = self._exec[index].estimate_ns
@@ -234,9 +478,10 @@ _Key = tuple[GpuKind, int, ArchitectureId, tuple[int, ...]]
 class EstimateTable:
     """Every `Estimates`, by GPU kind, clock, architecture and batch sizes."""
 
-    __slots__ = ("_crowded_at", "_rows")
+    __slots__ = ("_crowded_at", "_finds_densest", "_rows")
 
-    def __init__(self) -> None:
+    def __init__(self, *, finds_densest: bool = True) -> None:
+        self._finds_densest = finds_densest
         self._crowded_at = _MIN_ROWS
         self._rows: dict[_Key, Estimates] = {}
 
@@ -265,7 +510,8 @@ class EstimateTable:
         """
         key = (gpu_kind, clock_mhz, architecture_id, tuple(sorted(exec_ns)))
         estimates = self._rows.get(key)
-        seed = Estimates(load_ns=load_ns, exec_ns=exec_ns).at_clock(profile_mhz, clock_mhz)
+        profile = Estimates(load_ns=load_ns, exec_ns=exec_ns, finds_densest=self._finds_densest)
+        seed = profile.at_clock(profile_mhz, clock_mhz)
         if estimates is None:
             estimates = self._rows[key] = seed
         else:

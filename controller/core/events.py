@@ -71,6 +71,8 @@ class ModelReady:
     exec_ns: Mapping[int, int]
     #: The clock that `exec_ns` was measured at; 0 where that is not known.
     clock_mhz: int = 0
+    #: Size of one row's outputs; 0 where that is not known.
+    output_row_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +93,8 @@ class RequestArrived:
     slo_ns: int
     #: Whose it is, for fairness between those who share models; empty: nobody's in particular.
     tenant: str = ""
+    #: Size of its inputs, which a worker's link has to carry; 0 where that is not known.
+    num_bytes: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

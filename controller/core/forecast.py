@@ -63,7 +63,7 @@ def forecast(
                 estimates = readiness.estimates
                 if rows > estimates.sizes[-1]:
                     continue
-                earliest_ns = now_ns + worker.delivery.expected_ns(now_ns)
+                earliest_ns = now_ns + worker.link.expected_ns(now_ns)
                 begin_ns = max(worker.exec_lane.available_ns(now_ns), earliest_ns)
                 begin_ns = max(begin_ns, exec_free_ns.get(worker, 0))
                 copy = model.copies.get(worker)
@@ -99,17 +99,17 @@ def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
 
 
 def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
-    """Drop an outlier that alone rules the model out: nobody will ask the model, so nothing would replace it."""
+    """Doubt an estimate that alone rules the model out: nobody will ask the model, so nothing would correct it."""
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates
         if rows > estimates.sizes[-1]:
             continue
         exec_ns = estimates.exec_ns[estimates.cover[rows]]
-        budget_ns = left_ns - worker.delivery.expected_ns(now_ns)
+        budget_ns = left_ns - worker.link.expected_ns(now_ns)
         if exec_ns > budget_ns:
             estimates.doubt_exec(rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + exec_ns > budget_ns:
-            estimates.doubt_load(budget_ns - exec_ns, now_ns=now_ns)
+            estimates.doubt_load(budget_ns - exec_ns, now_ns=now_ns, tries=not model.copies)
 
 
 def _reason(model: Model, exec_ns: int, left_ns: int) -> Refusal:

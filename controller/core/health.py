@@ -28,7 +28,7 @@ from __future__ import annotations
 from clockwright.actions import Infer
 from clockwright.units import NS_PER_MS
 from controller.core.books import Books
-from controller.core.estimator import SLOW_FACTOR, SLOW_NS
+from controller.core.estimator import SLOW_FACTOR
 from controller.core.state import Model, SentAction, Suspension, Trouble, WorkerState
 
 # The first pause is long enough that a burst of failures counts as one, and short beside a second, in which a
@@ -112,7 +112,8 @@ class Health:
         if worker.draining:
             return True, []  # nothing is offered there
         trouble, action = _trouble_of(worker), sent.action
-        if duration_ns > SLOW_FACTOR * action.expected_duration_ns + SLOW_NS:
+        estimates, size = sent.copy.estimates, action.batch_size if isinstance(action, Infer) else 0
+        if estimates.is_slow(size, duration_ns):
             if worker in model.ready and len(model.ready) == 1:
                 return True, []
             if trouble.sick:
@@ -121,8 +122,7 @@ class Health:
                     trouble.strikes += 1
                     self._pause(worker, trouble.strikes, now_ns)
                 return False, []
-            size = action.batch_size if isinstance(action, Infer) else 0
-            trouble.held.append((sent.copy.estimates, size, duration_ns))
+            trouble.held.append((estimates, size, duration_ns))
             if len(trouble.held) < _SLOW_IN_A_ROW:
                 return False, []
             trouble.held.clear()

@@ -149,8 +149,9 @@ def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
         assert worker in model.idle[worker.gpu_kind]
     for sent in infers:
         action = sent.action
-        assert action.earliest_ns <= sent.expected_begin_ns <= action.latest_ns, (
-            f"action {action.action_id}: begin {sent.expected_begin_ns} outside "
+        begin_ns = sent.expected_begin_ns - sent.back_ns
+        assert action.earliest_ns <= begin_ns <= action.latest_ns, (
+            f"action {action.action_id}: begin {begin_ns} outside "
             f"[{action.earliest_ns}, {action.latest_ns}]"
         )
         if not predicts or sent.shared:

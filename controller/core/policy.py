@@ -81,6 +81,9 @@ class Policy(Protocol):
     def copy_gone(self, copy: Copy) -> None:
         """A copy was evicted or lost."""
 
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """The part of its slack, 0 to 1, that an arriving request with a tenant leaves to others."""
+
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded; its copy holds one pin less."""
 

@@ -20,7 +20,7 @@ waiting requests, and refuse nothing by prediction):
 * Every action has a timeout; a worker that exceeds it, or contradicts the controller's books, is let
   go and starts afresh when it registers again.
 * Refused requests are answered at once, with the reason, not at the deadline.
-* How long actions are on their way is measured, and planned for (delivery.py).
+* The link of each worker is measured, its length and what it carries, and planned for (link.py).
 * Estimates are kept per GPU kind, clock, architecture and batch sizes (estimator.py).
 """
 
@@ -42,7 +42,6 @@ from controller.core.admission import (
 from controller.core.alarms import Alarms
 from controller.core.books import Books, infers_of, own_requests
 from controller.core.config import SchedulerConfig
-from controller.core.delivery import DeliveryDelay
 from controller.core.dispatch import Dispatch
 from controller.core.estimator import SLOW_FACTOR, SLOW_NS, EstimateTable
 from controller.core.events import (
@@ -71,6 +70,7 @@ from controller.core.events import (
 )
 from controller.core.forecast import Forecast, forecast
 from controller.core.health import Health
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policy import PolicyKind
 from controller.core.state import (
@@ -140,7 +140,7 @@ class Scheduler:
         self._closed = False
         self._now_ns = 0
         self._commands: list[Command] = []
-        self._estimates = EstimateTable()
+        self._estimates = EstimateTable(finds_densest=self.config.edf_mh.densest)
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
         self._health = Health(self._books)
@@ -281,11 +281,12 @@ class Scheduler:
             self._health.last_resort(model, self._now_ns)
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
-        cold = True
         for copy in model.copies.values():
             if copy.resident:
                 cold = False
                 break
+        else:
+            cold = True
         request = Request(
             event.request_id,
             model,
@@ -298,11 +299,15 @@ class Scheduler:
             # Appendix B's demand of one request: its execution time, alone.
             model.fastest.exec_ns[0] * event.rows if model.fastest else 0,
             event.tenant,
+            event.num_bytes,
         )
         if self._closed:
             verdict = Verdict(Refusal.DRAINING)
         elif self._predicts:
-            verdict = judge(request, self._now_ns, arriving=True)
+            if event.tenant:
+                verdict = self._judge_of_tenant(request)
+            else:
+                verdict = judge(request, self._now_ns, arriving=True)
         else:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
@@ -317,6 +322,19 @@ class Scheduler:
         if self._predicts:  # else it waits until it has run
             self._alarms.watch(request, verdict.hopeless_ns)
         return model
+
+    def _judge_of_tenant(self, request: Request) -> Verdict:
+        """A request arrives from a tenant, which may have used up its share."""
+        now_ns, fastest = self._now_ns, request.model.fastest
+        room_ns = 0
+        if fastest is not None and (part := self._policy.leaves_room(request, now_ns)):
+            alone_ns = fastest.exec_ns[0] + (fastest.load_ns if request.cold else 0)
+            room_ns = int(part * max(0, request.due_ns - now_ns - alone_ns))
+        verdict = judge(request, now_ns, arriving=True, room_ns=room_ns)
+        verdict.hopeless_ns += room_ns
+        if verdict.refusal is Refusal.OVERLOADED and room_ns:
+            verdict.detail = f"tenant {request.tenant!r} used up its share, and others wait"
+        return verdict
 
     def _judge_again(self, request: Request) -> Verdict:
         """A request waits, or was sent in vain: can it still be answered?"""
@@ -416,9 +434,9 @@ class Scheduler:
         if worker is None or sent is None:
             return
         now_ns = self._now_ns
-        self._learn_delay(worker, sent, event.received_ns)
         # A clock offset that is a little off must not put an end into the future.
         end_ns = min(event.end_ns, now_ns)
+        end_ns += self._learn_link(worker, sent, event.received_ns, end_ns)
         duration_ns, action = event.duration_ns, sent.action
         learns, touched = True, None
         if (
@@ -459,7 +477,7 @@ class Scheduler:
         sent = self._books.take_result(worker, event.action_id)
         assert sent is not None
         now_ns, model = self._now_ns, sent.copy.model
-        self._learn_delay(worker, sent, event.received_ns)
+        self._learn_link(worker, sent, event.received_ns, now_ns)
         if isinstance(sent.action, Infer):
             self._books.end_infer(sent, now_ns)
             if event.error in _FAILURES:
@@ -500,12 +518,40 @@ class Scheduler:
         else:
             estimates.measured_exec(size, duration_ns)
 
-    def _learn_delay(self, worker: WorkerState, sent: SentAction, received_ns: int | None) -> None:
+    def _learn_link(
+        self, worker: WorkerState, sent: SentAction, received_ns: int | None, end_ns: int
+    ) -> int:
+        """Learn from the ways of an action and its result, and tell how long to allow for the way back.
+
+        Args:
+            worker: which did it.
+            sent: the action.
+            received_ns: when the worker had it; None where that is not known.
+            end_ns: when it ended there; now, where it failed.
+        """
+        link, now_ns, sent_ns = worker.link, self._now_ns, sent.action.earliest_ns
+        # An action is sent the moment it may begin. It was not received later than now, whatever the worker's
+        # clock says.
+        there_ns = sent_ns if received_ns is None else min(received_ns, now_ns)
+        end_ns = max(end_ns, there_ns, sent_ns)
+        if not link.is_news(there_ns - sent_ns, now_ns - end_ns):
+            return 0
         if received_ns is not None:
-            # An action is sent the moment it may begin. It was not received later than now, whatever
-            # the worker's clock says.
-            delay_ns = min(received_ns, self._now_ns) - sent.action.earliest_ns
-            worker.delivery.measured(delay_ns, self._now_ns)
+            link.out.measured(
+                sent_ns,
+                there_ns,
+                num_bytes=sent.in_bytes,
+                sent_bytes=sent.sent_bytes,
+            )
+        if end_ns < now_ns:
+            out_bytes = 0
+            if isinstance(sent.action, Infer):
+                out_bytes = sum(sent.action.rows) * sent.copy.model.output_row_bytes
+            sent_bytes = link.back.send(end_ns, out_bytes)
+            link.back.measured(end_ns, now_ns, num_bytes=out_bytes, sent_bytes=sent_bytes)
+        link.learned(now_ns)
+        # On a thin way back results queue, and the next comes after this one.
+        return now_ns - end_ns if link.back.ns_per_byte else link.back.ns
 
     def _answer(self, event: ActionSucceeded, sent: SentAction, size: int) -> None:
         """Respond to the requests of an Infer that ran; those past their deadline are late."""
@@ -673,7 +719,6 @@ class Scheduler:
     # --- time passes ----------------------------------------------------------------------------
 
     def _timer_fired(self, event: TimerFired) -> None:
-        self._books.shortages.sample(self._now_ns)
         self._wake_due()
         timeouts = self._alarms.timeouts
         while timeouts and timeouts[0][0] <= self._now_ns:
@@ -727,7 +772,7 @@ class Scheduler:
             event.worker_id,
             event.gpu_kind,
             event.num_pages,
-            DeliveryDelay(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
+            LinkPlan(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
             load_lookahead_ns=config.lookahead_ns,
             now_ns=self._now_ns,
         )
@@ -807,6 +852,7 @@ class Scheduler:
         if not worker.draining:
             readiness = Readiness(event.num_pages, event.architecture_id, estimates)
             self._books.ready(model, worker, readiness)
+            model.output_row_bytes = event.output_row_bytes
             for sick in self._health.replaced(model, self._now_ns):
                 self._trust_changed(sick, [model])
             if len(model.copies) < len(model.ready):

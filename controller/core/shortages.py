@@ -2,6 +2,8 @@
 
 Everything is counted as it happens, per kind: work done where a result comes, requests dropped where they are
 refused. Rates are differences between now and a sample of the counts, of which the last ten seconds are kept.
+Samples are taken where requests are dropped, and when somebody looks: while nothing is short and nobody looks, rates
+look back further, as far as `over_ns` says.
 
 | a request is dropped                           | for want of                                         |
 |------------------------------------------------|-----------------------------------------------------|
@@ -18,10 +20,15 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Final
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind
 from controller.core.state import KindCounts, Request
+
+# To look a member up in its enum takes ten times as long as a global.
+_OVERLOADED: Final = Refusal.OVERLOADED
+_COLD: Final = Refusal.COLD
 
 _SAMPLE_NS = NS_PER_S
 _KEPT_NS = 10 * NS_PER_S
@@ -66,7 +73,7 @@ class Shortages:
         self._kinds: dict[GpuKind, KindCounts] = {}
         self._num_without_worker = 0
         self._samples: deque[_CountsThen] = deque([_CountsThen(0, {}, 0)])
-        self._sampled_ns = 0
+        self._due_ns = _SAMPLE_NS
 
     def of_kind(self, gpu_kind: GpuKind) -> KindCounts:
         """The counts of a kind."""
@@ -74,16 +81,15 @@ class Shortages:
 
     def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
         """A request is refused that was never sent."""
-        if now_ns >= self._sampled_ns + _SAMPLE_NS:
+        if now_ns >= self._due_ns:
             self.sample(now_ns)
-        model = request.model
-        if refusal is Refusal.OVERLOADED or refusal is Refusal.COLD:
-            for copy in model.copies.values():
+        if refusal is _OVERLOADED or refusal is _COLD:
+            for copy in request.model.copies.values():
                 if copy.resident:
                     copy.worker.counts.num_for_exec += 1
                     return
-            for worker in model.ready:
-                if model.evicted:
+            for worker in request.model.ready:
+                if request.model.evicted:
                     worker.counts.num_for_pages += 1
                 else:
                     worker.counts.num_for_loads += 1
@@ -93,9 +99,9 @@ class Shortages:
 
     def sample(self, now_ns: int) -> None:
         """Keep the counts of now, if those kept last are a second old; linear in kinds."""
-        if now_ns < self._sampled_ns + _SAMPLE_NS:
+        if now_ns < self._due_ns:
             return
-        self._sampled_ns = now_ns
+        self._due_ns = now_ns + _SAMPLE_NS
         samples = self._samples
         # The last one that is too old stays until there is another to look back to.
         while len(samples) > 1 and samples[0].at_ns < now_ns - _KEPT_NS:

@@ -18,10 +18,10 @@ from typing import Final
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.link import LinkPlan
 from controller.core.lost import Lost
-from controller.core.shares import ServedShare
+from controller.core.shares import Usage
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
 
@@ -65,6 +65,8 @@ class Request:
     demand_ns: int
     #: Whose request it is; empty: nobody's in particular.
     tenant: str = ""
+    #: Size of its inputs; 0 where that is not known.
+    num_bytes: int = 0
 
     # --- the mechanism's ---
     phase: Phase = Phase.WAITING
@@ -123,6 +125,8 @@ class Model:
     removed: bool = False
     #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
     suspended: dict[WorkerState, Suspension] = field(default_factory=dict)
+    #: Size of one row's outputs; 0 where that is not known.
+    output_row_bytes: int = 0
     #: Its weights were somewhere, and had to make room.
     evicted: bool = False
     #: Until then some waiting request may have `most_together`.
@@ -137,7 +141,10 @@ class Model:
     # --- the policies' ---
     #: Until then it counts as short of copies: requests were refused although one was resident.
     short_until_ns: int = 0
-    served: ServedShare = field(default_factory=ServedShare)
+    #: What its requests without a known tenant used of the exec lanes.
+    usage: Usage = field(default_factory=Usage)
+    #: Until then whoever used up its share finds no room in its queue: others' requests were dropped.
+    crowded_until_ns: int = 0
     #: Noted once memory is about to be short.
     lost: Lost = field(default_factory=Lost)
     #: When pages for a further copy were looked for last.
@@ -217,7 +224,7 @@ class Copy:
 
     # --- the mechanism's ---
     estimates: Estimates
-    #: Predicted end of the load; meaningless once resident.
+    #: Predicted end of the load, on the clock of the worker's lanes (link.py); meaningless once resident.
     ready_ns: int = 0
     resident: bool = False
     #: Infer actions in flight: it may not be evicted.
@@ -239,6 +246,7 @@ class SentAction:
     action: LoadWeights | Infer
     #: Copy that is loaded or run; another one when an Infer's load failed and was sent again.
     copy: Copy
+    #: Both on the clock of the worker's lanes (link.py): as they are heard of here.
     expected_begin_ns: int
     expected_end_ns: int
     #: Clock of the GPU when it was sent; 0 where that is not known.
@@ -250,6 +258,11 @@ class SentAction:
     shared: bool = False
     #: The worker was asked to give it back.
     withdrawn: bool = False
+    #: How much later the controller hears of its begin and end than they are, as planned.
+    back_ns: int = 0
+    #: Bytes of its inputs, and those sent to the worker until then; both 0 where the link is usual.
+    in_bytes: int = 0
+    sent_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -295,7 +308,7 @@ class WorkerState:
     num_free_pages: int
     #: Order of joining: breaks ties reproducibly.
     sequence: int
-    delivery: DeliveryDelay
+    link: LinkPlan
     #: Clock at the last look; 0 where that is not known.
     clock_mhz: int = 0
     #: Estimates and batch sizes that it has measured since that look; `Scheduler` notes them.

@@ -16,12 +16,15 @@ bound                     holds for                                             
 `best_loading` (B5)       checked against
 ========================  ============================================================  ==============
 
+`density_bound` and those that are never above it also know what the links carry (`wires_bound`). The length of a
+link comes off the SLOs (`simulated`).
+
 All of them take an EXEC or LOAD to last at least what its model's `Cost` says, one EXEC and one LOAD at a
 time per GPU, and requests of one row. A run whose devices are faster than the profile, or whose durations
 are random, is outside of that: give the shortest durations that occur.
 """
 
-from experiments.bounds.case import BoundProblem, Cost
+from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate, least_shares
 from experiments.bounds.exact import best_loading, best_resident
 from experiments.bounds.linear import interval_bound, memory_bound
@@ -31,6 +34,7 @@ from experiments.bounds.residency import residency_bound
 __all__ = [
     "BoundProblem",
     "Cost",
+    "Wires",
     "best_loading",
     "best_resident",
     "density_bound",

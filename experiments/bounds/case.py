@@ -47,6 +47,15 @@ class Cost:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Wires:
+    """One direction of all links together."""
+
+    bytes_per_s: float
+    #: What a request to each model takes, shape (model,).
+    request_bytes: Sequence[int]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoundProblem:
     """Requests and the GPUs that serve them."""
@@ -72,6 +81,9 @@ class BoundProblem:
     #: Noise of the durations (`Noise`), with which a bound holds but for a chance of one in a thousand million.
     exec_sigma: float = 0.0
     load_sigma: float = 0.0
+    #: What has to be carried for a request before its deadline, where that takes time. Lengths of links are no
+    #: matter of theirs: who has them takes them off the SLOs.
+    wires: Sequence[Wires] = ()
     #: `arrival_ns + slo_ns`, and the latest that an EXEC may begin.
     deadline_ns: Times = field(init=False)
     latest_ns: Times = field(init=False)

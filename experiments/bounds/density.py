@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from clockwright.units import NS_PER_S
 from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
 from experiments.bounds.mates import has_mixed_slos, mixed_bound, most_together
+from experiments.bounds.wires import wires_bound
 
 
 def density_rate(
@@ -41,7 +42,7 @@ def density_rate(
 
 
 def density_bound(case: BoundProblem) -> int:
-    """Requests that any policy could answer in time at most, by GPU time alone (B1).
+    """Requests that any policy could answer in time at most, by GPU time and what links carry alone (B1).
 
     Holds for the arrivals of the case, every policy that exists, clairvoyant and preemptive ones too,
     every placement and any number of copies. Arrivals of a closed loop are made by the policy: a bound
@@ -64,6 +65,7 @@ def density_bound(case: BoundProblem) -> int:
         capacity -= share * fits
         if fits < number:
             break
+    total = min(total, *(wires_bound(case, wires) for wires in case.wires), len(case))
     return min(total, mixed_bound(case)) if has_mixed_slos(case) else total
 
 

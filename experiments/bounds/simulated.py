@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from clockwright.units import NS_PER_S, ModelId
-from experiments.bounds.case import BoundProblem, Cost
-from experiments.bounds.density import density_rate
+from experiments.bounds.case import BoundProblem, Cost, Wires
+from experiments.bounds.density import density_bound, density_rate
+from experiments.bounds.linear import memory_bound
 from experiments.bounds.noise import work_ns
 from experiments.simulator import Case
 from experiments.simulator.case import pages_of
 from modelzoo.profile import ProfileRow
+
+# What takes seconds; more takes minutes, or more memory than there is.
+_MOST_REQUESTS = 300_000
+_MOST_WITH_MEMORY = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """The most requests of a case that any policy could answer in time."""
+
+    #: None: none is known, or it would take too long.
+    answers: int | None
+    #: What the bound counts, or why there is none.
+    words: str
+
+
+def bound_of_case(case: Case) -> Bounded:
+    """The closest bound that takes seconds."""
+    loops = case.workload.closed_loops
+    if loops and max(loop.slo_ns for loop in loops) > case.duration_ns:
+        return Bounded(None, "clients wait longer for an answer than the run lasts")
+    if loops:
+        return Bounded(rate_bound(case), "GPU time, in the densest batches")
+    if case.workload.expected_requests(0, case.duration_ns) > _MOST_REQUESTS:
+        return Bounded(None, f"more than {_MOST_REQUESTS:,} requests")
+    problem = problem_of(case)
+    num_pages = sum(cost.num_pages for cost, _ in problem.by_model())
+    if num_pages <= problem.pages_per_gpu:
+        return Bounded(density_bound(problem), "GPU time")
+    if len(problem) > _MOST_WITH_MEMORY:
+        words = f"GPU time; pages and loads count in runs of up to {_MOST_WITH_MEMORY:,} requests"
+        return Bounded(density_bound(problem), words)
+    return Bounded(memory_bound(problem), "GPU time, pages and loads")
 
 
 def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundProblem:
@@ -35,7 +71,8 @@ def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundP
     return BoundProblem(
         arrival_ns=time_ns,
         model=model,
-        slo_ns=slo_ns,
+        # As if all clocks of workers went after the controller's by the shortest way out.
+        slo_ns=np.maximum(slo_ns - _least_round_trip_ns(case), 1),
         costs=[Cost(_times(row, factor), row.load_ns, pages_of(row)) for row in rows],
         num_gpus=cluster.num_workers,
         pages_per_gpu=max(map(cluster.pages_of_worker, range(cluster.num_workers))),
@@ -44,6 +81,7 @@ def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundP
         padding=padding,
         exec_sigma=cluster.noise.exec_sigma,
         load_sigma=cluster.noise.load_sigma,
+        wires=_wires(case, rows),
     )
 
 
@@ -70,6 +108,32 @@ def rate_bound(case: Case, begin_ns: int = 0) -> int:
         number=round(rate_rps * cluster.num_workers * case.duration_ns / NS_PER_S),
     )
     return int(rate_rps * gpu_ns / NS_PER_S)
+
+
+def _least_round_trip_ns(case: Case) -> int:
+    """What the shortest ways out and back take of every SLO."""
+    links = [case.network.of(worker) for worker in range(case.cluster.num_workers)]
+    out_ns = min(link.delay_ns + min(link.down_samples_ns, default=0) for link in links)
+    back_ns = min(
+        (link.delay_ns if link.up_delay_ns is None else link.up_delay_ns)
+        + min(link.up_samples_ns, default=0)
+        for link in links
+    )
+    return out_ns + back_ns
+
+
+def _wires(case: Case, rows: list[ProfileRow]) -> list[Wires]:
+    """All links together, each way on which bytes take time everywhere."""
+    links = [case.network.of(worker) for worker in range(case.cluster.num_workers)]
+    wires = []
+    for up, request_bytes in (
+        (False, [row.input_bytes for row in rows]),
+        (True, [row.output_bytes for row in rows]),
+    ):
+        speeds = [link.bytes_per_s_of(up=up) for link in links]
+        if None not in speeds:
+            wires.append(Wires(sum(speed or 0 for speed in speeds), request_bytes))
+    return wires
 
 
 def _least_factor(case: Case) -> float:

@@ -45,10 +45,10 @@ OFF = {
     "prune_infers": EdfMhConfig(prune_infers=False),
     "prune_loads": EdfMhConfig(prune_loads=False),
     "pressure_gain": EdfMhConfig(pressure_gain=0.0),
-    "fairness": EdfMhConfig(fairness=0.0, served_floor=0.0),
-    "served_floor": EdfMhConfig(served_floor=0.0),
+    "isolation": EdfMhConfig(isolation=0.0),
     "limit_batch": EdfMhConfig(limit_batch=False),
     "deferral": EdfMhConfig(deferral=False),
+    "densest": EdfMhConfig(densest=False),
 }
 
 #: How its scheduler is made, and the scenarios that it runs, whose keys begin so.

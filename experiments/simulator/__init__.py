@@ -20,6 +20,7 @@ from experiments.simulator.case import (
     Network,
     WorkerClock,
     WorkerKind,
+    WrongProfile,
     copies_of,
     slower_kind,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "Summary",
     "WorkerClock",
     "WorkerKind",
+    "WrongProfile",
     "bottleneck",
     "copies_of",
     "production_scheduler",

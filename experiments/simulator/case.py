@@ -166,8 +166,10 @@ class Cluster:
 class Network:
     """Between clients, controller and workers. Every worker has a link of its own, in order each way."""
 
-    #: Delay of an empty message, one way between controller and worker.
+    #: Delay of an empty message, one way between controller and worker; then that of the way to the
+    #: controller, where it is another.
     delay_ns: int = 100 * NS_PER_US
+    up_delay_ns: int | None = None
     #: Mean of an exponential addition to every message's delay.
     jitter_ns: int = 0
     #: Measured additions to the delay of messages to workers, and to the controller. Every message gets
@@ -177,6 +179,11 @@ class Network:
     #: Speed of tensors on a worker's link, each way; messages wait for the ones before them. None: tensors
     #: take no time, as in the paper's large experiments, where workers made up the inputs.
     bytes_per_s: int | None = None
+    #: Speed on the way to the controller, where it is another.
+    up_bytes_per_s: int | None = None
+    #: By worker: its link, where links are unlike. Empty: all are as said above. What concerns clients is said
+    #: above only.
+    links: tuple[Network, ...] = ()
     #: Delay one way between a closed-loop client and the controller.
     client_delay_ns: int = 100 * NS_PER_US
     #: Mean of an exponential addition to a closed-loop client's round trip.
@@ -186,11 +193,24 @@ class Network:
 
     def __post_init__(self) -> None:
         _not_negative(self, "delay_ns", "jitter_ns", "client_delay_ns", "client_jitter_ns")
-        if self.bytes_per_s is not None:
-            _positive(self, "bytes_per_s")
+        for name in ("bytes_per_s", "up_bytes_per_s"):
+            if getattr(self, name) is not None:
+                _positive(self, name)
+        if self.up_delay_ns is not None:
+            _not_negative(self, "up_delay_ns")
+        if any(link.links for link in self.links):
+            raise ConfigError("network: a link has links itself")
         for name in ("down_samples_ns", "up_samples_ns", "client_samples_ns"):
             if least := min((0, *getattr(self, name))):
                 raise ConfigError(f"{name} has {least}, expected 0 or more")
+
+    def of(self, worker: int) -> Network:
+        """The link of one worker."""
+        return self.links[worker] if self.links else self
+
+    def bytes_per_s_of(self, *, up: bool) -> int | None:
+        """Speed of tensors one way."""
+        return self.up_bytes_per_s or self.bytes_per_s if up else self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,6 +269,32 @@ class WorkerClock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WrongProfile:
+    """What workers announce of models, beside what the models' rows say. The device takes what the rows say."""
+
+    #: Announced durations are so many times those of the rows.
+    exec_factor: float = 1.0
+    load_factor: float = 1.0
+    #: `exec_factor` is for these batch sizes only; empty: for all.
+    sizes: tuple[int, ...] = ()
+    #: Only this worker announces so; None: all do.
+    worker: int | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "exec_factor", "load_factor")
+
+    def of(self, row: ProfileRow) -> ProfileRow:
+        """What is announced for a row."""
+        exec_ns = {
+            size: max(1, round(ns * self.exec_factor))
+            if size in (self.sizes or row.exec_ns)
+            else ns
+            for size, ns in row.exec_ns.items()
+        }
+        return replace(row, exec_ns=exec_ns, load_ns=max(1, round(row.load_ns * self.load_factor)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
     """Faults of a run. None by default."""
 
@@ -268,6 +314,8 @@ class Faults:
     rejoin_ns: int = NS_PER_S
     #: Clock of each worker. Empty: all read the controller's clock, and there are no heartbeats.
     clocks: tuple[WorkerClock, ...] = ()
+    #: How far profiles are wrong; several of one worker multiply.
+    wrong_profiles: tuple[WrongProfile, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("slow_probability", "delay_probability", "loss_probability"):
@@ -276,6 +324,13 @@ class Faults:
                 raise ConfigError(f"{name} is {value}, expected 0 to 1")
         _positive(self, "slow_factor")
         _not_negative(self, "delay_ns", "detection_ns", "rejoin_ns")
+
+    def announced(self, row: ProfileRow, worker: int) -> ProfileRow:
+        """The row as a worker announces it."""
+        for wrong in self.wrong_profiles:
+            if wrong.worker is None or wrong.worker == worker:
+                row = wrong.of(row)
+        return row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,12 +364,18 @@ class Case:
             if name not in hosted:
                 raise ConfigError(f"the workload asks for model {name!r}, which no worker has")
         number = self.cluster.num_workers
+        links = self.network.links
+        if links and len(links) != number:
+            raise ConfigError(f"network: {len(links)} links for {number} workers")
         clocks = self.faults.clocks
         if clocks and len(clocks) != number:
             raise ConfigError(f"{len(clocks)} clocks for {number} workers")
         for lost in self.faults.lost_workers:
             if not 0 <= lost.worker < number:
                 raise ConfigError(f"lost worker {lost.worker}: there are {number}")
+        for wrong in self.faults.wrong_profiles:
+            if wrong.worker is not None and not 0 <= wrong.worker < number:
+                raise ConfigError(f"wrong profile of worker {wrong.worker}: there are {number}")
 
 
 def _positive(value: object, *names: str) -> None:

@@ -39,6 +39,7 @@ there::
 
     [[clients]]
     kind = "poisson"                # all its models together
+    tenant = "ann"                  # whose requests they are; nobody's if left out
     rate_rps = 900
     slo_ms = 25
     begin_s = 5
@@ -54,12 +55,18 @@ there::
     worker = 0
     at_ns = 7_000_000_000
 
+    [[faults.wrong_profiles]]       # what workers announce: 6 times what these sizes really take
+    exec_factor = 6
+    sizes = [8, 16]
+
 `fixed` may have `jitter_ms`, `closed` `start_jitter_ms`, and `bursty` needs `burst_s` and `pause_s`.
 
 Traces: `azure2019` (minutes) and `azure2021` (single invocations) are Microsoft's files, `synthetic` draws
 `num_functions` functions like those of 2019. Their functions are mapped to the models by popularity,
 neighbours together, or dealt out in turn with `assignment = "striped"`. Those of minutes may begin at
-`begin_minute` of the day and have `timers = "even"`, which fire on time instead of at random.
+`begin_minute` of the day and have `timers = "even"`, which fire on time instead of at random. With
+`tenants = "owner"` (`"app"` in `azure2021`, which knows no owners) each function's requests carry its owner's
+name.
 """
 
 from __future__ import annotations
@@ -84,6 +91,7 @@ from experiments.simulator.case import (
     Network,
     WorkerClock,
     WorkerKind,
+    WrongProfile,
     copies_of,
     slower_kind,
 )
@@ -251,6 +259,7 @@ def _workload(
 ) -> Workload:
     sources: list[Source] = []
     loops: list[ClosedLoop] = []
+    tenants = {"": 0}
     for index, (where, table) in enumerate(tables(document, "clients")):
         kind = one_of(table.get("kind"), _KINDS, f"{where}: kind")
         required, optional = _KINDS[kind]
@@ -258,8 +267,12 @@ def _workload(
             table,
             where,
             required={"kind", "slo_ms", *required},
-            allowed={"kind", "slo_ms", "row", *required, *optional},
+            allowed={"kind", "slo_ms", "row", "tenant", *required, *optional},
         )
+        tenant = table.get("tenant", "")
+        if not isinstance(tenant, str):
+            raise ConfigError(f"{where}: tenant is {tenant!r}, expected a name")
+        whose = tenants.setdefault(tenant, len(tenants))
         chosen = range(len(models))
         asked: list[int] = list(chosen)
         if "row" in table:
@@ -278,7 +291,9 @@ def _workload(
                 common["concurrency"] = integer(table, "concurrency", where, 0)
                 common["start_jitter_ns"] = time_ns(table, "start_jitter_ms", where, NS_PER_MS, 0)
                 first_seed = common.pop("seed")
-                loops += [ClosedLoop(model=m, seed=first_seed + m, **common) for m in asked]
+                loops += [
+                    ClosedLoop(model=m, tenant=whose, seed=first_seed + m, **common) for m in asked
+                ]
                 continue
             if kind in TRACE_KINDS:
                 sources += trace_sources(
@@ -290,9 +305,12 @@ def _workload(
                     slo_ns=common["slo_ns"],
                     duration_ns=duration_ns,
                     seed=common["seed"],
+                    tenants=tenants,
+                    tenant=tenant,
                 )
                 continue
             common["models"] = asked
+            common["tenants"] = (whose,)
             common["rate_rps"] = number(table, "rate_rps", where)
             if kind == "poisson":
                 sources.append(Poisson(**common))
@@ -309,6 +327,7 @@ def _workload(
         models=tuple(model.model_id for model in models),
         sources=tuple(sources),
         closed_loops=tuple(loops),
+        tenants=tuple(tenants),
     )
 
 
@@ -318,7 +337,10 @@ _NESTED: dict[str, Callable[[object, str], object]] = {
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
     "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
+    "links": lambda value, where: _build_all(Network, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
+    "wrong_profiles": lambda value, where: _build_all(WrongProfile, value, where),
+    "sizes": lambda value, where: _integers(value, where),
 }
 
 
@@ -349,6 +371,12 @@ def _is(value: object, annotation: str) -> bool:
     if isinstance(value, bool):
         return annotation == "bool"
     return isinstance(value, legal.get(annotation, (int,)))
+
+
+def _integers(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(_is(item, "int") for item in value):
+        raise ConfigError(f"{where}: found {value!r}, expected a list of integers")
+    return tuple(value)
 
 
 def _build_all(kind: type[T], value: object, where: str) -> tuple[T, ...]:

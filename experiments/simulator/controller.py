@@ -75,8 +75,10 @@ class VirtualController:
         self._scheduler = make_scheduler(case)
         self._tick_ns = tick_ns
         self._costs = case.costs
+        self._faults = case.faults
         self._core = CpuCore(loop) if case.costs.charged else None
         self._next_request = 1
+        self._input_bytes = {model.model_id: model.row.input_bytes for model in case.cluster.models}
         self._armed_ns: int | None = None
         #: Clients with an answer, until the event that brought it is dealt with.
         self._answered: list[ClosedLoop] = []
@@ -121,6 +123,7 @@ class VirtualController:
         for model in cluster.models:
             row = kind.row_of(model.row)
             if row is not None:
+                row = self._faults.announced(row, worker.index)
                 self.ledger.tell(
                     ModelReady(
                         worker_id=worker.worker_id,
@@ -129,6 +132,7 @@ class VirtualController:
                         num_pages=pages_of(row),
                         load_ns=row.load_ns,
                         exec_ns=row.exec_ns,
+                        output_row_bytes=row.output_bytes,
                     )
                 )
 
@@ -223,6 +227,7 @@ class VirtualController:
                 arrival_ns=arrival_ns,
                 slo_ns=slo_ns,
                 tenant=tenant,
+                num_bytes=self._input_bytes[model_id],
             )
             self._next_request += 1
             self.ledger.open(request, client)

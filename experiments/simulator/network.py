@@ -13,6 +13,8 @@ class VirtualLink:
 
     __slots__ = (
         "_arrived_ns",
+        "_bytes_per_s",
+        "_delay_ns",
         "_faults",
         "_faulty",
         "_free_ns",
@@ -27,7 +29,8 @@ class VirtualLink:
         network: Network,
         faults: Faults,
         generator: random.Random,
-        samples_ns: tuple[int, ...] = (),
+        *,
+        up: bool = False,
     ) -> None:
         """Make an idle link.
 
@@ -35,10 +38,14 @@ class VirtualLink:
             network: delays and bandwidth.
             faults: what happens to messages.
             generator: draws jitter and faults.
-            samples_ns: measured additions to the delay in this direction.
+            up: the way to the controller; else the way to the worker.
         """
         self._network = network
-        self._samples_ns = samples_ns
+        self._samples_ns = network.up_samples_ns if up else network.down_samples_ns
+        self._delay_ns = network.delay_ns
+        if up and network.up_delay_ns is not None:
+            self._delay_ns = network.up_delay_ns
+        self._bytes_per_s = network.bytes_per_s_of(up=up)
         self._faults = faults
         self._faulty = bool(faults.delay_probability or faults.loss_probability)
         self._random = generator
@@ -51,7 +58,7 @@ class VirtualLink:
     def send(self, now_ns: int, num_bytes: int) -> int | None:
         """Time at which a message that is sent now arrives; None when it never does."""
         network = self._network
-        delay_ns = network.delay_ns
+        delay_ns = self._delay_ns
         if network.jitter_ns:
             delay_ns += int(self._random.expovariate(1 / network.jitter_ns))
         if self._samples_ns:
@@ -62,9 +69,9 @@ class VirtualLink:
                 delay_ns += faults.delay_ns
             if self._random.random() < faults.loss_probability:
                 return None
-        if network.bytes_per_s is not None and num_bytes:
+        if self._bytes_per_s is not None and num_bytes:
             begin_ns = now_ns if now_ns > self._free_ns else self._free_ns
-            wire_ns = num_bytes * NS_PER_S // network.bytes_per_s
+            wire_ns = num_bytes * NS_PER_S // self._bytes_per_s
             self._free_ns = begin_ns + wire_ns
             self.busy_ns += wire_ns
         sent_ns = now_ns if now_ns > self._free_ns else self._free_ns

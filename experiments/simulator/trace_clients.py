@@ -12,14 +12,14 @@ import numpy as np
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S
 from experiments.simulator.tables import Table, integer, number, one_of
-from traces.arrivals import EvenReplay, Recorded, Slice, Source, TraceReplay, Workload
+from traces.arrivals import EvenReplay, Ints, Recorded, Slice, Source, TraceReplay, Workload
 from traces.azure import read_azure_2019, read_azure_2021
 from traces.minutes import MinuteTrace
 from traces.synthetic import DAY_MINUTES, generate
 
 _NS_PER_MINUTE = 60 * NS_PER_S
 
-_MAPPED = {"assignment", "scale", "rate_rps"}
+_MAPPED = {"assignment", "scale", "rate_rps", "tenants"}
 
 #: Keys that each kind of clients needs, and keys that it may have.
 TRACE_KINDS: dict[str, tuple[set[str], set[str]]] = {
@@ -39,6 +39,8 @@ def trace_sources(
     slo_ns: int,
     duration_ns: int,
     seed: int,
+    tenants: dict[str, int],
+    tenant: str,
 ) -> list[Source]:
     """Make the sources of one table of clients.
 
@@ -51,6 +53,8 @@ def trace_sources(
         slo_ns: the SLO of every request.
         duration_ns: no request comes at or after this time.
         seed: seed of all that is drawn.
+        tenants: positions of the workload's tenants; new names are added.
+        tenant: whose all requests are, unless the table names the trace's owners.
 
     Raises:
         ConfigError: a value is wrong, or the trace is shorter than the run.
@@ -68,9 +72,11 @@ def trace_sources(
         == "striped"
     )
     names = [str(index) for index in models]
+    owners = ("app",) if kind == "azure2021" else ("owner", "app")
+    owned = one_of(table["tenants"], owners, f"{where}: tenants") if "tenants" in table else ""
     if kind == "azure2021":
         workload = read_azure_2021(_path(table, where, folder)).workload(
-            names, slo_ns=slo_ns, scale=scale or 1.0, striped=striped, seed=seed
+            names, slo_ns=slo_ns, scale=scale or 1.0, striped=striped, seed=seed, apps=bool(owned)
         )
     else:
         timers: Literal["poisson", "even"] = "poisson"
@@ -83,6 +89,7 @@ def trace_sources(
             assignment="striped" if striped else "contiguous",
             timers=timers,
             seed=seed,
+            tenants=owned,
         )
     if workload.end_ns < duration_ns:
         raise ConfigError(
@@ -92,8 +99,11 @@ def trace_sources(
     if scale is None:
         workload = _at_rate(workload, table, where, duration_ns)
     positions = np.asarray(models, np.int64)
+    whose = np.array(
+        [tenants.setdefault(name or tenant, len(tenants)) for name in workload.tenants], np.int64
+    )
     return [
-        Slice(source=_renamed(source, positions), from_ns=0, to_ns=duration_ns)
+        Slice(source=_renamed(source, positions, whose), from_ns=0, to_ns=duration_ns)
         for source in workload.sources
     ]
 
@@ -142,10 +152,11 @@ def _at_rate(workload: Workload, table: Table, where: str, duration_ns: int) -> 
     return workload.scaled(rate_rps * duration_ns / NS_PER_S / expected)
 
 
-def _renamed(source: Source, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Source:
-    """Let a source ask the models that the table chose."""
+def _renamed(source: Source, models: Ints, tenants: Ints) -> Source:
+    """Let a source ask the models that the table chose, for the tenants that it names."""
     assert isinstance(source, TraceReplay | EvenReplay | Recorded)
-    return replace(source, models=positions[source.models])
+    who = source.tenants if len(source.tenants) else np.zeros(len(source.models), np.int64)
+    return replace(source, models=models[source.models], tenants=tenants[np.asarray(who, np.int64)])
 
 
 def _path(table: Table, where: str, folder: Path) -> Path:

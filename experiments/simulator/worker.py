@@ -105,11 +105,9 @@ class Worker:
         self._on_result = on_result
         self._check = check
         seed = f"{case.seed} {worker_id} {incarnation}"
-        network, faults = case.network, case.faults
-        self._down = VirtualLink(
-            network, faults, random.Random(f"down {seed}"), network.down_samples_ns
-        )
-        self._up = VirtualLink(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
+        network, faults = case.network.of(index), case.faults
+        self._down = VirtualLink(network, faults, random.Random(f"down {seed}"))
+        self._up = VirtualLink(network, faults, random.Random(f"up {seed}"), up=True)
         self._load_time = _Duration(case, case.cluster.noise.load_sigma, f"load {seed}")
         self._exec_time = _Duration(case, case.cluster.noise.exec_sigma, f"exec {seed}")
         self._core: Core[SimulatedModel] = Core(
@@ -121,7 +119,7 @@ class Worker:
         #: When each lane has to be looked at again, on the worker's clock.
         self._wakes: dict[Lane, int] = {}
         #: Output bytes of Infers whose OUTPUT has begun, kept if bytes take time on the link.
-        self._counts_bytes = network.bytes_per_s is not None
+        self._counts_bytes = bool(network.bytes_per_s or network.up_bytes_per_s)
         self._output_bytes: dict[ActionId, int] = {}
         self._clock: SkewedClock | None = None
         if faults.clocks:

@@ -17,13 +17,37 @@ from statistics import mean
 
 from experiments.figures.report import write_csv
 from experiments.results_file import RESULTS, write_results
-from experiments.unseen import arrivals, copies, timers, unlike
+from experiments.unseen import (
+    arrivals,
+    averse,
+    copies,
+    flood,
+    links,
+    profiles,
+    small,
+    spikes,
+    thin_links,
+    timers,
+    unlike,
+)
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
 from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
 
 #: Every module that has families.
-MODULES = (arrivals, copies, timers, unlike)
+MODULES = (
+    arrivals,
+    averse,
+    copies,
+    flood,
+    links,
+    profiles,
+    small,
+    spikes,
+    thin_links,
+    timers,
+    unlike,
+)
 FAMILIES: Mapping[str, Family] = {
     family.name: family for module in MODULES for family in module.FAMILIES
 }
@@ -194,8 +218,9 @@ def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
         figures["mean_vs_best_policy_points"] = mean(pair[0] for pair in points.values())
     for row in of("refusals"):
         if row.family.name.startswith("burst"):
-            wrong = row.mean(lambda outcome: outcome.asked - outcome.answered)
-            _worst(figures, "burst_wrong_refusals", wrong)
+            for outcome, bound in zip(row.outcomes, row.bounds, strict=True):
+                could = min(outcome.asked, bound) if bound >= 0 else outcome.asked
+                _worst(figures, "burst_wrong_refusals", max(0, could - outcome.answered))
             continue
         models = row.outcomes[0].num_models
         for name in ("p50", "p99"):

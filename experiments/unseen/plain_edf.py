@@ -27,7 +27,7 @@ def plain_edf(config: SchedulerConfig) -> EdfMhPolicy:
         for piece in fields(pieces)
         if isinstance(getattr(pieces, piece.name), bool) and piece.name not in _KEPT
     }
-    bare = replace(pieces, **switches, pressure_gain=0.0, fairness=0.0, served_floor=0.0)
+    bare = replace(pieces, **switches, pressure_gain=0.0, isolation=0.0)
     return EdfMhPolicy(replace(config, edf_mh=bare), run=urgent_run)
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch, PolicyKind
@@ -26,8 +26,8 @@ MS = NS_PER_MS
 
 
 def make_worker(name: str = "gpu") -> WorkerState:
-    delivery = DeliveryDelay(least_ns=0, tolerance_ns=0)
-    return WorkerState(WorkerId(name), GpuKind("modelled"), 1000, 1000, 0, delivery)
+    link = LinkPlan(least_ns=0, tolerance_ns=0)
+    return WorkerState(WorkerId(name), GpuKind("modelled"), 1000, 1000, 0, link)
 
 
 def make_model(number: int, dues_ns: list[int]) -> Model:

@@ -14,7 +14,7 @@ from controller.core.policies import POLICIES
 from controller.core.policies.deferral import Deferral
 from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policy import Batch, PolicyKind
-from controller.core.state import Copy
+from controller.core.state import Copy, WorkerState
 from tests.kit.chaos import Chaos
 
 
@@ -34,6 +34,9 @@ class Everywhere(Deferral):
     def __init__(self) -> None:
         super().__init__(keep_ns=1 << 62)  # from the first drops on
         self.num_waited = 0
+
+    def may_wait_on(self, worker: WorkerState) -> bool:
+        return True
 
     def shares_gpus(self, copy: Copy) -> bool:
         return True

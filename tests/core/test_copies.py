@@ -8,8 +8,8 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import SchedulerConfig
 from controller.core.copies import Reason, reason_for_copy
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policy import Policy, Traits
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState
@@ -19,8 +19,8 @@ EAGER = Traits(predicts=True, eager_copies=True)
 
 
 def worker(number: int) -> WorkerState:
-    delivery = DeliveryDelay(least_ns=0, tolerance_ns=0)
-    return WorkerState(WorkerId(f"gpu{number}"), GpuKind("x"), 10, 10, number, delivery)
+    link = LinkPlan(least_ns=0, tolerance_ns=0)
+    return WorkerState(WorkerId(f"gpu{number}"), GpuKind("x"), 10, 10, number, link)
 
 
 def model(*, copies: int, waiting: int = 0) -> Model:

@@ -16,10 +16,10 @@ from clockwright.units import ArchitectureId, GpuKind, ModelId, RequestId, Worke
 from controller.core import SchedulerConfig
 from controller.core.admission import judge
 from controller.core.books import Books
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
 from controller.core.events import ModelAdded, ModelReady, WorkerJoined, WorkerLost
 from controller.core.forecast import forecast
+from controller.core.link import LinkPlan
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.clockwork import ClockworkPolicy
 from controller.core.policy import Batch
@@ -61,8 +61,8 @@ def long_queue(*, rows: int) -> tuple[Model, Counted]:
     estimates = Estimates(load_ns=8 * MS, exec_ns={1: MS, 8: 4 * MS})
     for number in range(NUM_WORKERS):
         worker = WorkerId(f"w{number}")
-        delay = DeliveryDelay(least_ns=0, tolerance_ns=MS)
-        books.join(worker, GpuKind("k"), 10, delay, load_lookahead_ns=MS, now_ns=0)
+        link = LinkPlan(least_ns=0, tolerance_ns=MS)
+        books.join(worker, GpuKind("k"), 10, link, load_lookahead_ns=MS, now_ns=0)
         books.ready(model, books.workers[worker], Readiness(1, ArchitectureId("a"), estimates))
     for number in range(NUM_WAITING):
         due_ns = 3_600_000 * MS + number * MS
@@ -176,8 +176,8 @@ def test_a_model_that_is_ready_on_one_gpu_limits_no_other_models_batch_work() ->
         for number in range(gpus):
             worker_id = WorkerId(f"w{number}")
             if worker_id not in books.workers:
-                delay = DeliveryDelay(least_ns=0, tolerance_ns=MS)
-                books.join(worker_id, GpuKind("k"), 9, delay, load_lookahead_ns=MS, now_ns=0)
+                link = LinkPlan(least_ns=0, tolerance_ns=MS)
+                books.join(worker_id, GpuKind("k"), 9, link, load_lookahead_ns=MS, now_ns=0)
             worker = books.workers[worker_id]
             books.ready(model, worker, Readiness(1, ArchitectureId("a"), estimates))
             copies[name].append(Copy(model, worker, 1, estimates, resident=True))

@@ -20,7 +20,6 @@ from clockwright.units import (
     WorkerId,
 )
 from controller.core import EdfMhConfig, SchedulerConfig
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
 from controller.core.events import (
     ActionFailed,
@@ -35,6 +34,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
+from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.deferral import Deferral
@@ -45,7 +45,7 @@ from controller.core.policies.margin import Margin
 from controller.core.policies.moore_hodgson import Job, first_kept
 from controller.core.policies.pressure import pressure_of
 from controller.core.policy import Batch, Policy, PolicyKind, Traits
-from controller.core.shares import MAX_TENANTS, RecentDrops, ServedShare, TenantShares
+from controller.core.shares import MAX_TENANTS, STEP_NS, FairShare, RecentDrops, Usage
 from controller.core.state import Copy, Model, Readiness, Request, WorkerState
 from tests.kit.core_bench import MS, NO_DELAY, CoreBench, sends
 
@@ -191,27 +191,56 @@ def test_recent_drops_are_forgotten_after_two_windows() -> None:
     assert drops.share(900 * MS) == 0.0
 
 
-def test_a_served_share_begins_at_the_mean_and_fades() -> None:
-    share = ServedShare()
-    assert share.beside(0.6) == pytest.approx(0.6)
-    share.count(0, dropped=1)
-    assert 0.5 < share.beside(0.6) < 0.6  # one unlucky request says little
-    share.count(0, served=1000, dropped=3000)
-    assert share.beside(0.6) == pytest.approx(0.25, abs=0.01)
-    share.count(60 * NS_PER_S, served=9)
-    assert share.beside(0.6) > 0.6
+def test_usage_fades_by_half_each_second() -> None:
+    usage = Usage()
+    share = FairShare()
+    share.served(usage, 1.0, 8 * MS, 0)
+    share.dropped(usage, 1.0, 8 * MS, 0)
+    usage.fade(NS_PER_S // STEP_NS)
+    assert usage.used_ns == pytest.approx(4 * MS)
+    assert usage.asked_ns == pytest.approx(8 * MS)
+    usage.fade(100 * NS_PER_S // STEP_NS)
+    assert (usage.used_ns, usage.asked_ns) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("asks_ms", "capacity_ms", "expected_ms"),
+    [
+        ((10, 10, 10, 90), 60, 30),  # the three that ask for little leave 30 to the fourth
+        ((40, 40, 40, 40), 80, 20),
+        ((5, 30, 60), 65, 30),
+        ((1, 1, 1, 1, 1, 1, 1, 1, 92), 50, 42),
+    ],
+)
+def test_the_level_comes_to_be_the_max_min_share(
+    asks_ms: Sequence[int], capacity_ms: int, expected_ms: int
+) -> None:
+    """Of each tenth of a second; served is the same part of what each asks for, which is unfair."""
+    share = FairShare()
+    usages = [Usage() for _ in asks_ms]
+    part = capacity_ms / sum(asks_ms)
+    levels = []
+    for tenth in range(100):
+        step = tenth * (NS_PER_S // 10) // STEP_NS
+        for usage, ask_ms in zip(usages, asks_ms, strict=True):
+            for _ in range(10):
+                share.served(usage, 1.0, ask_ms * part * MS / 10, step)
+                share.dropped(usage, 1.0, ask_ms * (1 - part) * MS / 10, step)
+        levels.append(share.level_ns)
+    # What is asked in a tenth of a second is remembered 14.4 times.
+    assert sum(levels[50:]) / 50 / MS == pytest.approx(14.4 * expected_ms, rel=0.15)
 
 
 def test_of_many_tenants_the_latest_are_remembered() -> None:
-    shares = TenantShares()
-    for number in range(MAX_TENANTS):
-        shares.count(str(number), 0, dropped=100)
-    shares.count("0", 0, dropped=100)
-    shares.count("one more", 0, dropped=100)
-    assert len(shares) == MAX_TENANTS
-    assert shares.beside("1", 0.5) == 0.5  # forgotten
-    assert shares.beside("0", 0.5) < 0.2
-    assert shares.beside("one more", 0.5) < 0.2
+    """A client that makes up names pushes out whoever asks less often than a thousand of them."""
+    fairness = Fairness(EdfMhConfig())
+    for number in range(2 * MAX_TENANTS):
+        for name in (f"made up {number}", "ann"):
+            request = waiting_batch(0, [name]).copy.model.queue[0]
+            fairness.leaves_room(request, 0)
+    assert fairness.num_tenants == MAX_TENANTS
+    assert fairness.knows("ann")
+    assert not fairness.knows("made up 0")
 
 
 # --- pressure, fairness, batch clients, deferral --------------------------------------------------
@@ -238,51 +267,73 @@ def waiting_batch(
         model.queue.append(request)
     estimates = Estimates(load_ns=MS, exec_ns=EXEC)
     for gpu in range(gpus):
-        delivery = DeliveryDelay(least_ns=0, tolerance_ns=0)
-        worker = WorkerState(WorkerId(str(gpu)), GpuKind("x"), 100, 100, gpu, delivery)
+        link = LinkPlan(least_ns=0, tolerance_ns=0)
+        worker = WorkerState(WorkerId(str(gpu)), GpuKind("x"), 100, 100, gpu, link)
         model.copies[worker] = Copy(model, worker, 1, estimates, resident=True)
         worker.copies[model] = model.copies[worker]
         for other in range(1, models_per_gpu):
             stranger = Model(ModelId(f"other{other}"), 1000 + other)
             worker.copies[stranger] = Copy(stranger, worker, 1, estimates, resident=True)
+    model.fastest = estimates
     size_index = estimates.fit[len(tenants)]
     begin_ns = slo_ms * MS - estimates.exec_ns[size_index]
     return Batch(next(iter(model.copies.values())), 0, len(tenants), size_index, begin_ns, begin_ns)
 
 
-def test_a_model_below_its_floor_is_never_struck_out() -> None:
-    for floor, struck in ((0.0, True), (0.5, False)):
-        fairness = Fairness(EdfMhConfig(fairness=0.0, served_floor=floor))
-        poor, rich = waiting_batch(0, [""]), waiting_batch(1, [""] * 4)
-        for _ in range(90):
-            fairness.count_dropped_though_resident(poor.copy.model, 0)
-        for _ in range(100):
-            fairness.count_served(rich, 0)
-        one, four = fairness.worths([poor, rich])
-        assert (one < four) is struck
+def crowd(fairness: Fairness, tenants: Sequence[str] = ("",) * 4) -> Batch:
+    """A model that was served twenty times and refused a hundred times; returns its batch."""
+    batch = waiting_batch(9, tenants)
+    for request in batch.copy.model.queue * 5:
+        if request.tenant:
+            fairness.leaves_room(request, 0)
+    for number in range(120):
+        if number % 6 == 0:
+            fairness.count_served(batch, 0)
+        else:
+            fairness.count_dropped(batch.copy.model.queue[0], 0)
+    return batch
 
 
 @pytest.mark.parametrize(
-    ("weights", "dropped", "expected"),
-    [
-        ({}, 0, "bob"),
-        ({"ann": 8.0}, 0, "ann"),  # one of hers counts as eight
-        ({}, 990, "ann"),  # she was served far less than others
-        ({"bob": 8.0}, 990, "bob"),  # but his four count as 32
-    ],
+    ("isolation", "served", "struck"),
+    [(1.0, 0, False), (0.0, 0, True), (1.0, 8, False), (1.0, 60, True), (0.1, 8, True)],
 )
-def test_a_batch_is_worth_more_for_tenants_with_weight_or_served_little(
-    weights: dict[str, float], dropped: int, expected: str
+def test_whoever_used_less_than_its_share_is_never_struck_out(
+    isolation: float, served: int, struck: bool
 ) -> None:
-    fairness = Fairness(EdfMhConfig(tenant_weights=weights))
-    hers, his = waiting_batch(0, ["ann"]), waiting_batch(1, ["bob"] * 4)
-    for _ in range(20):
-        fairness.count_served(waiting_batch(2, [""] * 4), 0)
-    fairness.count_served(waiting_batch(2, ["carl"]), 0)
-    for _ in range(dropped):
-        fairness.count_dropped(hers.copy.model.queue[0], 0)
-    one, four = fairness.worths([hers, his])
-    assert ("ann" if one > four else "bob") == expected
+    fairness = Fairness(EdfMhConfig(isolation=isolation))
+    one, rich = waiting_batch(0, [""]), crowd(fairness)
+    for _ in range(served):
+        fairness.count_served(one, 0)
+    mine, theirs = fairness.worths([one, rich], 0)
+    assert (mine < theirs) is struck
+
+
+def test_a_name_seen_once_is_no_tenant_of_its_own() -> None:
+    """Its request counts as its model's, which the same client flooded under other names."""
+    fairness = Fairness(EdfMhConfig())
+    known = waiting_batch(0, ["ann"])
+    for _ in range(5):
+        fairness.leaves_room(known.copy.model.queue[0], 0)
+    flooded = crowd(fairness)
+    flooded.copy.model.queue[0].tenant = "made up"
+    fairness.leaves_room(flooded.copy.model.queue[0], 0)
+    mine, theirs = fairness.worths([known, flooded], 0)
+    assert mine > 1000 * theirs
+
+
+def test_a_tenant_beyond_its_share_leaves_room_to_others_and_more_when_one_was_dropped() -> None:
+    fairness = Fairness(EdfMhConfig())
+    flood = crowd(fairness, ["flood"] * 4).copy.model.queue[0]
+    modest = waiting_batch(0, ["ann"]).copy.model.queue[0]
+    modest.model = flood.model
+    assert [fairness.leaves_room(modest, 0) for _ in range(5)] == [0.0] * 5
+    now_ns = modest.slo_ns
+    assert fairness.leaves_room(flood, now_ns) == 0.5
+    fairness.count_dropped(modest, now_ns)
+    assert fairness.leaves_room(flood, now_ns) == 1.0
+    assert fairness.leaves_room(modest, now_ns) == 0.0
+    assert fairness.leaves_room(flood, now_ns + modest.slo_ns) == 0.5
 
 
 def test_batch_clients_get_a_gpu_more_now_and_then_and_fewer_while_others_suffer() -> None:
@@ -593,20 +644,20 @@ def test_a_tenants_weight_decides_under_overload(
     assert batches(bench.finish_next(Infer))[0] == expected
 
 
-def test_a_tenants_share_is_learned_from_what_becomes_of_its_requests() -> None:
-    """Bob's one outweighs Ann's four after he was refused and she was served."""
-    for refused, expected in (("bob", ("m0", 1)), ("", ("m1", 4))):
+def test_a_tenants_share_is_learned_from_what_it_used() -> None:
+    """Bob's one outweighs Ann's four after she had more than her share, and not before."""
+    for served, expected in ((60, ("m0", 1)), (1, ("m1", 4))):
         bench = Fleet(models=3)
         bench.resident(0, exec_ns={1: 6 * MS})
         bench.resident(1)
         bench.resident(2)
-        for _ in range(10):
+        for _ in range(served):
             bench.ask(2, 100, count=8, tenant="ann")
             bench.finish_next(Infer)
         bench.ask(1, 100)
         bench.ask(0, 3 + 7, tenant="bob")
         bench.ask(1, 3 + 8, count=4, tenant="ann")
-        refuse_many(bench, 2, 4, Refusal.OVERLOADED, refused)
+        refuse_many(bench, 2, 4, Refusal.OVERLOADED, "ann")
         assert batches(bench.finish_next(Infer))[0] == expected
 
 
@@ -744,7 +795,7 @@ def test_only_a_refusal_for_want_of_time_is_a_sign_of_overload() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "slo_ms", "refusal"), [(0, 1.0, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
+    ("model", "slo_ms", "refusal"), [(0, 0.1, Refusal.INFEASIBLE), (2, 100.0, Refusal.NO_WORKER)]
 )
 def test_only_a_refusal_for_want_of_time_confines_batch_clients(
     model: int, slo_ms: float, refusal: Refusal
@@ -802,9 +853,9 @@ def test_of_idle_gpus_the_fastest_is_asked_first(policy: str) -> None:
 
 
 def test_settings_out_of_range_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="served_floor is 2, expected 0 to 1"):
-        EdfMhConfig(served_floor=2)
-    with pytest.raises(ConfigError, match="fairness is -1, expected 0 to 100"):
-        EdfMhConfig(fairness=-1)
+    with pytest.raises(ConfigError, match="isolation is 2, expected 0 to 1"):
+        EdfMhConfig(isolation=2)
+    with pytest.raises(ConfigError, match="pressure_gain is -1, expected 0 to 100"):
+        EdfMhConfig(pressure_gain=-1)
     with pytest.raises(ConfigError, match="batch_slo_ns is 0"):
         SchedulerConfig(batch_slo_ns=0)

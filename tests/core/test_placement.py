@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
-from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.link import LinkPlan
 from controller.core.lost import Lost
 from controller.core.policies.eviction import NextUse
 from controller.core.policies.suits import Suits
@@ -17,9 +17,9 @@ CARD, PROCESSOR = GpuKind("card"), GpuKind("processor")
 
 
 def worker(kind: GpuKind = CARD, *, number: int = 0, num_pages: int = 3) -> WorkerState:
-    delivery = DeliveryDelay(least_ns=0, tolerance_ns=0)
+    link = LinkPlan(least_ns=0, tolerance_ns=0)
     name = WorkerId(f"w{number}")
-    return WorkerState(name, kind, num_pages, num_pages, number, delivery)
+    return WorkerState(name, kind, num_pages, num_pages, number, link)
 
 
 def model(number: int, **exec_ms: float) -> Model:

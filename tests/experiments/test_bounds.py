@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
@@ -18,6 +19,7 @@ from controller.core import Scheduler, SchedulerConfig
 from experiments.bounds import (
     BoundProblem,
     Cost,
+    Wires,
     best_loading,
     best_resident,
     density_bound,
@@ -30,10 +32,12 @@ from experiments.bounds import (
 )
 from experiments.bounds.mates import mixed_bound
 from experiments.bounds.noise import work_ns
-from experiments.simulator import HostedModel
+from experiments.bounds.simulated import problem_of
+from experiments.simulator import Case, Cluster, HostedModel, Network, run
 from modelzoo.profile import load_profile
 from tests.kit.examples import examples
 from tests.kit.simulated_cluster import SimulatedCluster, row
+from traces.arrivals import Poisson, Workload
 
 MS = NS_PER_MS
 
@@ -322,6 +326,74 @@ def test_a_patient_request_is_the_mate_of_one_hurried_one_and_not_of_all() -> No
     twice = case_of([*hurried, *hurried, (0.0, 0, 95.0)], costs, padding=False)
     # As if all were in batches of three: 17 * 11 / 3 = 62 ms. But only one batch of three is there.
     assert mixed_bound(twice) == density_bound(twice) < 17
+
+
+# --- links ------------------------------------------------------------------------------------------
+
+
+def test_what_the_links_carry_bounds_what_is_answered_and_small_requests_go_first() -> None:
+    costs = [Cost({1: MS}), Cost({1: MS})]
+    requests = [(10.0 * turn, turn % 2, 20.0) for turn in range(10)]
+    free = case_of(requests, costs, gpus=4)
+    assert density_bound(free) == 10
+    # 110 ms at 1 MB/s are 110 kB: the five of 10 kB, and two of 30.
+    thin = replace(free, wires=(Wires(1e6, (30_000, 10_000)),))
+    assert density_bound(thin) == interval_bound(thin) == 7
+    assert density_bound(replace(thin, wires=(*thin.wires, Wires(1e6, (0, 50_000))))) == 7
+    assert density_bound(replace(thin, wires=(*thin.wires, Wires(1e6, (40_000, 0))))) == 7
+    assert density_bound(replace(thin, wires=(Wires(1e6, (60_000, 60_000)),))) == 1
+
+
+def linked_case(seed: int) -> Case:
+    """A random load on random links: long, thin, both, one way or each, all alike or not."""
+    draw = random.Random(seed)
+
+    def link() -> Network:
+        return Network(
+            delay_ns=draw.choice([0, MS, 12 * MS]),
+            up_delay_ns=draw.choice([None, 5 * MS]),
+            jitter_ns=draw.choice([0, 0, MS]),
+            bytes_per_s=draw.choice([None, 125_000_000, 10_000_000]),
+            up_bytes_per_s=draw.choice([None, 60_000_000]),
+        )
+
+    count = draw.randint(1, 4)
+    alike = draw.random() < 0.5
+    sizes = [1_000, 60_000, 600_000]
+    models = tuple(
+        HostedModel(
+            ModelId(f"m{number}"),
+            replace(
+                row(f"a{number}", load_ns=MS, exec_ns={1: 2 * MS, 4: 5 * MS}),
+                input_bytes=draw.choice(sizes),
+                output_bytes=draw.choice(sizes),
+            ),
+        )
+        for number in range(draw.randint(1, 6))
+    )
+    source = Poisson(
+        models=range(len(models)),
+        rate_rps=draw.choice([50, 300, 900]),
+        slo_ns=draw.choice([20, 60, 150]) * MS,
+        end_ns=400 * MS,
+        seed=seed,
+    )
+    return Case(
+        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
+        cluster=Cluster(models=models, num_workers=count),
+        duration_ns=400 * MS,
+        network=link() if alike else Network(links=tuple(link() for _ in range(count))),
+        scheduler=SchedulerConfig(policy=draw.choice(["clockwork", "edf_mh", "clipper", "infaas"])),
+        seed=seed,
+    )
+
+
+@pytest.mark.seeds(16)
+def test_no_policy_beats_a_bound_over_links(seed: int) -> None:
+    case = linked_case(seed)
+    result = run(case, check=True)
+    assert result.num_unanswered == 0
+    assert result.summary.total().answered <= density_bound(problem_of(case))
 
 
 # --- noise ----------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from experiments.simulator import (
     Run,
     WorkerClock,
     WorkerKind,
+    WrongProfile,
     copies_of,
     run,
     slower_kind,
@@ -178,6 +179,20 @@ def test_unlike_gpus_take_their_factors_and_are_predicted_to() -> None:
         duration_ns = ROW.exec_ns[row.batch_size] * factors[row.worker_id]
         assert row.exec is not None
         assert row.exec.duration_ns == row.expected_duration_ns == duration_ns
+
+
+def test_a_wrong_profile_is_announced_and_the_device_takes_what_it_takes() -> None:
+    wrong = (WrongProfile(exec_factor=2, sizes=(1,)), WrongProfile(load_factor=0.5))
+    given = case(requests_at(0), scheduler=EXACT, network=NO_DELAY)
+    _, _, actions = rows_of(replace(given, faults=Faults(wrong_profiles=wrong)))
+    load, infer = actions
+    assert load.load is not None
+    assert (load.expected_duration_ns, load.load.duration_ns) == (4 * MS, 8 * MS)
+    assert infer.exec is not None
+    assert (infer.expected_duration_ns, infer.exec.duration_ns) == (4 * MS, 2 * MS)
+    assert wrong[0].of(ROW).exec_ns == {1: 4 * MS, 2: 3 * MS, 4: 5 * MS}
+    other = Faults(wrong_profiles=(WrongProfile(exec_factor=2, worker=1),))
+    assert other.announced(ROW, 0) == ROW != other.announced(ROW, 1)
 
 
 def test_each_kind_of_worker_has_costs_of_its_own_and_may_lack_a_model() -> None:

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from clockwright.cli.main import app
 from clockwright.errors import ClockwrightError, ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.simulator import Case, LostWorker, WorkerClock
+from experiments.bounds.simulated import Bounded, bound_of_case
+from experiments.simulator import Case, LostWorker, WorkerClock, WrongProfile
 from experiments.simulator.case_file import read_case
 from traces.arrivals import Bursty, FixedRate, Poisson
 
@@ -102,6 +103,10 @@ clocks = [{ offset_ns = 5 }, { drift_ppb = -7 }]
 [[faults.lost_workers]]
 worker = 1
 at_ns = 100
+
+[[faults.wrong_profiles]]
+exec_factor = 6
+sizes = [8, 16]
 """
     )
     case = read_case(write(tmp_path, text), seconds=3, seed=9)
@@ -119,6 +124,7 @@ at_ns = 100
     assert (case.scheduler.policy, case.scheduler.lookahead_ns) == ("clipper", 2 * NS_PER_MS)
     assert (case.scheduler.batching, case.scheduler.batch_delay_ns) == ("quantile", 3 * NS_PER_MS)
     assert case.faults.lost_workers == (LostWorker(worker=1, at_ns=100),)
+    assert case.faults.wrong_profiles == (WrongProfile(exec_factor=6, sizes=(8, 16)),)
     assert case.faults.clocks == (WorkerClock(offset_ns=5), WorkerClock(drift_ppb=-7))
     poisson, fixed, bursty = case.workload.sources
     assert isinstance(poisson, Poisson)
@@ -229,6 +235,27 @@ def test_simulate_prints_figures_and_writes_rows(tmp_path: Path) -> None:
     assert len(requests) == figures["requests"] + 1
     actions = (tmp_path / "rows" / "actions.csv").read_text().splitlines()
     assert sum(",Infer," in line for line in actions) == sum(figures["batches"].values())
+    assert figures["answered"] <= figures["bound"] <= figures["requests"]
+    assert figures["bound_share"] == pytest.approx(figures["answered"] / figures["bound"])
+    assert figures["bound_by"] == "GPU time"
+
+
+def test_the_bound_that_is_printed_counts_what_takes_seconds(tmp_path: Path) -> None:
+    def bounded(text: str) -> Bounded:
+        return bound_of_case(read_case(write(tmp_path, text)))
+
+    tight = SMALL.replace("slo_ms = 100", "slo_ms = 12").replace("copies = 2", "copies = 20")
+    cold = tight + "[cluster]\nnum_pages = 7\n"
+    assert bounded(cold).words == "GPU time, pages and loads"
+    assert bounded(cold).answers < bounded(tight).answers  # type: ignore[operator]
+    long = cold.replace("seconds = 0.5", "seconds = 30")
+    assert bounded(long).words.startswith("GPU time; pages")
+    assert bounded(SMALL.replace("seconds = 0.5", "seconds = 5000")) == Bounded(
+        None, "more than 300,000 requests"
+    )
+    closed = SMALL.replace("poisson", "closed").replace("rate_rps = 200", "concurrency = 4")
+    assert bounded(closed).words == "GPU time, in the densest batches"
+    assert bounded(closed.replace("slo_ms = 100", "slo_ms = 3600000")).answers is None
 
 
 def test_a_run_of_a_nanosecond_counts_what_it_began(tmp_path: Path) -> None:
@@ -326,6 +353,19 @@ timers = "even"
     assert 0 < len(rare) < 20
     assert case.workload.end_ns == 120 * NS_PER_S
     assert times_by_model(case) == times
+
+
+def test_requests_carry_the_tenant_of_their_clients_or_the_owner_of_their_function(
+    tmp_path: Path,
+) -> None:
+    clients = 'kind = "azure2019"\npath = "minutes.csv"\nbegin_minute = 11\n'
+    named = trace_case(tmp_path, clients + 'tenant = "ann"').workload
+    assert {named.tenants[request.tenant] for request in named} == {"ann"}
+    owned = trace_case(tmp_path, clients + 'tenants = "owner"').workload
+    asking = {owned.tenants[request.tenant] for request in owned}
+    assert asking
+    assert "" not in asking
+    assert [request.time_ns for request in owned] == [request.time_ns for request in named]
 
 
 def test_a_trace_is_scaled_to_a_rate_and_mapped_to_some_models(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from experiments.unseen.__main__ import (
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
 from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
-from modelzoo.profile import load_profile
+from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 
 
@@ -77,6 +78,42 @@ def test_no_policy_answers_more_than_the_bound_and_every_request_counts_once() -
         found = measure(family, policy, seed=3)
         assert found.answered <= bound < found.asked
         assert found.answered + sum(found.refused.values()) == found.asked
+
+
+@pytest.mark.seeds(8)
+def test_no_policy_ever_beats_a_bound_whatever_the_noise_and_the_slos(seed: int) -> None:
+    generator = random.Random(seed)
+    models = copies_of(load_profile("table1").row_for("resnet50_v1b"), generator.randint(1, 6))
+    gpus = generator.randint(1, 2)
+    sources = tuple(
+        Poisson(
+            models=range(len(models)),
+            rate_rps=generator.choice([200, 500, 900]) * gpus,
+            slo_ns=generator.choice([8, 15, 30, 100, 300]) * NS_PER_MS,
+            end_ns=NS_PER_S,
+            seed=10 * seed + number,
+        )
+        for number in range(generator.randint(1, 3))
+    )
+    case = Case(
+        workload=Workload(models=tuple(model.model_id for model in models), sources=sources),
+        cluster=Cluster(
+            models=models,
+            num_workers=gpus,
+            num_pages=generator.choice([14, 100]),
+            noise=Noise(exec_sigma=generator.choice([0.0, 0.01, 0.2]), load_sigma=0.1),
+        ),
+        duration_ns=NS_PER_S,
+        seed=seed,
+    )
+    families = [
+        Family(name="random", part="any", case=lambda _: case, bound=bound)
+        for bound in ("density", "memory")
+    ]
+    by_time, with_memory = (bound_of(family, seed) for family in families)
+    assert with_memory <= by_time
+    for policy in COMPARED:
+        assert measure(families[0], policy, seed).answered <= with_memory
 
 
 def test_plain_edf_answers_less_than_edf_mh_under_overload() -> None:

@@ -10,7 +10,7 @@ SETTINGS: Final = (
     "",
     "batch_slo_ns=400ms fill_free_pages=no dispatch_delay_ns=0us margin_ns=1ms max_outstanding=2 "
     "batching=quantile batch_delay_ns=4ms action_timeout_ns=60ms tenant_weights=gold:4,tin:0.5",
-    "adaptive_lookahead=no adaptive_margin=no limit_batch=no served_floor=0.0 fairness=0.5 "
+    "adaptive_lookahead=no adaptive_margin=no limit_batch=no isolation=0.5 "
     "batch_slo_ns=2s batching=none lookahead_ns=2ms action_timeout_ns=500ms",
 )
 SIZES: Final = ((1,), (1, 2, 4), (1, 2, 4, 8, 16), (4,), (1, 3))

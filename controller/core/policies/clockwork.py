@@ -68,18 +68,22 @@ class ClockworkPolicy(Policy):
     @override
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         loading: list[Batch] = []
-        soon_ns = now_ns + self.lookahead_ns
+        soon_ns = now_ns + self.lookahead_ns + worker.link.excess_ns
         chosen = self._strategies.take(worker, free_ns, soon_ns, best_batch, loading)
         if chosen is None and loading:
             chosen = soonest(loading)
-        for batch in loading:
-            if batch is not chosen:
-                self._strategies.put_back(batch)
+        if loading:
+            self._strategies.put_back(worker, loading, chosen)
         return chosen
 
     @override
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """Nothing to learn: the estimator, which is the mechanism's, has the duration."""
+
+    @override
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """Appendix B knows no shares."""
+        return 0.0
 
     @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:

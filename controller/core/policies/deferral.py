@@ -9,7 +9,7 @@ from __future__ import annotations
 from clockwright.units import NS_PER_S
 from controller.core.policies.runs import best_batch, urgent_run
 from controller.core.policy import Batch
-from controller.core.state import Copy
+from controller.core.state import Copy, WorkerState
 
 # On a GPU that holds more models than this no batch waits to grow: several would end their wait together, and
 # some of them would be late.
@@ -32,6 +32,10 @@ class Deferral:
         """Requests are being dropped for want of time: wait to grow from now on."""
         self.until_ns = now_ns + self._keep_ns
 
+    def may_wait_on(self, worker: WorkerState) -> bool:
+        """Whether the worker holds so few models that a batch may wait there."""
+        return len(worker.copies) <= _MAX_MODELS
+
     def shares_gpus(self, copy: Copy) -> bool:
         """Whether the copy's GPU holds few models, and twice as many GPUs hold the copy's model.
 
@@ -51,8 +55,11 @@ class Deferral:
         the larger batch would run: meanwhile another GPU of the model stands idle.
         """
         copy, larger = batch.copy, batch.size_index + 1
-        exec_ns = copy.estimates.exec_ns
+        estimates = copy.estimates
+        exec_ns = estimates.exec_ns
         if larger == len(exec_ns) or not self.shares_gpus(copy):
+            return 0
+        if estimates.densest[estimates.sizes[larger]] != larger:
             return 0
         first = copy.model.queue[batch.first]
         late_ns = batch.required_start_ns + exec_ns[batch.size_index] - exec_ns[larger]

@@ -19,8 +19,9 @@ known, and it is loaded ahead of it where the load lane has nothing else to do (
 **Unlike workers.** A batch or a load is left to the kinds of worker that suit its model, while a lane of those can
 have it in time (`suits`).
 
-**Fairness.** A model's batches weigh more the smaller its served share is beside that of all models; requests
-that carry a tenant weigh by the tenant's share and its configured weight (`fairness`).
+**Fairness.** Batches and loads of whoever used less than its fair share of lane time are not struck out for
+those who used more; a tenant beyond its share is refused before it crowds a queue that others share
+(`fairness`).
 
 **Batch clients.** Requests with an SLO of `batch_slo_ns` or more run when nothing else is waiting, on a
 limited number of GPUs at a time (`batch_clients`).
@@ -133,7 +134,7 @@ class EdfMhPolicy(Policy):
             deferral.requests_dropped(now_ns)
             if not self._pieces.prune_infers:
                 pressure = 0.0
-        defers = now_ns < deferral.until_ns
+        defers = now_ns < deferral.until_ns and deferral.may_wait_on(worker)
         run = self._run
         if run is None:
             run = largest_run if pressure >= 1.0 else deferral.run if defers else urgent_run
@@ -141,7 +142,7 @@ class EdfMhPolicy(Policy):
         # The most urgent batches, several under pressure; those that wait to grow; those of batch clients; those
         # that another kind of worker is to have.
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
-        soon_ns = now_ns + worker.exec_lookahead_ns
+        soon_ns = now_ns + worker.exec_lookahead_ns + worker.link.excess_ns
         found: list[Batch] = []
         loading: list[Batch] = []
         aside: list[Batch] = []
@@ -152,7 +153,7 @@ class EdfMhPolicy(Policy):
             batch = strategies.take(worker, free_ns, soon_ns, run, loading)
             if batch is None:
                 break
-            if clients.sent(batch):
+            if batch.copy.model.queue[batch.first].slo_ns >= clients.slo_ns:
                 aside.append(batch)
                 if batch.required_start_ns >= now_ns + clients.slo_ns:
                     break  # whatever comes after it has an SLO as long
@@ -166,7 +167,9 @@ class EdfMhPolicy(Policy):
         # Batch clients do not overtake a batch that waits to grow: it would find no GPU idle in the end.
         chosen: Batch | None = None
         if found:
-            chosen = found[0] if len(found) == 1 else self._first_kept(found, free_ns, pressure)
+            chosen = found[0]
+            if len(found) > 1:
+                chosen = self._first_kept(found, free_ns, pressure, now_ns)
             self._count(chosen, now_ns)
         elif not growing and (loading or aside):
             chosen = soonest(loading) if loading else aside[0]
@@ -176,9 +179,7 @@ class EdfMhPolicy(Policy):
                 chosen = None
 
         if len(found) > 1 or aside or loading or growing or left:
-            for batch in [*aside, *loading, *growing, *left, *found]:
-                if batch is not chosen:
-                    strategies.put_back(batch)
+            strategies.put_back(worker, [*aside, *loading, *growing, *left, *found], chosen)
         if chosen is None:
             if growing:
                 worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
@@ -199,10 +200,10 @@ class EdfMhPolicy(Policy):
             return False
         due_ns = batch.required_start_ns + copy.estimates.exec_ns[batch.size_index]
         for other, there in model.copies.items():
-            if other.gpu_kind not in kinds:
+            if other.gpu_kind not in kinds or count > there.estimates.sizes[-1]:
                 continue
             begin_ns = max(
-                other.exec_lane.available_ns(now_ns), now_ns + other.delivery.expected_ns(now_ns)
+                other.exec_lane.available_ns(now_ns), now_ns + other.link.expected_ns(now_ns)
             )
             if not there.resident:
                 begin_ns = max(begin_ns, there.ready_ns)
@@ -211,9 +212,9 @@ class EdfMhPolicy(Policy):
                 return True
         return False
 
-    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float) -> Batch:
+    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float, now_ns: int) -> Batch:
         jobs = []
-        for batch, worth in zip(found, self._fairness.worths(found), strict=True):
+        for batch, worth in zip(found, self._fairness.worths(found, now_ns), strict=True):
             exec_ns = batch.copy.estimates.exec_ns[batch.size_index]
             # Lanes that hold a copy share the work.
             lane_ns = exec_ns / len(batch.copy.model.copies)
@@ -255,6 +256,11 @@ class EdfMhPolicy(Policy):
         self._strategies.unpark(worker)
 
     @override
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """A part of its slack where its tenant used up its share."""
+        return self._fairness.leaves_room(request, now_ns)
+
+    @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Requests that other than batch clients lose for want of time on a lane count as dropped."""
         clients = self._batch_clients
@@ -263,16 +269,16 @@ class EdfMhPolicy(Policy):
         if refusal not in _FOR_WANT_OF_TIME or request.slo_ns >= clients.slo_ns:
             return
         clients.missed += 1
-        self._fairness.count_dropped(request, now_ns)
         model = request.model
         for copy in model.copies.values():
             if copy.resident:
-                self._fairness.count_dropped_though_resident(model, now_ns)
+                self._fairness.count_dropped(request, now_ns)
                 self._exec_drops.count(now_ns, dropped=1)
                 model.short_until_ns = now_ns + _SHORT_NS
                 if self._next_use.watches:
                     model.lost.count(now_ns)
                 return
+        self._fairness.count_dropped_cold(request, now_ns)
         self._load_drops.count(now_ns, dropped=1)
 
     @override
@@ -318,6 +324,7 @@ class EdfMhPolicy(Policy):
         suits = worker.beside_others and self._pieces.suits
         found: list[Model] = []
         jobs: list[Job] = []
+        firsts: list[Request] = []
         # Pages that can be freed, and that cannot. A model that needs more must not be in others' way.
         fitting, too_many = worker.num_free_pages, worker.num_pages + 1
         while len(found) < most and (entry := loads.first(now_ns)) is not None:
@@ -356,14 +363,18 @@ class EdfMhPolicy(Policy):
             loads.pop()
             found.append(model)
             load_ns = estimates.load_ns
-            jobs.append(Job(latest_ns, load_ns / len(model.ready), (len(queue) - first) / load_ns))
+            worth = self._fairness.load_worth(model, first, now_ns)
+            jobs.append(Job(latest_ns, load_ns / len(model.ready), worth / load_ns))
+            firsts.append(queue[first])
         for entry in elsewhere:
             loads.put_back(entry)
         if not found:
             if elsewhere or not worker.timers:
                 return None
             return self._next_use.expected(worker, begin_ns, now_ns)
-        chosen = found[first_kept(jobs, begin_ns, pressure)]
+        index = first_kept(jobs, begin_ns, pressure)
+        chosen = found[index]
+        self._fairness.count_loaded(firsts[index], chosen.ready[worker].estimates.load_ns, now_ns)
         for model, job in zip(found, jobs, strict=True):
             if model is not chosen:
                 loads.put_back_at(model, job.latest_ns)
@@ -401,7 +412,7 @@ class EdfMhPolicy(Policy):
                 continue
             estimates = readiness.estimates
             begin_ns = max(
-                other.load_lane.available_ns(now_ns), now_ns + other.delivery.expected_ns(now_ns)
+                other.load_lane.available_ns(now_ns), now_ns + other.link.expected_ns(now_ns)
             )
             end_ns = max(begin_ns + estimates.load_ns, other.exec_lane.available_ns(now_ns))
             if end_ns + estimates.exec_ns[0] <= due_ns:

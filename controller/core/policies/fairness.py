@@ -1,73 +1,184 @@
-"""Fairness: what a batch is worth, which is more where its model or tenants were served less than others.
+"""Fairness: whose requests go first when not all can be served.
 
-A request weighs (mean served share / its model's) to the power `fairness`; for a request that carries a tenant
-the tenant's served share takes the model's place, times the tenant's configured weight.
+Every tenant, and every model asked without one, is entitled to a fair share of the lanes' time (`shares`). While
+it used less than the part `isolation` of that, its batches are not struck out in favour of those that used more.
+So a flood takes what others leave, and no more.
+
+Deadlines order a model's queue, whoever asks. Where tenants share a model, a tenant that used up its share
+therefore finds only half of the queue open to it, and none of it for a while after a request of somebody who has
+some share left was dropped: what is too much is refused when it arrives.
+
+A name is a tenant of its own once it was seen some times. Until then its requests count as their model's, so
+that a client which invents a name for each request is one client. One that uses a thousand names in turn is a
+thousand tenants; only the front can know better.
 """
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from controller.core.config import EdfMhConfig
 from controller.core.policy import Batch
-from controller.core.shares import ServedShare, TenantShares
+from controller.core.shares import MAX_TENANTS, STEP_NS, FairShare, Usage
 from controller.core.state import Model, Request
 
-# However badly a model was served, its batches weigh no more than this.
-_MAX_WEIGHT = 8.0
-# A model below its floor weighs so much that no batch of it is struck out.
+# A request of whoever has some of its share left weighs so much that no other is preferred.
 _NEVER_STRUCK = 1e9
+
+# A tenant is known after so many requests.
+_KNOWN_AFTER = 4
+
+
+class Tenant:
+    """What one tenant used of the exec lanes and of the load lanes."""
+
+    __slots__ = ("exec_usage", "load_usage", "num_seen", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.num_seen = 0
+        self.exec_usage = Usage()
+        self.load_usage = Usage()
 
 
 class Fairness:
-    """The served shares of all, and of each model and tenant; what follows for a batch's worth."""
+    """What each tenant and model used; what follows for a batch's worth."""
 
     def __init__(self, config: EdfMhConfig) -> None:
-        self._config = config
-        self._served = ServedShare()
-        self._tenants = TenantShares()
+        self._isolation = config.isolation
+        self._weights = config.tenant_weights
+        self._exec = FairShare()
+        self._load = FairShare()
+        #: In order of the last request: the tenant to forget next comes first.
+        self._tenants: dict[str, Tenant] = {}
+
+    # --- who asks -------------------------------------------------------------------------------
+
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """The part of its slack that a request with a tenant has to leave to others, as it arrives."""
+        name = request.tenant
+        tenants = self._tenants
+        tenant = tenants.pop(name, None)
+        if tenant is None:
+            weight = self._weights.get(name)
+            tenant = Tenant(1.0 if weight is None else weight)
+            if weight is not None:  # whoever configured a weight knows that there is such a tenant
+                tenant.num_seen = _KNOWN_AFTER
+            if len(tenants) == MAX_TENANTS:
+                del tenants[next(iter(tenants))]
+        tenants[name] = tenant
+        tenant.num_seen += 1
+        if not self._isolation or self._has_left(request, now_ns):
+            return 0.0
+        return 1.0 if now_ns < request.model.crowded_until_ns else 0.5
+
+    @property
+    def num_tenants(self) -> int:
+        """How many tenants are kept, known or not."""
+        return len(self._tenants)
+
+    def knows(self, name: str) -> bool:
+        """Whether a name is a tenant of its own."""
+        return self._known(name) is not None
+
+    def _known(self, name: str) -> Tenant | None:
+        """The tenant of that name; None: there is none, or its requests count as their model's still."""
+        tenant = self._tenants.get(name)
+        return tenant if tenant is not None and tenant.num_seen >= _KNOWN_AFTER else None
+
+    def _has_left(self, request: Request, now_ns: int) -> bool:
+        """Whether whoever asks has some of its share of the exec lanes left."""
+        step = now_ns // STEP_NS
+        tenant = self._known(request.tenant)
+        if tenant is None:
+            return self._exec.has_left(request.model.usage, 1.0, self._isolation, step)
+        return self._exec.has_left(tenant.exec_usage, tenant.weight, self._isolation, step)
+
+    # --- exec lanes -----------------------------------------------------------------------------
 
     def count_served(self, batch: Batch, now_ns: int) -> None:
         """A batch goes to a worker."""
-        model, first, count = batch.copy.model, batch.first, batch.count
-        model.served.count(now_ns, served=count)
-        self._served.count(now_ns, served=count)
-        for request in model.queue[first : first + count]:
-            if request.tenant:
-                self._tenants.count(request.tenant, now_ns, served=1)
+        model, step = batch.copy.model, now_ns // STEP_NS
+        exec_ns = batch.copy.estimates.exec_ns[batch.size_index]
+        if not self._tenants:
+            self._exec.served(model.usage, 1.0, exec_ns, step)
+            return
+        each_ns = exec_ns / batch.count
+        for request in model.queue[batch.first : batch.first + batch.count]:
+            tenant = self._known(request.tenant)
+            if tenant is None:
+                self._exec.served(model.usage, 1.0, each_ns, step)
+            else:
+                self._exec.served(tenant.exec_usage, tenant.weight, each_ns, step)
 
     def count_dropped(self, request: Request, now_ns: int) -> None:
-        """A request is refused for want of time, on whatever lane."""
-        if request.tenant:
-            self._tenants.count(request.tenant, now_ns, dropped=1)
+        """A request of a resident model is refused for want of time."""
+        model = request.model
+        if model.fastest is None:
+            return
+        if request.tenant and self._has_left(request, now_ns):
+            model.crowded_until_ns = now_ns + request.slo_ns
+        cost_ns = model.fastest.ns_per_row * request.rows
+        step = now_ns // STEP_NS
+        tenant = self._known(request.tenant) if self._tenants else None
+        if tenant is None:
+            self._exec.dropped(model.usage, 1.0, cost_ns, step)
+        else:
+            self._exec.dropped(tenant.exec_usage, tenant.weight, cost_ns, step)
 
-    def count_dropped_though_resident(self, model: Model, now_ns: int) -> None:
-        """It was one of a model that is resident: only those count against the model."""
-        model.served.count(now_ns, dropped=1)
-        self._served.count(now_ns, dropped=1)
-
-    def worths(self, batches: list[Batch]) -> list[float]:
+    def worths(self, batches: list[Batch], now_ns: int) -> list[float]:
         """What each batch is worth: its number of requests, weighed."""
-        mean = self._served.beside(1.0)
-        floor = mean * self._config.served_floor
-        worths = []
-        for batch in batches:
-            share = batch.copy.model.served.beside(mean)
-            weight = self._weight(share, mean) if share >= floor else _NEVER_STRUCK
-            if self._tenants and weight < _NEVER_STRUCK:
-                worths.append(self._worth_to_tenants(batch, weight, mean))
+        isolation, step = self._isolation, now_ns // STEP_NS
+        if not isolation:
+            return [float(batch.count) for batch in batches]
+        has_left = self._exec.has_left
+        weights = [
+            _NEVER_STRUCK if has_left(batch.copy.model.usage, 1.0, isolation, step) else 1.0
+            for batch in batches
+        ]
+        if self._tenants:
+            return list(map(self._worth_to_tenants, batches, weights, repeat(step)))
+        return [weight * batch.count for weight, batch in zip(weights, batches, strict=True)]
+
+    def _worth_to_tenants(self, batch: Batch, weight: float, step: int) -> float:
+        """Sum over the batch's requests; one of no known tenant has the model's weight."""
+        total, isolation = 0.0, self._isolation
+        for request in batch.copy.model.queue[batch.first : batch.first + batch.count]:
+            tenant = self._known(request.tenant)
+            if tenant is None:
+                total += weight
+            elif self._exec.has_left(tenant.exec_usage, tenant.weight, isolation, step):
+                total += _NEVER_STRUCK * tenant.weight
             else:
-                worths.append(weight * batch.count)
-        return worths
+                total += tenant.weight
+        return total
 
-    def _weight(self, share: float, mean: float) -> float:
-        return min(float((mean / share) ** self._config.fairness), _MAX_WEIGHT)
+    # --- load lanes -----------------------------------------------------------------------------
 
-    def _worth_to_tenants(self, batch: Batch, weight: float, mean: float) -> float:
-        """Sum over the batch's requests; a request without a tenant has the model's weight."""
-        weights, tenants = self._config.tenant_weights, self._tenants
-        return sum(
-            weights.get(request.tenant, 1.0)
-            * self._weight(tenants.beside(request.tenant, mean), mean)
-            if request.tenant
-            else weight
-            for request in batch.copy.model.queue[batch.first : batch.first + batch.count]
-        )
+    def count_loaded(self, request: Request, load_ns: int, now_ns: int) -> None:
+        """A model is loaded for a request, the first that the load helps."""
+        tenant = self._known(request.tenant)
+        if tenant is not None:
+            self._load.served(tenant.load_usage, tenant.weight, load_ns, now_ns // STEP_NS)
+
+    def count_dropped_cold(self, request: Request, now_ns: int) -> None:
+        """A request is refused because no load of its model would be in time."""
+        tenant = self._known(request.tenant)
+        if tenant is not None and request.model.fastest is not None:
+            load_ns = request.model.fastest.load_ns
+            self._load.dropped(tenant.load_usage, tenant.weight, load_ns, now_ns // STEP_NS)
+
+    def load_worth(self, model: Model, first: int, now_ns: int) -> float:
+        """What a load is worth that helps the model's waiting requests from `first` on.
+
+        Whose load it is, the first of them says. Loads for requests without a known tenant are all alike:
+        to a model that is seldom asked, its load is always more than its share.
+        """
+        queue = model.queue
+        count = len(queue) - first
+        tenant = self._known(queue[first].tenant) if self._isolation else None
+        if tenant is None:
+            return count
+        step = now_ns // STEP_NS
+        has_left = self._load.has_left(tenant.load_usage, tenant.weight, self._isolation, step)
+        return tenant.weight * count * (_NEVER_STRUCK if has_left else 1.0)

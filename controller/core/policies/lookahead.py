@@ -64,17 +64,18 @@ def adapt_lookahead(
         longest_ns: the look-ahead's upper bound, whatever is measured.
         now_ns: the present.
     """
-    staged_ns = event.staged_ns
+    staged_ns, link_ns = event.staged_ns, worker.link.excess_ns
     if staged_ns is None:
         staged_ns = event.begin_ns
     else:
         round_trip_ns = staged_ns - sent.action.earliest_ns + now_ns - event.end_ns
-        error_ns = abs(sent.expected_end_ns - event.end_ns)
+        round_trip_ns = max(0, round_trip_ns - link_ns)  # what the link's length takes comes on top
+        error_ns = abs(sent.expected_end_ns - sent.back_ns - event.end_ns)
         longest_ns = min(longest_ns, 2 * (round_trip_ns + error_ns))
     worker.exec_lookahead_ns = worker.load_lookahead_ns = adapted_lookahead_ns(
         worker.exec_lookahead_ns,
         last_end_ns=worker.exec_end_ns,
-        waiting_since_ns=max(sent.requests[0].arrival_ns, sent.copy.ready_ns),
+        waiting_since_ns=max(sent.requests[0].arrival_ns, sent.copy.ready_ns) + link_ns,
         staged_ns=staged_ns,
         begin_ns=event.begin_ns,
         longest_ns=longest_ns,

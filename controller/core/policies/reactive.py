@@ -177,6 +177,11 @@ class ReactivePolicy(Policy):
         self.queue_changed(model)
 
     @override
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        """Nothing is refused by prediction."""
+        return 0.0
+
+    @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Nothing follows from it."""
 

@@ -8,6 +8,8 @@ deadline order, so a batch is a run of it: the first request sets the latest beg
 * `urgent_run` passes over nobody whom a batch of one still answers, unless that pays.
 * `largest_run` passes over whoever stands in the way of the largest batch.
 
+The last two leave out sizes that take more time per request than a smaller one (`Estimates.densest`).
+
 A model with requests of several rows, or with no batch size of one, always gets Appendix B's. Estimates are
 taken to grow with the batch size where a bisection needs it, so a noisy profile may cost the first feasible
 run.
@@ -102,7 +104,7 @@ def _fill(queue: list[Request], first: int, estimates: Estimates) -> tuple[int, 
 
 
 def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
-    """The largest batch in time that begins with the most urgent request still to be saved.
+    """The densest batch in time that begins with the most urgent request still to be saved.
 
     Requests that even a batch of one would answer late are skipped. Exception: Appendix B's batch, larger
     and without the oldest requests, when other models wait and the time saved answers more than it drops.
@@ -110,7 +112,7 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
-    exec_ns, fit = estimates.exec_ns, estimates.fit
+    exec_ns, fit = estimates.exec_ns, estimates.densest
     waiting, largest = len(queue), len(fit) - 1
     first, due_ns = 0, queue[0].due_ns
     index = fit[waiting] if waiting <= largest else fit[largest]
@@ -125,7 +127,7 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
             due_ns = queue[first].due_ns
         if due_ns - exec_ns[index] < begin_ns:
             while due_ns - exec_ns[index] < begin_ns:
-                index -= 1
+                index = fit[estimates.sizes[index] - 1]
             if _others_wait(copy):
                 other = best_batch(copy, begin_ns)
                 if other is not None and _pays(other, first, index):
@@ -175,11 +177,11 @@ def _time_ns(estimates: Estimates, waiting: int) -> int:
 
 
 def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
-    """The largest batch in time, though it may pass over requests that a smaller one could still answer."""
+    """The densest batch in time, though it may pass over requests that a smaller one could still answer."""
     queue, estimates = copy.model.queue, copy.estimates
     if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return best_batch(copy, begin_ns)
-    exec_ns, fit, sizes = estimates.exec_ns, estimates.fit, estimates.sizes
+    exec_ns, fit, sizes = estimates.exec_ns, estimates.densest, estimates.sizes
     waiting, largest = len(queue), len(fit) - 1
     index = fit[waiting] if waiting <= largest else fit[largest]
     while index >= 0:
@@ -194,5 +196,5 @@ def largest_run(copy: Copy, begin_ns: int) -> Batch | None:
             return Batch(
                 copy, first, sizes[index], index, queue[first].due_ns - exec_ns[index], begin_ns
             )
-        index -= 1
+        index = fit[sizes[index] - 1]
     return None

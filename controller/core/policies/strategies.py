@@ -98,7 +98,7 @@ class Strategies:
             run: a model's batch that is in time.
             loading: gets batches that could begin only after a load, which leave a gap.
         """
-        strategies = worker.strategies
+        strategies, link = worker.strategies, worker.link
         while strategies:
             key, _, _, _, copy = strategies[0]
             if copy.strategy_key != key:
@@ -108,8 +108,8 @@ class Strategies:
                 heappop(strategies)
                 copy.strategy_key = None
                 continue
-            begin_ns = free_ns
-            if not copy.resident and copy.ready_ns > free_ns:
+            begin_ns = _begin_ns(copy, free_ns) if link.is_thin else free_ns
+            if loads := not copy.resident and copy.ready_ns > begin_ns:
                 begin_ns = copy.ready_ns
                 if begin_ns > soon_ns:
                     heappop(strategies)  # too early; it comes back when the load is about to end
@@ -131,19 +131,21 @@ class Strategies:
                     continue
             heappop(strategies)
             copy.strategy_key = None
-            if begin_ns > free_ns:
+            if loads:
                 loading.append(batch)
                 continue
             return batch
         return None
 
-    def put_back(self, batch: Batch) -> None:
-        """A batch that was taken is not run now."""
-        copy, key = batch.copy, batch.required_start_ns
-        copy.strategy_key = key
-        size = copy.estimates.sizes[batch.size_index]
-        entry = (key, -size, copy.model.sequence, next(self._serial), copy)
-        heappush(copy.worker.strategies, entry)
+    def put_back(self, worker: WorkerState, batches: list[Batch], chosen: Batch | None) -> None:
+        """Batches that were taken are not run now, but for the chosen one."""
+        strategies, serial = worker.strategies, self._serial
+        for batch in batches:
+            if batch is not chosen:
+                copy = batch.copy
+                copy.strategy_key = key = batch.required_start_ns
+                size = copy.estimates.sizes[batch.size_index]
+                heappush(strategies, (key, -size, copy.model.sequence, next(serial), copy))
 
     def _park(self, copy: Copy) -> None:
         """No batch of the copy is in time: do not look again before an action of its worker ends."""
@@ -159,6 +161,13 @@ class Strategies:
         for copy in self._parked.pop(worker):
             if copy.model.queue and copy.model.copies.get(worker) is copy:
                 self._enter(copy)
+
+
+def _begin_ns(copy: Copy, free_ns: int) -> int:
+    """When the first request of a copy's model could run, with what its bytes take on a thin link."""
+    model, exec_ns = copy.model, copy.estimates.exec_ns[0]
+    first = model.queue[0]
+    return copy.worker.link.begin_ns(free_ns, first.num_bytes, model.output_row_bytes, exec_ns)
 
 
 def soonest(loading: list[Batch]) -> Batch:

@@ -1,0 +1,380 @@
+"""A worker's link is a lane: how long messages are on their way, and how many bytes it carries.
+
+Two things delay a message, and they call for opposite things. A *long* link has to be fed early, with much
+under way. A *thin* one has to be fed late: what is sent too early only queues on it. So both are measured
+apart, each way:
+
+* The **length** is the least of the last delays. What varies above it (jitter) is planned for by a high
+  quantile, less what does no harm.
+* The **time per byte** comes from messages that had to wait for the one before: such a pair arrives as far
+  apart as the second takes on the wire. Jitter stretches and shrinks those distances alike, so a quantile
+  below the middle is zero on a link that is not thin. No message is faster than its own bytes, which bounds
+  the time per byte from above, and so a link that was busy because of somebody else recovers at once.
+
+On a thin link only a message that did not wait tells of the length: a queue that is taken for length is kept up
+for ever. Messages that arrive in the same moment
+count once: where a process stood still, it is one pause, not twenty long delays.
+
+**The clock of a worker's lanes.** All times of `exec_lane` and `load_lane`, of copies' loads and of actions
+under way are those at which the controller *hears* of them: the worker's time plus the way back. So an
+answer's way back is part of whoever runs it, near or far, and no rule above this file knows of links: a
+batch is in time when its end, as heard, is not after `due_ns`. Only `Dispatch`, which writes windows for
+workers, and `Scheduler`, which reads their reports, translate.
+
+The link of a worker on the same machine, or in the same rack, is shorter than what is planned for always.
+Nothing is learned from it then, and it costs two comparisons per result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from clockwright.units import NS_PER_MS
+
+# Enough to tell the largest delay from the usual ones, few enough to follow a link that changes within a
+# second of work.
+_WINDOW_SIZE = 64
+
+_WINDOW_NS = 1000 * NS_PER_MS
+
+# This part of the window is planned for; lone pauses are in the rest.
+_QUANTILE = 0.95
+
+# Messages that arrive within this of each other were delayed by the same thing.
+_SAME_MOMENT_NS = NS_PER_MS
+
+# Distances of queued messages: so many are kept, so many are believed.
+_PAIRS, _PAIRS_LEAST = 24, 5
+_PAIRS_QUANTILE = 0.4
+
+# Messages under way of which the wire's work is known; with more, it is taken for less than it is.
+_PENDING_MOST = 256
+
+# A message that arrives further behind the one before than it takes on the wire did not wait for that one.
+_APART = 1.05
+_SOON_NS = NS_PER_MS // 50
+
+# What a message without tensors counts as, so that a link which carries only so many messages is thin too.
+_MESSAGE_BYTES = 1000
+
+# Bytes that take less per message are not worth planning.
+_NO_MATTER_NS = NS_PER_MS // 5
+
+# The bound of the time per byte by single messages is loosened by this part with each message.
+_LOOSEN = 1 / 64
+
+# The length of a way back below this is left to the margin.
+_SHORT_BACK_NS = NS_PER_MS
+
+# What queued has gone after this long without an action. A length that rules requests out is never measured
+# again, so it is forgotten: after as long where a request was refused for it, after longer in any case.
+_FORGET_NS = 500 * NS_PER_MS
+_FORGET_ALL_NS = 2000 * NS_PER_MS
+
+
+class OneWay:
+    """One direction of a link."""
+
+    __slots__ = (
+        "_arrived_ns",
+        "_least_ns",
+        "_most_per_byte",
+        "_pairs",
+        "_pending",
+        "_reached",
+        "_samples",
+        "_sent_bytes",
+        "_short_ns",
+        "_times_ns",
+        "_tolerance_ns",
+        "free_ns",
+        "last_wire_ns",
+        "length_ns",
+        "ns",
+        "ns_per_byte",
+        "variation_ns",
+    )
+
+    def __init__(self, *, least_ns: int, short_ns: int, tolerance_ns: int) -> None:
+        """Begin with a way on which nothing was measured.
+
+        Args:
+            least_ns: planned for always.
+            short_ns: a way that is not longer counts as having no length.
+            tolerance_ns: how much later than planned a message may come without harm.
+        """
+        self._least_ns = least_ns
+        self._short_ns = short_ns
+        self._tolerance_ns = tolerance_ns
+        #: The last delays, less what bytes explain, and when each arrived.
+        self._samples: deque[int] = deque(maxlen=_WINDOW_SIZE)
+        self._times_ns: deque[int] = deque(maxlen=_WINDOW_SIZE)
+        #: The last distances of queued messages, in ns per byte, and the bytes of each.
+        self._pairs: deque[tuple[float, int]] = deque(maxlen=_PAIRS)
+        #: When the last message that was measured arrived, and the bytes sent until then, its own included.
+        self._arrived_ns = 0
+        self._reached = 0
+        self._sent_bytes = 0
+        #: When each message that was not measured yet was sent, and the bytes sent until then.
+        self._pending: deque[tuple[int, int]] = deque(maxlen=_PENDING_MOST)
+        self._most_per_byte = 0.0
+        #: What a message without bytes is planned to take.
+        self.ns = least_ns
+        #: What of that is for delays beyond the least.
+        self.variation_ns = 0
+        #: The least of the last delays; 0 where that is short.
+        self.length_ns = 0
+        #: 0: bytes take no time that matters.
+        self.ns_per_byte = 0.0
+        #: When the bytes sent until now have left the wire.
+        self.free_ns = 0
+        #: How long the last message was on the wire.
+        self.last_wire_ns = 0
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether a whole window of delays gave nothing to plan for."""
+        return (
+            len(self._samples) == _WINDOW_SIZE
+            and self.ns == self._least_ns
+            and not self.length_ns
+            and not self.ns_per_byte
+        )
+
+    def wire_ns(self, num_bytes: int) -> int:
+        """How long a message is on the wire."""
+        return int((num_bytes + _MESSAGE_BYTES) * self.ns_per_byte)
+
+    def send(self, at_ns: int, num_bytes: int) -> int:
+        """A message is put on the wire behind those before; returns the bytes sent until now, its own included."""
+        self._sent_bytes += num_bytes + _MESSAGE_BYTES
+        self._pending.append((at_ns, self._sent_bytes))
+        self.last_wire_ns = self.wire_ns(num_bytes)
+        self.free_ns = max(self.free_ns, at_ns) + self.last_wire_ns
+        return self._sent_bytes
+
+    def measured(self, sent_ns: int, arrived_ns: int, *, num_bytes: int, sent_bytes: int) -> None:
+        """A message arrived.
+
+        Args:
+            sent_ns: when it was put on the wire.
+            arrived_ns: when it was there.
+            num_bytes: of its tensors.
+            sent_bytes: what `send` returned; 0: it was sent before anything was kept.
+        """
+        delay_ns = max(0, arrived_ns - sent_ns)
+        apart_ns = arrived_ns - self._arrived_ns
+        between = sent_bytes - self._reached
+        waited = True
+        if between > 0:
+            # Until the one before had left the wire, this one waited.
+            queued = self._reached > 0 and sent_ns <= self._arrived_ns - self._least() + _SOON_NS
+            self._learn_rate(apart_ns, delay_ns, num_bytes, between, queued=queued)
+            wire_ns = between * self.ns_per_byte
+            waited = sent_ns < self._arrived_ns and apart_ns < _APART * wire_ns + _SOON_NS
+            self._reached = sent_bytes
+            delay_ns -= self.wire_ns(num_bytes)
+        if not self.ns_per_byte or not waited:
+            self._take(arrived_ns, max(0, delay_ns))
+            self._plan()
+        self._arrived_ns = max(self._arrived_ns, arrived_ns)
+        if self.ns_per_byte:
+            self._find_free()
+
+    def _take(self, arrived_ns: int, delay_ns: int) -> None:
+        samples, times = self._samples, self._times_ns
+        if times and 0 <= arrived_ns - times[-1] < _SAME_MOMENT_NS:
+            samples[-1] = max(samples[-1], delay_ns)
+            return
+        samples.append(delay_ns)
+        times.append(arrived_ns)
+        while times[0] < arrived_ns - _WINDOW_NS:
+            times.popleft()
+            samples.popleft()
+
+    def _least(self) -> int:
+        return min(self._samples) if self._samples else 0
+
+    def _learn_rate(
+        self, apart_ns: int, delay_ns: int, num_bytes: int, between: int, *, queued: bool
+    ) -> None:
+        """Learn the time per byte from a message, and from its distance to the one before."""
+        most = delay_ns / (num_bytes + _MESSAGE_BYTES)
+        loosened = self._most_per_byte * (1 + _LOOSEN)
+        self._most_per_byte = min(most, loosened) if loosened else most
+        if queued:
+            self._pairs.append((max(0, apart_ns) / between, between))
+        per_byte = 0.0
+        if len(self._pairs) >= _PAIRS_LEAST:
+            # Each counts by its bytes: a message without any tells nothing of what tensors take.
+            pairs = sorted(self._pairs)
+            total = sum([weight for _, weight in pairs])
+            left = _PAIRS_QUANTILE * total
+            while left > 0:
+                per_byte, weight = pairs.pop(0)
+                left -= weight
+            if per_byte * total < _NO_MATTER_NS * len(self._pairs):
+                per_byte = 0.0
+        per_byte = min(per_byte, self._most_per_byte)
+        if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
+            # What the bytes explain of the delays so far is another part of them now.
+            self.ns_per_byte = per_byte
+            self.forget_variation()
+            self.length_ns, self.ns = 0, self._least_ns
+
+    def _find_free(self) -> None:
+        """Take up the wire where the last message that was measured left it."""
+        pending, reached, per_byte = self._pending, self._reached, self.ns_per_byte
+        while pending and pending[0][1] <= reached:
+            pending.popleft()
+        free_ns = self._arrived_ns - self._least()
+        for sent_ns, sent_bytes in pending:
+            free_ns = max(free_ns, sent_ns) + int((sent_bytes - reached) * per_byte)
+            reached = sent_bytes
+        self.free_ns = free_ns
+
+    def _plan(self) -> None:
+        samples = sorted(self._samples)
+        length_ns = samples[0]
+        self.length_ns = length_ns = length_ns if length_ns > self._short_ns else 0
+        high_ns = samples[int(len(samples) * _QUANTILE)] - self._tolerance_ns
+        self.ns = max(self._least_ns, length_ns, high_ns)
+        self.variation_ns = self.ns - max(self._least_ns, length_ns)
+
+    def forget_variation(self) -> None:
+        """Only the length stays of what was measured, and the time per byte."""
+        self._samples.clear()
+        self._times_ns.clear()
+        self.ns = max(self._least_ns, self.length_ns)
+        self.variation_ns = 0
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.forget_variation()
+        self._pending.clear()
+        self._pairs.clear()
+        self.length_ns = self.free_ns = 0
+        self.ns = self._least_ns
+        self.ns_per_byte = self._most_per_byte = 0.0
+
+
+class LinkPlan:
+    """Both ways of one worker's link."""
+
+    __slots__ = (
+        "_is_stale",
+        "_measured_ns",
+        "_news_ns",
+        "back",
+        "excess_ns",
+        "is_thin",
+        "is_usual",
+        "out",
+        "there_ns",
+        "usual_ns",
+    )
+
+    def __init__(self, *, least_ns: int, tolerance_ns: int) -> None:
+        """Begin with a link on which nothing was measured.
+
+        Args:
+            least_ns: planned for always on the way out.
+            tolerance_ns: how much later than planned an action, or an answer, may come without harm.
+        """
+        #: What the way out takes at most where the link is usual.
+        self.usual_ns = least_ns
+        self._news_ns = least_ns + tolerance_ns
+        self.out = OneWay(least_ns=least_ns, short_ns=least_ns, tolerance_ns=tolerance_ns)
+        self.back = OneWay(least_ns=0, short_ns=_SHORT_BACK_NS, tolerance_ns=tolerance_ns)
+        #: Nothing of it has to be planned for beyond the least, and nothing is kept.
+        self.is_usual = True
+        #: How much longer the ways there and back are than what is planned for always: lanes are fed so much
+        #: earlier.
+        self.excess_ns = 0
+        #: Bytes take time on it.
+        self.is_thin = False
+        #: On a thin link, when an action without bytes could begin; `Dispatch` notes it before it asks a policy.
+        self.there_ns = 0
+        self._measured_ns = 0
+        self._is_stale = False
+
+    def is_news(self, out_ns: int, back_ns: int) -> bool:
+        """Whether the ways of an action and of its result are to be learned from."""
+        return not self.is_usual or out_ns > self._news_ns or back_ns > _SHORT_BACK_NS
+
+    def learned(self, now_ns: int) -> None:
+        """A result was measured on one way, or on both."""
+        self.is_thin = bool(self.out.ns_per_byte or self.back.ns_per_byte)
+        self.is_usual = False
+        self._measured_ns, self._is_stale = now_ns, False
+        self.excess_ns = self.out.ns + self.back.ns - self.usual_ns
+        if self.out.is_usual and self.back.is_usual:
+            self._forget()
+
+    def way_ns(self, now_ns: int) -> int:
+        """Way there and back of an action without bytes, on a wire that is free."""
+        if self.is_usual:
+            return self.usual_ns
+        silent_ns = now_ns - self._measured_ns
+        if silent_ns >= _FORGET_ALL_NS:
+            self._forget()
+        elif silent_ns >= _FORGET_NS and not self._is_stale:
+            self._is_stale = True
+            self.out.forget_variation()
+            self.back.forget_variation()
+            self.excess_ns = self.out.ns + self.back.ns - self.usual_ns
+        return self.usual_ns + self.excess_ns
+
+    def expected_ns(self, now_ns: int, in_bytes: int = 0, out_bytes: int = 0) -> int:
+        """How long to allow for until an action that is sent now could begin, as heard of here.
+
+        Args:
+            now_ns: the present.
+            in_bytes: inputs that it takes along.
+            out_bytes: outputs that its result will bring.
+        """
+        way_ns = self.way_ns(now_ns)
+        if not self.is_thin:
+            return way_ns
+        out, back = self.out, self.back
+        queued_ns = max(0, out.free_ns - now_ns)
+        return way_ns + queued_ns + out.wire_ns(in_bytes) + back.wire_ns(out_bytes)
+
+    @property
+    def length_ns(self) -> int:
+        """Length of both ways."""
+        return self.out.length_ns + self.back.length_ns
+
+    def room_ns(self, lane_room_ns: int, lookahead_ns: int) -> int:
+        """When to send the next batch on a thin link.
+
+        Args:
+            lane_room_ns: when to send it if bytes took no time.
+            lookahead_ns: how far ahead of lane and wire to decide.
+        """
+        out = self.out
+        return max(lane_room_ns - out.last_wire_ns, out.free_ns - lookahead_ns)
+
+    def begin_ns(self, free_ns: int, in_bytes: int, out_bytes: int, exec_ns: int) -> int:
+        """When an action could begin that is sent at the time of `there_ns`, as heard of here.
+
+        Args:
+            free_ns: when its lane is free.
+            in_bytes: inputs that it takes along.
+            out_bytes: outputs that its result will bring. Where they take longer than the EXEC, they wait for
+                those of the action before.
+            exec_ns: duration of its EXEC.
+        """
+        out_ns = self.back.wire_ns(out_bytes)
+        free_ns += max(0, out_ns - exec_ns)
+        return max(free_ns, self.there_ns + self.out.wire_ns(in_bytes) + out_ns)
+
+    def doubt(self, now_ns: int) -> None:
+        """The link alone rules a request out: forget what was long ago, or nothing would ever be sent again."""
+        if not self.is_usual and now_ns >= self._measured_ns + _FORGET_NS:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.out.forget()
+        self.back.forget()
+        self.is_usual, self.is_thin, self.excess_ns = True, False, 0

@@ -1,0 +1,168 @@
+"""What is learned of a worker's link: its length, what varies above it, and what it carries."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from clockwright.units import NS_PER_S, NS_PER_US
+from controller.core import Scheduler, SchedulerConfig
+from controller.core.link import LinkPlan, OneWay
+from experiments.simulator import HostedModel
+from tests.kit.core_bench import MS, A, CoreBench, infers, sends
+from tests.kit.simulated_cluster import SimulatedCluster, row
+
+GIGABIT = 125_000_000
+
+
+class Wire:
+    """A wire that a way is measured on: in order, one message at a time."""
+
+    def __init__(
+        self, length_ns: int, bytes_per_s: float = 1e15, jitter_ns: int = 0, seed: int = 1
+    ) -> None:
+        self.way = OneWay(least_ns=MS // 2, short_ns=MS // 2, tolerance_ns=5 * MS // 2)
+        self.length_ns, self.bytes_per_s, self.jitter_ns = length_ns, bytes_per_s, jitter_ns
+        self._random = random.Random(seed)
+        self._free_ns = self._arrived_ns = 0
+
+    def send(self, at_ns: int, num_bytes: int) -> int:
+        """Send a message, measure it as it arrives, and say when that was."""
+        self._free_ns = max(self._free_ns, at_ns) + int(num_bytes * NS_PER_S / self.bytes_per_s)
+        jitter_ns = int(self._random.expovariate(1 / self.jitter_ns)) if self.jitter_ns else 0
+        arrived_ns = max(self._arrived_ns, self._free_ns + self.length_ns + jitter_ns)
+        self._arrived_ns = arrived_ns
+        sent_bytes = self.way.send(at_ns, num_bytes)
+        self.way.measured(at_ns, arrived_ns, num_bytes=num_bytes, sent_bytes=sent_bytes)
+        return arrived_ns
+
+
+def test_the_length_of_a_way_is_the_least_delay() -> None:
+    wire = Wire(12 * MS)
+    for number in range(20):
+        wire.send(number * 3 * MS, 600_000)
+    assert (wire.way.length_ns, wire.way.ns, wire.way.variation_ns) == (12 * MS, 12 * MS, 0)
+    assert wire.way.ns_per_byte == 0
+
+
+@pytest.mark.parametrize("length_ns", [100 * NS_PER_US, 8 * MS])
+def test_queued_messages_tell_what_a_thin_way_carries_and_the_length_is_told_apart(
+    length_ns: int,
+) -> None:
+    wire = Wire(length_ns, GIGABIT)
+    for number in range(40):  # bursts of two, with time between
+        wire.send(number // 2 * 20 * MS, 600_000)
+    assert wire.way.ns_per_byte == pytest.approx(8, rel=0.01)
+    length_known_ns = wire.way.length_ns or length_ns  # a short one counts as none
+    assert length_known_ns == pytest.approx(length_ns, abs=50 * NS_PER_US)
+
+
+def test_a_queue_on_a_thin_way_is_not_taken_for_length() -> None:
+    wire = Wire(100 * NS_PER_US, GIGABIT)
+    for number in range(60):  # more than it carries: the last waits for 50 ms
+        wire.send(number * 4 * MS, 600_000)
+    assert wire.way.length_ns == 0
+    assert wire.way.free_ns == pytest.approx(60 * 4.8 * MS, abs=MS)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_jitter_is_no_want_of_bytes_per_second(seed: int) -> None:
+    wire = Wire(MS, jitter_ns=3 * MS, seed=seed)
+    thin = 0
+    for number in range(300):
+        wire.send(number * 2 * MS, 100_000)
+        thin += wire.way.wire_ns(100_000) > MS // 2
+    assert thin < 30
+    assert 4 * MS < wire.way.ns < 25 * MS
+
+
+def test_a_way_that_was_busy_because_of_somebody_else_recovers_with_the_next_message() -> None:
+    wire = Wire(100 * NS_PER_US, GIGABIT)
+    for number in range(40):
+        wire.send(number // 2 * 20 * MS, 600_000)
+    assert wire.way.wire_ns(600_000) > 4 * MS
+    wire.bytes_per_s = 100 * GIGABIT
+    wire.send(900 * MS, 600_000)
+    assert wire.way.wire_ns(600_000) < MS // 4
+
+
+def test_a_pause_of_the_process_is_one_delay_however_many_messages_it_held_up() -> None:
+    wire = Wire(2 * MS)
+    for number in range(30):
+        wire.send(number * 5 * MS, 0)
+    wire.length_ns = 80 * MS
+    wire.send(150 * MS, 0)
+    wire.length_ns = 2 * MS
+    for number in range(20):  # they wait behind the one, and arrive with it
+        wire.send((151 + number) * MS, 0)
+    assert wire.way.ns == 2 * MS
+
+
+def test_small_messages_tell_little_of_what_tensors_take() -> None:
+    wire = Wire(100 * NS_PER_US, GIGABIT)
+    for number in range(20):
+        wire.send(number * 30 * MS, 600_000)
+        wire.send(number * 30 * MS, 600_000)
+        for _ in range(3):  # behind them, in no time
+            wire.send(number * 30 * MS, 0)
+    assert wire.way.ns_per_byte == pytest.approx(8, rel=0.01)
+
+
+def test_a_usual_link_learns_nothing_and_one_that_is_usual_again_forgets() -> None:
+    link = LinkPlan(least_ns=MS // 2, tolerance_ns=5 * MS // 2)
+    assert not link.is_news(3 * MS, MS)
+    assert link.is_news(3 * MS + 1, 0)
+    assert link.is_news(0, MS + 1)
+    link.out.measured(0, 12 * MS, num_bytes=0, sent_bytes=link.out.send(0, 0))
+    link.learned(12 * MS)
+    assert link.expected_ns(12 * MS) == 12 * MS
+    for number in range(200):
+        at_ns = (20 + 10 * number) * MS
+        for way in (link.out, link.back):
+            way.measured(at_ns, at_ns + MS // 4, num_bytes=0, sent_bytes=way.send(at_ns, 0))
+        link.learned(at_ns + MS // 4)
+        if link.is_usual:
+            break
+    assert link.is_usual
+    assert link.expected_ns(3_000 * MS) == MS // 2
+
+
+# --- through the scheduler ------------------------------------------------------------------------
+
+
+def test_the_length_of_the_way_back_is_kept_free_whatever_the_slo() -> None:
+    """10 ms each way and 5 ms of EXEC: 26 ms would do, did the answer arrive when it ends."""
+    cluster = SimulatedCluster(
+        Scheduler(),
+        [HostedModel(A, row("a", load_ns=MS, exec_ns={1: 5 * MS}))],
+        delay_ns=10 * MS,
+    )
+    cluster.add_worker("gpu", 4)
+    for number in range(60):
+        cluster.at(number * 40 * MS, lambda: cluster.request(A, 200 * MS))
+    for number in range(20):
+        cluster.at((2_400 + number * 40) * MS, lambda: cluster.request(A, 24 * MS))
+    for number in range(20):
+        cluster.at((3_200 + number * 40) * MS, lambda: cluster.request(A, 29 * MS))
+    cluster.run(5_000 * MS)
+    outcomes = [answer.outcome for answer in cluster.answers.values()]
+    assert outcomes == ["OK"] * 80
+    assert len(cluster.refusals) == 20  # those of 24 ms, at once
+
+
+def test_a_long_link_has_as_much_under_way_as_its_length_asks_for() -> None:
+    bench = CoreBench(
+        SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0, lookahead_ns=50 * MS)
+    )
+    bench.join()
+    bench.warm(A, exec_ms={1: 10})
+    (first,) = sends(bench.request(A, at_ms=2000, slo_ms=1000))
+    bench.done(first.action.action_id, 2040, 2041, received_ms=2040)
+    sent = [first]
+    for _ in range(60):
+        sent += infers(bench.request(A, slo_ms=1000))
+    begins_ms = [command.expected_begin_ns / MS for command in sent]
+    assert begins_ms[1] == 2081
+    # The look-ahead beyond the length, and the last one begins within it.
+    assert 2081 + 40 <= begins_ms[-1] <= 2081 + 50
