@@ -1,0 +1,69 @@
+"""Placement in the simulator: unlike workers, timers, hot models; shares with generous room."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.bounds import memory_bound, residency_bound
+from experiments.bounds.simulated import problem_of
+from experiments.simulator import Case, Summary, run
+from experiments.unseen import unlike
+from experiments.unseen.timers import timers
+
+
+def summary_of(case: Case, **pieces: bool) -> Summary:
+    scheduler = SchedulerConfig(policy="edf_mh", edf_mh=EdfMhConfig(**pieces))  # type: ignore[arg-type]
+    return run(replace(case, scheduler=scheduler)).summary
+
+
+def answered_share(case: Case, **pieces: bool) -> float:
+    total = summary_of(case, **pieces).total()
+    return total.answered / total.arrived
+
+
+@pytest.fixture(scope="module")
+def periodic() -> Case:
+    """150 models asked once a second, of which a quarter fits."""
+    return timers(
+        1,
+        num_models=150,
+        period_ns=NS_PER_S,
+        jitter_ns=2 * NS_PER_MS,
+        slo_ns=30 * NS_PER_MS,
+        num_pages=280,
+        duration_ns=8 * NS_PER_S,
+    )
+
+
+def test_on_kinds_that_differ_by_one_factor_the_schedule_is_the_same() -> None:
+    (case,) = (family.case(1) for family in unlike.FAMILIES if family.name == "unlike_factor")
+    case = replace(case, duration_ns=NS_PER_S)
+    assert summary_of(case) == summary_of(case, suits=False)
+
+
+def test_models_are_left_to_the_kinds_that_suit_them() -> None:
+    case = replace(unlike.nine(1, 1.5), duration_ns=2 * NS_PER_S)
+    steered, other = summary_of(case).total(), summary_of(case, suits=False).total()
+    assert steered.answered >= 0.99 * steered.arrived
+    assert other.answered < 0.97 * other.arrived
+    assert steered.latency_ns(50) < other.latency_ns(50) / 3
+
+
+def test_who_knows_the_period_keeps_what_is_asked_next(periodic: Case) -> None:
+    known = answered_share(periodic)
+    assert known > answered_share(periodic, prefetch=False) - 0.01
+    assert known > 1.15 * answered_share(periodic, next_use=False)
+
+
+def test_no_policy_beats_the_residency_bound_which_is_looser_than_the_memory_bound(
+    periodic: Case,
+) -> None:
+    problem = problem_of(periodic, 0)
+    bound = residency_bound(problem)
+    assert summary_of(periodic).total().answered <= bound <= len(problem)
+    short = problem.window(0, 2 * NS_PER_S)
+    assert memory_bound(short) <= residency_bound(short)
