@@ -260,15 +260,34 @@ class Scheduler:
 
     def _requests_arrived(self, event: RequestsArrived) -> None:
         # Each model once, in the order of arrival.
-        models = dict.fromkeys(map(self._admit, event.requests))
-        for model in models:
-            if model is not None:
-                self._books.came(model)
-                self._dispatch.place(model, self._now_ns)
+        models: dict[Model, int] = {}
+        for request in event.requests:
+            admitted = self._admit(request)
+            if admitted is not None:
+                models[admitted] = models.get(admitted, 0) + 1
+        copied: list[Model] = []
+        for model, number in models.items():
+            self._books.came(model)
+            num_copies = len(model.copies)
+            self._dispatch.place(model, self._now_ns)
+            if number > 1 and len(model.copies) > num_copies:
+                copied.append(model)
+        # Had they come one by one, each could have brought its model one more copy.
+        while copied:
+            copied = [model for model in copied if self._copied_again(model, models)]
         for request in event.requests:
             model = self._books.models.get(request.model_id)
             if model is not None and model.suspended:
                 self._probe(model, request.request_id)
+
+    def _copied_again(self, model: Model, numbers: dict[Model, int]) -> bool:
+        """Whether a further one of the model's requests that came together brings it a further copy."""
+        numbers[model] -= 1
+        num_copies = len(model.copies)
+        if not numbers[model] or not model.queue or num_copies == len(model.ready):
+            return False
+        self._dispatch.seek_copy(model, self._now_ns)
+        return len(model.copies) > num_copies
 
     def _admit(self, event: RequestArrived) -> Model | None:
         """Queue a request, or refuse it; returns its model in the first case."""
