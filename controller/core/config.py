@@ -43,13 +43,18 @@ class EdfMhConfig:
     deferral: bool = True
     #: Batch clients' work runs on a limited number of GPUs at once. Else on every lane that is idle.
     limit_batch: bool = True
+    #: Under overload, this share of all requests dropped is refused at arrival (gate.py); the others when
+    #: their slack is gone. The larger, the sooner clients know, and the less is served: batches are densest
+    #: where all wait and the sparse are dropped in the end. 0: whatever may be served waits.
+    at_once: float = 0.53
 
     def __post_init__(self) -> None:
         for name in ("pressure_gain", "fairness"):
             if not 0 <= getattr(self, name) <= 100:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 100")
-        if not 0 <= self.served_floor <= 1:
-            raise ConfigError(f"served_floor is {self.served_floor}, expected 0 to 1")
+        for name in ("served_floor", "at_once"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 1")
         for tenant, weight in self.tenant_weights.items():
             # The comparison is false for NaN too.
             if not isinstance(weight, (int, float)) or not 0 < weight <= 100:

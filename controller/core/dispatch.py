@@ -17,6 +17,7 @@ from controller.core.books import Books
 from controller.core.config import SchedulerConfig
 from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Reason, reason_for_copy
 from controller.core.events import Command, SendAction
+from controller.core.gate import Gates
 from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import Copy, Model, Readiness, Request, SentAction, WorkerState
 
@@ -31,6 +32,7 @@ class Dispatch:
         policy: Policy,
         books: Books,
         alarms: Alarms,
+        gates: Gates,
         commands: list[Command],
     ) -> None:
         """Begin with no worker.
@@ -41,6 +43,7 @@ class Dispatch:
             policy: chooses what runs and what is loaded.
             books: what is true; told of every action.
             alarms: when to look at a lane again.
+            gates: told of every batch.
             commands: where actions to send are put; the door takes them away with every event.
         """
         self._config = config
@@ -48,6 +51,7 @@ class Dispatch:
         self._policy = policy
         self._books = books
         self._alarms = alarms
+        self._gates = gates
         self.commands = commands
         self._action_ids = count(1)
         # No load lane has room before this time. Set to 0 by whatever may prove it wrong, which is easily
@@ -150,6 +154,7 @@ class Dispatch:
             action, copy, begin_ns, begin_ns + duration_ns, worker.clock_mhz, requests
         )
         self._books.begin_infer(sent, batch, now_ns)
+        self._gates.sent(worker, model, requests, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
             SendAction(

@@ -70,6 +70,7 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
+from controller.core.gate import Gates
 from controller.core.health import Health
 from controller.core.policies import POLICIES
 from controller.core.policy import PolicyKind
@@ -144,8 +145,16 @@ class Scheduler:
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
         self._health = Health(self._books)
+        at_once = self._policy.at_once if self._predicts else 0.0
+        self._gates = Gates(at_once, self.config.batch_slo_ns)
         self._dispatch = Dispatch(
-            self.config, kind.traits, self._policy, self._books, self._alarms, self._commands
+            self.config,
+            kind.traits,
+            self._policy,
+            self._books,
+            self._alarms,
+            self._gates,
+            self._commands,
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
             RequestArrived: self._request_arrived,
@@ -276,9 +285,9 @@ class Scheduler:
         while copied:
             copied = [model for model in copied if self._copied_again(model, models)]
         for request in event.requests:
-            model = self._books.models.get(request.model_id)
-            if model is not None and model.suspended:
-                self._probe(model, request.request_id)
+            asked = self._books.models.get(request.model_id)
+            if asked is not None and asked.suspended:
+                self._probe(asked, request.request_id)
 
     def _copied_again(self, model: Model, numbers: dict[Model, int]) -> bool:
         """Whether a further one of the model's requests that came together brings it a further copy."""
@@ -324,7 +333,14 @@ class Scheduler:
             verdict = judge(request, self._now_ns, arriving=True)
         else:
             verdict = judge_without_prediction(request)
-        if verdict.refusal is not None:
+        if verdict.refusal is None:
+            verdict.refusal = self._gates.turn_away(request, self._now_ns)
+            if verdict.refusal is not None:
+                # The policy does not hear of it, and goes on as if less had been asked.
+                self._commands.append(refusal_of(request, _waited_in_vain(request, verdict)))
+                return None
+        else:
+            self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(refusal_of(request, verdict))
             if len(model.copies) < len(model.ready):
@@ -405,7 +421,9 @@ class Scheduler:
                 continue
             if verdict.refusal is None:
                 verdict.refusal = Refusal.OVERLOADED
+                _waited_in_vain(request, verdict)
             self._leave_queue(request)
+            self._gates.dropped(request, verdict.refusal, now_ns, waited=True)
             self._books.dropped(request, verdict.refusal, now_ns)
             self._refuse(request, verdict)
 
@@ -860,6 +878,13 @@ class Scheduler:
         self._health.forget(worker, model)
         if self._books.forget(model, worker):
             self._commands.append(ForgetModel(worker_id=worker.worker_id, model_id=model.model_id))
+
+
+def _waited_in_vain(request: Request, verdict: Verdict) -> Verdict:
+    """Others went first, or would, until the request's slack was gone."""
+    verdict.exec_ns = request.due_ns - verdict.hopeless_ns
+    verdict.queue_ns = verdict.hopeless_ns - request.arrival_ns
+    return verdict
 
 
 def _explained(worker: WorkerState, event: ActionFailed) -> bool:

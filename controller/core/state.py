@@ -20,6 +20,7 @@ from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates
+from controller.core.gate import Gate
 from controller.core.shares import ServedShare
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
@@ -100,6 +101,10 @@ class Model:
     num_multi_row: int = 0
     #: Their rows beyond the first of each, by `due_ns`.
     extra_rows: SumsInOrder = field(default_factory=SumsInOrder)
+    #: The worker that ran it last, and when a batch was sent; what became of its requests. `Gates` notes them.
+    ran_on: WorkerState | None = None
+    sent_ns: int = 0
+    fate: ServedShare = field(default_factory=ServedShare)
     #: Requests in Infer actions.
     num_sent: int = 0
     #: Workers that hold the weights in host memory, and what they know of the model.
@@ -252,6 +257,7 @@ class WorkerState:
     loading: dict[Model, Copy] = field(default_factory=dict)
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
+    gate: Gate = field(default_factory=Gate)
 
     # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Scheduler`) ---
     #: When the timer looks at each lane again; None when nothing is armed.
