@@ -1,13 +1,16 @@
 """What one request costs the scheduler: CPU time inside `handle` and `next_wakeup_ns`, in us.
 
-The simulator plays the events, and nothing but the core is timed. Three cases:
+The simulator plays the events, and nothing but the core is timed. The cases:
 
 * 15x1: 15 instances of ResNet50 on one GPU, all resident; 900 r/s, SLO 100 ms.
 * 4026x6: 66 instances of each of 61 varieties of Table 1 on 6 GPUs of 1,376 pages; 4,860 r/s (the
   paper's Azure replay), Zipf popularity (exponent 1.2), SLO 100 ms.
-* 4026x20: the same on 20 GPUs at 1.5 times the rate (the paper's scale table).
+* 4026x20_warm: the same on 20 GPUs at 1.5 times the rate (the paper's scale table).
+* 4026x20_cold: the same as soon as the models are there, with popularity so flat (exponent 0.6) that the
+  caches hold a part of what is asked for, and loads are fought over.
+* 8x500: 8 instances of ResNet50 on 500 GPUs, each on all of them; 125,000 r/s, SLO 100 ms.
 
-Each case runs some virtual seconds unmeasured until the caches are full. The mean is all time in the
+Each case runs some virtual time unmeasured, but for 4026x20_cold until the caches are full. The mean is all time in the
 core divided by the requests that arrived; p99.9 is over single calls, which is how long a request can
 be held up by another's event.
 
@@ -68,9 +71,9 @@ class Setting:
     rate_rps: float
     #: Zipf's exponent: the k-th most popular model is asked in proportion to k to the minus this.
     zipf: float
-    #: Time before anything counts; whole seconds.
-    warm_s: int
-    measured_s: int
+    #: Time before anything counts.
+    warm_s: float
+    measured_s: float
 
     def case_of(self, seed: int, policy: str = "clockwork") -> Case:
         """The case to simulate: Poisson arrivals, and EXECs that vary by 1 %."""
@@ -80,7 +83,7 @@ class Setting:
         weights = list(
             itertools.accumulate(rank**-self.zipf for rank in range(1, len(shuffled) + 1))
         )
-        until_ns = (self.warm_s + self.measured_s) * NS_PER_S
+        until_ns = int((self.warm_s + self.measured_s) * NS_PER_S)
         times_ns, asked, at_ns = [], [], 0
         while at_ns < until_ns:
             times_ns.append(at_ns)
@@ -124,21 +127,34 @@ def _resnet50() -> Setting:
     )
 
 
-def _zoo(num_workers: int, rate_rps: float) -> Setting:
+def _zoo(num_workers: int, rate_rps: float, *, zipf: float = 1.2, warm_s: float = 10) -> Setting:
     return Setting(
         models=table1_models(61, 66),
         num_workers=num_workers,
         rate_rps=rate_rps,
-        zipf=1.2,
-        warm_s=10,
+        zipf=zipf,
+        warm_s=warm_s,
         measured_s=4,
+    )
+
+
+def _many_copies() -> Setting:
+    return Setting(
+        models=copies_of(load_profile("table1").rows["resnet50_v1b"], 8),
+        num_workers=500,
+        rate_rps=125_000,
+        zipf=0,
+        warm_s=0.5,
+        measured_s=0.5,
     )
 
 
 SETTINGS: dict[str, Callable[[], Setting]] = {
     "15x1": _resnet50,
     "4026x6": lambda: _zoo(6, 4860),
-    "4026x20": lambda: _zoo(20, 7290),
+    "4026x20_warm": lambda: _zoo(20, 7290),
+    "4026x20_cold": lambda: _zoo(20, 7290, zipf=0.6, warm_s=1),
+    "8x500": _many_copies,
 }
 
 
@@ -241,7 +257,12 @@ def _play(
 
     gc.disable()
     try:
-        result = run(case, make_scheduler=lambda _: scheduler, on_progress=progress)
+        result = run(
+            case,
+            make_scheduler=lambda _: scheduler,
+            on_progress=progress,
+            progress_ns=int(min(setting.warm_s, 1) * NS_PER_S),
+        )
     finally:
         gc.enable()
     return result.num_requests - arrived_before[0], result

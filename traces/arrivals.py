@@ -40,14 +40,17 @@ class WorkloadRequest(NamedTuple):
     #: Position in the workload's `models`.
     model: int
     slo_ns: int
+    #: Position in the workload's `tenants`; the first is nobody in particular.
+    tenant: int = 0
 
 
 class Arrivals(NamedTuple):
-    """Consecutive requests, in order of time; three arrays of one length."""
+    """Consecutive requests, in order of time; four arrays of one length."""
 
     time_ns: Ints
     model: Ints
     slo_ns: Ints
+    tenant: Ints
 
 
 class Chunk(NamedTuple):
@@ -57,6 +60,7 @@ class Chunk(NamedTuple):
     covered_ns: int
     time_ns: Ints
     model: Ints
+    tenant: Ints
 
 
 class Source(Protocol):
@@ -65,6 +69,10 @@ class Source(Protocol):
     @property
     def models(self) -> Models:
         """Positions in the workload's `models`."""
+
+    @property
+    def tenants(self) -> Models:
+        """Positions in the workload's `tenants`; the first is nobody in particular."""
 
     @property
     def slo_ns(self) -> int:
@@ -105,6 +113,8 @@ class Poisson:
     end_ns: int
     seed: int
     scale: float = 1.0
+    #: Each arrival is from one of them, all equally likely.
+    tenants: Models = (0,)
 
     def __post_init__(self) -> None:
         _check_rate(self)
@@ -113,10 +123,12 @@ class Poisson:
         """Draw the number of arrivals of each window, then where in it they lie: the same process."""
         generator = np.random.default_rng(self.seed)
         models = np.asarray(self.models, np.int64)
+        tenants = np.asarray(self.tenants, np.int64)
         for begin_ns, end_ns in _windows(self.begin_ns, self.end_ns):
             num = generator.poisson(self.rate_rps * self.scale * (end_ns - begin_ns) / NS_PER_S)
             times = begin_ns + _floor(generator.random(num) * (end_ns - begin_ns))
-            yield Chunk(end_ns, times, _pick(generator, models, num))
+            chosen = _pick(generator, models, num)
+            yield Chunk(end_ns, times, chosen, _pick(generator, tenants, num))
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times."""
@@ -140,6 +152,8 @@ class FixedRate:
     end_ns: int
     seed: int = 0
     scale: float = 1.0
+    #: Tenants of the requests, in turn as the models.
+    tenants: Models = (0,)
 
     def __post_init__(self) -> None:
         _check_rate(self)
@@ -152,6 +166,7 @@ class FixedRate:
             return
         generator = np.random.default_rng(self.seed)
         models = np.asarray(self.models, np.int64)
+        tenants = np.asarray(self.tenants, np.int64)
         period_ns = NS_PER_S / (self.rate_rps * self.scale)
         num = max(1, math.ceil(min(WINDOW_NS, self.end_ns - self.begin_ns) / period_ns))
         first = 1
@@ -162,7 +177,9 @@ class FixedRate:
             inside = times < self.end_ns
             first += num
             covered_ns = max(begin_ns, self.begin_ns + int(first * period_ns))
-            yield Chunk(covered_ns, times[inside], models[(number[inside] - 1) % len(models)])
+            turn = number[inside] - 1
+            chosen = models[turn % len(models)]
+            yield Chunk(covered_ns, times[inside], chosen, tenants[turn % len(tenants)])
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times, to within one and the jitter."""
@@ -188,6 +205,8 @@ class Bursty:
     end_ns: int
     seed: int
     scale: float = 1.0
+    #: Each arrival is from one of them, all equally likely.
+    tenants: Models = (0,)
 
     def __post_init__(self) -> None:
         _check_rate(self)
@@ -200,6 +219,7 @@ class Bursty:
         """Draw some bursts with the pauses after them at a time."""
         generator = np.random.default_rng(self.seed)
         models = np.asarray(self.models, np.int64)
+        tenants = np.asarray(self.tenants, np.int64)
         cycle_ns = self.burst_ns + self.pause_ns
         num = max(1, math.ceil(min(WINDOW_NS, self.end_ns - self.begin_ns) / cycle_ns))
         begin_ns = float(self.begin_ns)
@@ -215,7 +235,8 @@ class Bursty:
             inside = times < self.end_ns
             begin_ns = float(ends[-1])
             chosen = _pick(generator, models, len(times))
-            yield Chunk(int(begin_ns), times[inside], chosen[inside])
+            who = _pick(generator, tenants, len(times))
+            yield Chunk(int(begin_ns), times[inside], chosen[inside], who[inside])
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times."""
@@ -241,10 +262,13 @@ class TraceReplay:
     begin_ns: int = 0
     seed: int
     scale: float = 1.0
+    #: Tenant of each function, by its position in the workload's `tenants`; empty: nobody for all.
+    tenants: Models = ()
 
     def __post_init__(self) -> None:
         _check_counts(self.counts, self.models)
         _check_scale(self.scale)
+        _check_tenants(self.tenants, len(self.models))
 
     @property
     def end_ns(self) -> int:
@@ -255,6 +279,7 @@ class TraceReplay:
         """Advance all functions a window at a time."""
         generator = np.random.default_rng(self.seed)
         models = np.asarray(self.models, np.int64)
+        tenants = _each(self.tenants, len(models))
         residual = generator.standard_exponential(len(models))
         for begin_ns, end_ns in _windows(self.begin_ns, self.end_ns):
             minute = (begin_ns - self.begin_ns) // NS_PER_MINUTE
@@ -262,7 +287,7 @@ class TraceReplay:
             expected = self.counts[:, minute].astype(np.float64) * (self.scale * share)
             functions, positions = _advance(generator, residual, expected)
             times = begin_ns + _floor(positions * (end_ns - begin_ns))
-            yield Chunk(end_ns, times, models[functions])
+            yield Chunk(end_ns, times, models[functions], tenants[functions])
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times."""
@@ -285,10 +310,13 @@ class EvenReplay:
     begin_ns: int = 0
     seed: int = 0
     scale: float = 1.0
+    #: Tenant of each function, by its position in the workload's `tenants`; empty: nobody for all.
+    tenants: Models = ()
 
     def __post_init__(self) -> None:
         _check_counts(self.counts, self.models)
         _check_scale(self.scale)
+        _check_tenants(self.tenants, len(self.models))
 
     @property
     def end_ns(self) -> int:
@@ -298,6 +326,7 @@ class EvenReplay:
     def chunks(self) -> Iterator[Chunk]:
         """Give a minute at a time."""
         models = np.asarray(self.models, np.int64)
+        tenants = _each(self.tenants, len(models))
         # Where in its unit each function begins: otherwise all would round down together.
         phase = np.random.default_rng(self.seed).random(len(models)) if self.scale % 1 else 0.0
         made = np.zeros(len(models), np.int64)
@@ -310,7 +339,9 @@ class EvenReplay:
             position = np.arange(num.sum()) - np.repeat(np.cumsum(num) - num, num)
             begin_ns = self.begin_ns + minute * NS_PER_MINUTE
             times = begin_ns + position * NS_PER_MINUTE // np.repeat(num, num)
-            yield Chunk(begin_ns + NS_PER_MINUTE, times, np.repeat(models, num))
+            yield Chunk(
+                begin_ns + NS_PER_MINUTE, times, np.repeat(models, num), np.repeat(tenants, num)
+            )
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times, as if spread over their minutes."""
@@ -334,11 +365,14 @@ class Recorded:
     begin_ns: int = 0
     seed: int = 0
     scale: float = 1.0
+    #: Tenant of each arrival, by its position in the workload's `tenants`; empty: nobody for all.
+    tenants: Models = ()
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
         if len(self.times_ns) != len(self.models):
             raise ValueError(f"{len(self.times_ns)} times but {len(self.models)} models")
+        _check_tenants(self.tenants, len(self.models))
 
     def chunks(self) -> Iterator[Chunk]:
         """Give everything at once; it was in memory before."""
@@ -350,7 +384,8 @@ class Recorded:
         times += np.where(first, 0, _floor(generator.random(len(times)) * NS_PER_MINUTE))
         models = np.repeat(np.asarray(self.models, np.int64), copies)
         inside = (times >= self.begin_ns) & (times < self.end_ns)
-        yield Chunk(self.end_ns, times[inside], models[inside])
+        tenants = np.repeat(_each(self.tenants, len(self.times_ns)), copies)
+        yield Chunk(self.end_ns, times[inside], models[inside], tenants[inside])
 
     def expected(self, begin_ns: int, end_ns: int) -> float:
         """Mean number of arrivals between two times; repetitions counted where their first is."""
@@ -371,6 +406,11 @@ class Slice:
     def models(self) -> Models:
         """Models of the whole source."""
         return self.source.models
+
+    @property
+    def tenants(self) -> Models:
+        """Tenants of the whole source."""
+        return self.source.tenants
 
     @property
     def slo_ns(self) -> int:
@@ -403,7 +443,8 @@ class Slice:
             if chunk.covered_ns > self.from_ns:
                 inside = (chunk.time_ns >= self.from_ns) & (chunk.time_ns < self.to_ns)
                 times = chunk.time_ns[inside] - self.from_ns
-                yield Chunk(chunk.covered_ns - self.from_ns, times, chunk.model[inside])
+                model, tenant = chunk.model[inside], chunk.tenant[inside]
+                yield Chunk(chunk.covered_ns - self.from_ns, times, model, tenant)
             if chunk.covered_ns >= self.to_ns:
                 return
 
@@ -434,6 +475,8 @@ class ClosedLoop:
     #: Clients start uniformly over this long.
     start_jitter_ns: int = 0
     seed: int = 0
+    #: Whose they are, by position in the workload's `tenants`.
+    tenant: int = 0
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -460,12 +503,18 @@ class Workload:
     models: tuple[str, ...]
     sources: tuple[Source, ...] = ()
     closed_loops: tuple[ClosedLoop, ...] = ()
+    #: Names of the tenants; the first is empty, for requests that are nobody's in particular.
+    tenants: tuple[str, ...] = ("",)
 
     def __post_init__(self) -> None:
+        if self.tenants[:1] != ("",):
+            raise ValueError(f"tenants begin with {self.tenants[:1]}, expected an empty name")
         for source in self.sources:
-            _check_models(source.models, len(self.models))
+            _check_positions(source.models, len(self.models), "model")
+            _check_positions(source.tenants, len(self.tenants), "tenant")
         for loop in self.closed_loops:
-            _check_models((loop.model,), len(self.models))
+            _check_positions((loop.model,), len(self.models), "model")
+            _check_positions((loop.tenant,), len(self.tenants), "tenant")
 
     @property
     def end_ns(self) -> int:
@@ -483,7 +532,7 @@ class Workload:
         """Give the same requests as arrays, about `WINDOW_NS` of them at a time, none empty."""
         waiting = sorted(self.sources, key=lambda source: source.begin_ns, reverse=True)
         active: list[_Active] = []
-        pending = [Arrivals(*(np.empty(0, np.int64) for _ in range(3)))]
+        pending = [Arrivals(*(np.empty(0, np.int64) for _ in Arrivals._fields))]
         until_ns = 0
         while active or waiting or len(pending[0].time_ns):
             if not active and not len(pending[0].time_ns):
@@ -561,18 +610,27 @@ class Workload:
 
 
 def merge(*workloads: Workload) -> Workload:
-    """Let several workloads happen at once; models of the same name are the same model."""
+    """Let several workloads happen at once; models of the same name are the same, and so are tenants."""
     names = tuple(dict.fromkeys(name for workload in workloads for name in workload.models))
-    position = {name: index for index, name in enumerate(names)}
+    tenants = tuple(dict.fromkeys(name for workload in workloads for name in workload.tenants))
     sources: list[Source] = []
     closed_loops: list[ClosedLoop] = []
     for workload in workloads:
-        table = np.array([position[name] for name in workload.models], np.int64)
-        sources += [_rename(source, table) for source in workload.sources]
+        model_table = _positions(workload.models, names)
+        tenant_table = _positions(workload.tenants, tenants)
+        sources += [_rename(source, model_table, tenant_table) for source in workload.sources]
         closed_loops += [
-            replace(loop, model=int(table[loop.model])) for loop in workload.closed_loops
+            replace(loop, model=int(model_table[loop.model]), tenant=int(tenant_table[loop.tenant]))
+            for loop in workload.closed_loops
         ]
-    return Workload(models=names, sources=tuple(sources), closed_loops=tuple(closed_loops))
+    return Workload(
+        models=names, sources=tuple(sources), closed_loops=tuple(closed_loops), tenants=tenants
+    )
+
+
+def _positions(names: tuple[str, ...], among: tuple[str, ...]) -> Ints:
+    position = {name: index for index, name in enumerate(among)}
+    return np.array([position[name] for name in names], np.int64)
 
 
 class _Active:
@@ -594,7 +652,7 @@ class _Active:
             self._covered_ns = chunk.covered_ns
             if len(chunk.time_ns):
                 slos = np.full(len(chunk.time_ns), self._slo_ns, np.int64)
-                yield Arrivals(chunk.time_ns, chunk.model, slos)
+                yield Arrivals(chunk.time_ns, chunk.model, slos, chunk.tenant)
 
 
 def _split(pending: list[Arrivals], until_ns: int) -> tuple[Arrivals, Arrivals]:
@@ -678,10 +736,14 @@ def _change(source: Source, change: Callable[[Source], Source]) -> Source:
     return change(source)
 
 
-def _rename(source: Source, table: Ints) -> Source:
+def _rename(source: Source, models: Ints, tenants: Ints) -> Source:
     return _change(
         source,
-        lambda s: replace(s, models=table[np.asarray(s.models, np.int64)]),  # type: ignore[type-var]
+        lambda s: replace(  # type: ignore[type-var]
+            s,
+            models=models[np.asarray(s.models, np.int64)],
+            tenants=tenants[np.asarray(s.tenants, np.int64)],
+        ),
     )
 
 
@@ -691,8 +753,9 @@ def _check_rate(source: Poisson | FixedRate | Bursty) -> None:
         raise ValueError(f"rate_rps is {source.rate_rps}, expected a number of at least 0")
     if source.slo_ns <= 0:
         raise ValueError(f"slo_ns is {source.slo_ns}, expected above 0")
-    if len(source.models) == 0:
-        raise ValueError("models is empty, expected at least one")
+    for name in ("models", "tenants"):
+        if len(getattr(source, name)) == 0:
+            raise ValueError(f"{name} is empty, expected at least one")
 
 
 def _check_scale(scale: float) -> None:
@@ -707,12 +770,22 @@ def _check_counts(counts: npt.NDArray[np.int32], models: npt.NDArray[np.integer]
         )
 
 
-def _check_models(models: Models, num_models: int) -> None:
-    if len(models) == 0:
+def _each(tenants: Models, num: int) -> Ints:
+    """The tenant of each of so many; they are nobody's where none are given."""
+    return np.asarray(tenants if len(tenants) else np.zeros(num), np.int64)
+
+
+def _check_tenants(tenants: Models, num: int) -> None:
+    if len(tenants) not in (0, num):
+        raise ValueError(f"{len(tenants)} tenants, expected {num} or none")
+
+
+def _check_positions(positions: Models, num: int, what: str) -> None:
+    if len(positions) == 0:
         return
-    if isinstance(models, range):
-        low, high = sorted((models[0], models[-1]))
+    if isinstance(positions, range):
+        low, high = sorted((positions[0], positions[-1]))
     else:
-        low, high = int(np.min(models)), int(np.max(models))
-    if low < 0 or high >= num_models:
-        raise ValueError(f"model {low if low < 0 else high}: expected 0 to {num_models - 1}")
+        low, high = int(np.min(positions)), int(np.max(positions))
+    if low < 0 or high >= num:
+        raise ValueError(f"{what} {low if low < 0 else high}: expected 0 to {num - 1}")

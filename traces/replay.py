@@ -11,6 +11,7 @@ since the replay began, by the client's monotonic clock:
 
 - `request_id`: in order of sending, from 0;
 - `model_id`: the model's name;
+- `tenant`: whose it was; empty: nobody's in particular;
 - `loop`: "open" or "closed";
 - `slo_ns`: as asked;
 - `due_ns`: when it should have left; in a closed loop, when the response before it was there, or the
@@ -50,7 +51,7 @@ from clockwright.v1 import inference_pb2 as pb
 from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
 
 REQUEST_COLUMNS = (
-    "request_id", "model_id", "loop", "slo_ns", "due_ns", "sent_ns", "departure_ns", "outcome",
+    "request_id", "model_id", "tenant", "loop", "slo_ns", "due_ns", "sent_ns", "departure_ns", "outcome",
 )  # fmt: skip
 
 OK = "OK"
@@ -66,7 +67,7 @@ LATENESS_NS_MAX = 5 * NS_PER_MS
 # Pause of a closed-loop client when no server is there, so that it does not hammer the port.
 _RECONNECT_S = 0.1
 
-_Row = tuple[int, str, str, int, int, int, int, str]
+_Row = tuple[int, str, str, str, int, int, int, int, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +177,12 @@ async def replay_async(
             if file is not None:
                 _write(file, [REQUEST_COLUMNS])
             driver = _Driver(
-                channel, workload.models, messages, refusal_pause_ns, keep_rows=file is not None
+                channel,
+                workload.models,
+                workload.tenants,
+                messages,
+                refusal_pause_ns,
+                keep_rows=file is not None,
             )
             # A collection of the objects made before would make requests late.
             gc.collect()
@@ -193,6 +199,7 @@ class _Driver:
 
     channel: Any
     names: tuple[str, ...]
+    tenants: tuple[str, ...]
     #: Message of each model, by its position in `names`.
     messages: list[_Message]
     #: Pause of a closed-loop client after a refusal; None: until the refused request would be due.
@@ -266,14 +273,15 @@ class _Driver:
         self.lateness_ns.append(late_ns)
         self.lateness_ns_max = max(self.lateness_ns_max, late_ns)
         self.num_open += 1
-        await self._ask(request.model, "open", request.slo_ns, request.time_ns, sent_ns)
+        tenant = self.tenants[request.tenant]
+        await self._ask(request.model, "open", request.slo_ns, tenant, request.time_ns, sent_ns)
 
     async def _closed(self, loop: ClosedLoop, start_ns: int) -> None:
         await self._wait_until(start_ns)
-        due_ns = start_ns
+        due_ns, tenant = start_ns, self.tenants[loop.tenant]
         while (sent_ns := self._now_ns()) < loop.end_ns:
             self.num_closed += 1
-            outcome = await self._ask(loop.model, "closed", loop.slo_ns, due_ns, sent_ns)
+            outcome = await self._ask(loop.model, "closed", loop.slo_ns, tenant, due_ns, sent_ns)
             if outcome == grpc.StatusCode.UNAVAILABLE.name:
                 await asyncio.sleep(_RECONNECT_S)
             departure_ns, deadline_ns = self._now_ns(), due_ns + loop.slo_ns
@@ -283,9 +291,11 @@ class _Driver:
                 due_ns = max(due_ns, deadline_ns) if pause_ns is None else due_ns + pause_ns
                 await self._wait_until(due_ns)
 
-    async def _ask(self, model: int, loop: str, slo_ns: int, due_ns: int, sent_ns: int) -> str:
+    async def _ask(
+        self, model: int, loop: str, slo_ns: int, tenant: str, due_ns: int, sent_ns: int
+    ) -> str:
         number = self.num_open + self.num_closed - 1
-        message = self.messages[model].encode(slo_ns)
+        message = self.messages[model].encode(slo_ns, tenant)
         outcome = OK
         try:
             await self._call(message, timeout=slo_ns / NS_PER_S + _GRACE_S)
@@ -298,7 +308,8 @@ class _Driver:
             self.num_in_time += departure_ns - due_ns <= slo_ns
         if self.keep_rows:
             name = self.names[model]
-            self.rows.append((number, name, loop, slo_ns, due_ns, sent_ns, departure_ns, outcome))
+            times = (due_ns, sent_ns, departure_ns)
+            self.rows.append((number, name, tenant, loop, slo_ns, *times, outcome))
         return outcome
 
     async def _wait_until(self, time_ns: int) -> None:
@@ -314,20 +325,22 @@ class _Driver:
 
 @dataclass(slots=True)
 class _Message:
-    """A request to a model, which lacks only its SLO."""
+    """A request to a model, which lacks only its SLO and its tenant."""
 
     name: str
     inputs: list[pb.ModelInferRequest.InferInputTensor]
     #: Tensor bytes, shared by all models with the same inputs.
     payload: list[bytes]
-    headers: dict[int, bytes] = field(default_factory=dict)
+    headers: dict[tuple[int, str], bytes] = field(default_factory=dict)
 
-    def encode(self, slo_ns: int) -> bytes:
-        header = self.headers.get(slo_ns)
+    def encode(self, slo_ns: int, tenant: str) -> bytes:
+        header = self.headers.get((slo_ns, tenant))
         if header is None:
             request = pb.ModelInferRequest(model_name=self.name, inputs=self.inputs)
             request.parameters["slo_ms"].double_param = slo_ns / NS_PER_MS
-            header = self.headers[slo_ns] = request.SerializeToString()
+            if tenant:
+                request.parameters["tenant"].string_param = tenant
+            header = self.headers[slo_ns, tenant] = request.SerializeToString()
         return join_bulk(header, 7, self.payload)
 
 

@@ -87,6 +87,33 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
     for worker in workers:
         for words in worker.complaints:
             console.print(f"worker {worker.worker_id}: its GPU is unwell: {words}", soft_wrap=True)
+        for words in worker.suspended:
+            console.print(f"worker {worker.worker_id}: avoided for {words}", soft_wrap=True)
+    for kind in status.kinds:
+        _print_kind(console, kind)
+    if status.dropped_without_worker_rps:
+        console.print(f"dropped without a worker: {status.dropped_without_worker_rps:.1f} r/s")
+
+
+def _print_kind(console: Console, kind: pb.KindInfo) -> None:
+    """Say how busy a kind of worker is, and if requests are dropped, for want of what."""
+    dropped = {
+        "EXEC time": kind.dropped_for_exec_rps,
+        "PCIe time": kind.dropped_for_loads_rps,
+        "pages": kind.dropped_for_pages_rps,
+    }
+    short = ", ".join(f"{rate:.1f} r/s for want of {of}" for of, rate in dropped.items() if rate)
+    console.print(
+        f"{kind.num_workers} of {kind.gpu_kind}, in {format_ns(kind.over_ns)}: "
+        f"EXEC {kind.exec_busy:.0%}, PCIe {kind.load_busy:.0%} busy, {kind.run_rps:.1f} r/s run, "
+        f"{kind.evictions_per_s:.1f} evictions/s; "
+        + (
+            f"dropped: {short}; one more would answer {kind.one_more_rps:.1f} r/s"
+            if short
+            else "nothing dropped"
+        ),
+        soft_wrap=True,
+    )
 
 
 def print_models(models: Sequence[pb.ModelInfo]) -> None:

@@ -19,7 +19,7 @@ class RefusalCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting")
+    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
@@ -33,6 +33,8 @@ class StatusResponse(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_WITHOUT_WORKER_RPS_FIELD_NUMBER: _ClassVar[int]
     version: str
     policy: str
     uptime_ns: int
@@ -46,7 +48,37 @@ class StatusResponse(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
     cold_starts: int
     waiting: int
-    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ...) -> None: ...
+    kinds: _containers.RepeatedCompositeFieldContainer[KindInfo]
+    dropped_without_worker_rps: float
+    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ...) -> None: ...
+
+class KindInfo(_message.Message):
+    __slots__ = ("gpu_kind", "num_workers", "over_ns", "exec_busy", "load_busy", "run_rps", "loads_per_s", "evictions_per_s", "dropped_for_exec_rps", "dropped_for_loads_rps", "dropped_for_pages_rps", "one_more_rps")
+    GPU_KIND_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    OVER_NS_FIELD_NUMBER: _ClassVar[int]
+    EXEC_BUSY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BUSY_FIELD_NUMBER: _ClassVar[int]
+    RUN_RPS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    EVICTIONS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FOR_EXEC_RPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FOR_LOADS_RPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FOR_PAGES_RPS_FIELD_NUMBER: _ClassVar[int]
+    ONE_MORE_RPS_FIELD_NUMBER: _ClassVar[int]
+    gpu_kind: str
+    num_workers: int
+    over_ns: int
+    exec_busy: float
+    load_busy: float
+    run_rps: float
+    loads_per_s: float
+    evictions_per_s: float
+    dropped_for_exec_rps: float
+    dropped_for_loads_rps: float
+    dropped_for_pages_rps: float
+    one_more_rps: float
+    def __init__(self, gpu_kind: _Optional[str] = ..., num_workers: _Optional[int] = ..., over_ns: _Optional[int] = ..., exec_busy: _Optional[float] = ..., load_busy: _Optional[float] = ..., run_rps: _Optional[float] = ..., loads_per_s: _Optional[float] = ..., evictions_per_s: _Optional[float] = ..., dropped_for_exec_rps: _Optional[float] = ..., dropped_for_loads_rps: _Optional[float] = ..., dropped_for_pages_rps: _Optional[float] = ..., one_more_rps: _Optional[float] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ("worker_id",)
@@ -55,7 +87,7 @@ class ListWorkersRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused", "clock_mhz", "clock_mhz_max", "complaints")
+    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused", "clock_mhz", "clock_mhz_max", "complaints", "suspended")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     GPU_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -76,6 +108,7 @@ class WorkerInfo(_message.Message):
     CLOCK_MHZ_FIELD_NUMBER: _ClassVar[int]
     CLOCK_MHZ_MAX_FIELD_NUMBER: _ClassVar[int]
     COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
+    SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     device: str
     gpu_kind: str
@@ -96,7 +129,8 @@ class WorkerInfo(_message.Message):
     clock_mhz: int
     clock_mhz_max: int
     complaints: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ..., clock_mhz: _Optional[int] = ..., clock_mhz_max: _Optional[int] = ..., complaints: _Optional[_Iterable[str]] = ...) -> None: ...
+    suspended: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ..., clock_mhz: _Optional[int] = ..., clock_mhz_max: _Optional[int] = ..., complaints: _Optional[_Iterable[str]] = ..., suspended: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
     __slots__ = ("workers",)

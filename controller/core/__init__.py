@@ -56,7 +56,8 @@ import point down only::
 
 To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
 `Dispatch.fill_exec` and `fill_load`; why a model gets another copy, `copies`; what the policy hears of a
-change, the table in `books`; what is evicted, `policies.eviction`; the margin, `admission.margin_of`; the
+change, the table in `books`; what is evicted, `policies.eviction`; which
+models are closed under overload, `gate`; the margin, `admission.margin_of`; the
 window of an action, `dispatch`; why `edf_mh` chooses a batch, `EdfMhPolicy.next_infer`; which
 worker is avoided, and when it is tried again, the table in `health`; what becomes of the requests of a run
 that failed, `Scheduler._run_failed`, and of one that is overdue, `Scheduler._do_without`; what is taken back,
@@ -89,10 +90,12 @@ A policy that does not predict skips 1 to 4: its requests wait until they have r
 
 from controller.core.config import EdfMhConfig, SchedulerConfig
 from controller.core.scheduler import Scheduler
+from controller.core.shortages import KindStatistics
 from controller.core.statistics import ModelStatistics, Statistics, WorkerStatistics
 
 __all__ = [
     "EdfMhConfig",
+    "KindStatistics",
     "ModelStatistics",
     "Scheduler",
     "SchedulerConfig",

@@ -49,21 +49,22 @@ class Alarms:
 
     def next_ns(self) -> int | None:
         """The earliest time at which anything is due; None when nothing is armed."""
+        next_ns: int | None = None
         expiries = self.expiries
         while expiries:
             at_ns, _, request = expiries[0]
             if request.phase is not DONE and request.watch_ns == at_ns:
+                next_ns = at_ns
                 break
             heappop(expiries)
         wakeups = self.wakeups
         while wakeups:
             at_ns, _, worker = wakeups[0]
             if worker.exec_wakeup_ns == at_ns or worker.load_wakeup_ns == at_ns:
+                if next_ns is None or at_ns < next_ns:
+                    next_ns = at_ns
                 break
             heappop(wakeups)
-        next_ns = expiries[0][0] if expiries else None
-        if wakeups and (next_ns is None or wakeups[0][0] < next_ns):
-            next_ns = wakeups[0][0]
         timeouts = self.timeouts
         if timeouts and (next_ns is None or timeouts[0][0] < next_ns):
             next_ns = timeouts[0][0]

@@ -72,8 +72,10 @@ from controller.core.delivery import DeliveryDelay
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.policy import Batch, Policy
+from controller.core.shortages import Shortages
 from controller.core.state import (
     DONE,
+    MANY_COPIES,
     SENT,
     WAITING,
     Copy,
@@ -98,6 +100,10 @@ class Books:
         self.requests: dict[RequestId, Request] = {}
         #: Workers without an action in flight.
         self.num_idle = 0
+        #: Workers with something on their exec lanes.
+        self.num_busy_lanes = 0
+        #: What happened on each kind of worker, and what was missing there.
+        self.shortages = Shortages()
         self._sequence = count()
 
     # --- requests -------------------------------------------------------------------------------
@@ -143,6 +149,7 @@ class Books:
 
     def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
         """A request that arrives, or waited, is refused before it was sent anywhere."""
+        self.shortages.dropped(request, refusal, now_ns)
         self._policy.refused(request, refusal, now_ns=now_ns)
 
     # --- Infer ----------------------------------------------------------------------------------
@@ -162,12 +169,15 @@ class Books:
         model.num_sent += len(requests)
         copy.num_pins += 1
         worker.touch(model)
+        self.num_busy_lanes += not worker.exec_lane
         worker.exec_lane.push(
             action_id,
             begin_ns=sent.expected_begin_ns,
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        if worker.idle_with is not None:
+            worker.leave_idle()
         self.num_idle -= not worker.in_flight
         worker.in_flight[action_id] = sent
         self._policy.queue_changed(model)
@@ -178,12 +188,14 @@ class Books:
         worker = copy.worker
         copy.num_pins += 1
         worker.touch(copy.model)
+        self.num_busy_lanes += not worker.exec_lane
         worker.exec_lane.push(
             action.action_id,
             begin_ns=sent.expected_begin_ns,
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        worker.leave_idle()
         self.num_idle -= not worker.in_flight
         worker.in_flight[action.action_id] = sent
 
@@ -199,8 +211,13 @@ class Books:
     def end_infer(self, sent: SentAction, end_ns: int) -> None:
         """An Infer, no longer in flight, ended or was refused at `end_ns`."""
         copy = sent.copy
-        model = copy.model
-        copy.worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        model, worker = copy.model, copy.worker
+        worker.exec_lane.complete(sent.action.action_id, end_ns=end_ns)
+        if not worker.exec_lane:
+            self.num_busy_lanes -= 1
+            if len(model.copies) >= MANY_COPIES and worker in model.copies:
+                worker.idle_with = model
+                model.idle.setdefault(worker.gpu_kind, {})[worker] = None
         copy.num_pins -= 1
         requests = own_requests(sent) if sent.shared else sent.requests
         model.num_sent -= len(requests)
@@ -210,6 +227,9 @@ class Books:
 
     def infer_over(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded, and its requests have their responses."""
+        counts = sent.copy.worker.counts
+        counts.exec_ns += event.duration_ns
+        counts.num_run += len(sent.requests)
         self._policy.infer_ended(sent, event, now_ns)
         self._policy.unpark(sent.copy.worker)
 
@@ -251,6 +271,9 @@ class Books:
         """A LoadWeights ended at `end_ns`: its copy is in place."""
         copy = sent.copy
         copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
+        counts = copy.worker.counts
+        counts.load_ns += sent.action.expected_duration_ns
+        counts.num_loads += 1
         copy.resident = True
         del copy.worker.loading[copy.model]
         self._policy.queue_changed(copy.model)
@@ -263,6 +286,7 @@ class Books:
     def drop(self, copy: Copy) -> None:
         """A copy is evicted, or lost."""
         worker, model = copy.worker, copy.model
+        worker.leave_idle()
         del worker.copies[model]
         model.copies.pop(worker, None)  # gone already when the worker drains, or is suspended
         worker.loading.pop(model, None)
@@ -319,6 +343,7 @@ class Books:
         """To the model, it is from now on as if the worker did not have it."""
         model.not_ready_on(worker)
         model.suspended[worker] = suspension
+        worker.leave_idle()
         copy = model.copies.pop(worker, None)
         if copy is not None:
             self._policy.copy_gone(copy)
@@ -343,10 +368,13 @@ class Books:
         delivery: DeliveryDelay,
         *,
         load_lookahead_ns: int,
+        now_ns: int,
     ) -> None:
         """A worker with an empty cache and no models is there."""
         assert worker_id not in self.workers, f"worker {worker_id} joined twice"
         self.num_idle += 1
+        counts = self.shortages.of_kind(gpu_kind)
+        counts.changed(1, now_ns)
         self.workers[worker_id] = WorkerState(
             worker_id,
             gpu_kind,
@@ -356,6 +384,7 @@ class Books:
             delivery,
             exec_lookahead_ns=self._policy.lookahead_ns,
             load_lookahead_ns=load_lookahead_ns,
+            counts=counts,
         )
 
     def clock_changed(
@@ -402,6 +431,7 @@ class Books:
         that it is ready.
         """
         worker.draining = True
+        worker.leave_idle()
         models = list(worker.copies)
         # Nothing brings back what is to go.
         for model in (*self.models.values(), *models):
@@ -416,9 +446,10 @@ class Books:
                 models.append(model)
         return models
 
-    def lose(self, worker: WorkerState) -> tuple[list[SentAction], dict[Model, None]]:
+    def lose(self, worker: WorkerState, now_ns: int) -> tuple[list[SentAction], dict[Model, None]]:
         """A worker is gone; returns what it had in flight, and the models that have to do without it."""
         del self.workers[worker.worker_id]
+        worker.counts.changed(-1, now_ns)
         worker.settle(confirmed=False)  # a GPU that failed may have been slow before
         in_flight = list(worker.in_flight.values())
         worker.in_flight.clear()

@@ -67,9 +67,10 @@ class EdfMhConfig:
 class SchedulerConfig:
     """What may be tuned, and what goes wrong at the extremes."""
 
-    #: `clockwork` and `edf_mh` predict; `clipper` and `infaas` react (reactive.py), for comparison. Another
-    #: package may bring others, so the name is looked up where the policy is made (policies/__init__.py).
-    policy: str = "clockwork"
+    #: `edf_mh` and `clockwork`, which is the paper's, predict; `clipper` and `infaas` react (reactive.py), for
+    #: comparison. Another package may bring others, so the name is looked up where the policy is made
+    #: (policies/__init__.py).
+    policy: str = "edf_mh"
     #: Work is sent to a lane while its predicted backlog is below this. Too small: lanes run dry
     #: between a result and the next action. Too large: decisions are made too early; every
     #: millisecond costs goodput under overload. The paper's 5 ms.

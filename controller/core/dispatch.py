@@ -7,6 +7,7 @@ or a wake-up is due (`wake`).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
@@ -19,7 +20,15 @@ from controller.core.copies import DEMAND, IDLE_PAGES, REFUSED_COLD, WANTED, Rea
 from controller.core.events import Command, SendAction
 from controller.core.gate import Gates
 from controller.core.policy import Batch, Policy, Traits
-from controller.core.state import Copy, Model, Readiness, Request, SentAction, WorkerState
+from controller.core.state import (
+    MANY_COPIES,
+    Copy,
+    Model,
+    Readiness,
+    Request,
+    SentAction,
+    WorkerState,
+)
 
 
 class Dispatch:
@@ -68,11 +77,23 @@ class Dispatch:
             now_ns: the present.
             seek: where some still wait after that, seek the model another copy.
         """
+        copies = model.copies
+        if len(copies) < MANY_COPIES:
+            self._offer(model, copies, now_ns)
+        else:
+            self._offer_to_idle(model, now_ns)
+            if model.queue:
+                self._offer_to_loose(model, now_ns)
+        if seek and model.queue and len(copies) < len(model.ready):
+            self.seek_copy(model, now_ns)
+
+    def _offer(self, model: Model, workers: Iterable[WorkerState], now_ns: int) -> None:
+        """Let those of the workers take the model's requests whose lanes may have room."""
         # A lane with a wake-up yet to come is full, and is looked at then. Where the policy holds a batch
         # back (`retry_ns`), look now: these requests may be what the batch waits for.
         room = [
             worker
-            for worker in model.copies
+            for worker in workers
             if worker.exec_wakeup_ns is None
             or worker.exec_wakeup_ns <= now_ns
             or worker.retry_ns is not None
@@ -91,13 +112,52 @@ class Dispatch:
             self.fill_exec(worker, now_ns)
             if not model.queue:
                 return
-        if seek and model.queue and len(model.copies) < len(model.ready):
-            self.seek_copy(model, now_ns)
+
+    def _offer_to_idle(self, model: Model, now_ns: int) -> None:
+        """Let idle workers take the model's requests: first those that ran it last, of the fastest kind."""
+        copies = model.copies
+        while model.queue:
+            best: WorkerState | None = None
+            least_ns = 0
+            for idle in model.idle.values():
+                if idle:
+                    worker = next(reversed(idle))
+                    exec_ns = copies[worker].estimates.exec_ns[0]
+                    if best is None or exec_ns < least_ns:
+                        best, least_ns = worker, exec_ns
+            if best is None:
+                break
+            self.fill_exec(best, now_ns)
+            if not best.exec_lane:  # it holds them back, or cannot be in time
+                best.leave_idle()
+        if model.queue and self._books.num_busy_lanes < len(self._books.workers):
+            self._offer(model, [worker for worker in copies if not worker.exec_lane], now_ns)
+
+    def _offer_to_loose(self, model: Model, now_ns: int) -> None:
+        """Let busy workers whose lane may have room take the model's requests, or look when it has."""
+        loose, model.loose = model.loose, {}
+        self._offer(model, [worker for worker in loose if worker in model.copies], now_ns)
+        for worker in loose:
+            self._note_loose(worker)
+
+    def _note_loose(self, worker: WorkerState) -> None:
+        """Note whether nobody looks at a busy worker's exec lane before a result comes."""
+        if worker.exec_lane and (worker.exec_wakeup_ns is None or worker.retry_ns is not None):
+            model = next(reversed(worker.in_flight.values())).copy.model
+            if len(model.copies) >= MANY_COPIES:
+                model.loose[worker] = None
 
     def fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         """Send Infers while the exec lane has less than the look-ahead to do."""
-        if worker.draining or not worker.strategies:
+        if worker.draining:
             return
+        self._policy.catch_up(worker)
+        if worker.strategies:
+            self._fill_exec(worker, now_ns)
+        if worker.exec_wakeup_ns is None or worker.retry_ns is not None:
+            self._note_loose(worker)
+
+    def _fill_exec(self, worker: WorkerState, now_ns: int) -> None:
         policy = self._policy
         lane = worker.exec_lane
         there_ns = now_ns + worker.delivery.expected_ns(now_ns)
@@ -358,6 +418,8 @@ class Dispatch:
         action = EvictWeights(
             action_id=ActionId(next(self._action_ids)), model_id=copy.model.model_id
         )
+        copy.worker.counts.num_evictions += 1
+        copy.model.evicted = True
         self._books.drop(copy)
         self.commands.append(SendAction(worker_id=copy.worker.worker_id, action=action))
 

@@ -24,6 +24,7 @@ def check(scheduler: Scheduler) -> None:
     workers = list(books.workers.values())
     models = list(books.models.values())
     assert books.num_idle == sum(not worker.in_flight for worker in workers)
+    assert books.num_busy_lanes == sum(bool(worker.exec_lane) for worker in workers)
     for worker in workers:
         _check_pages(worker)
         _check_exec_lane(worker, predicts=predicts)
@@ -141,6 +142,11 @@ def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
     """Executions have well-formed windows and a purpose; that they never overlap, `Timeline.push` asserts."""
     infers = [s for s in worker.in_flight.values() if isinstance(s.action, Infer)]
     assert len(infers) == len(worker.exec_lane)
+    model = worker.idle_with
+    if model is not None:
+        assert not infers, f"{worker.worker_id}: busy, but listed as idle"
+        assert worker in model.copies
+        assert worker in model.idle[worker.gpu_kind]
     for sent in infers:
         action = sent.action
         assert action.earliest_ns <= sent.expected_begin_ns <= action.latest_ns, (

@@ -71,8 +71,12 @@ class Policy(Protocol):
     def queue_changed(self, model: Model) -> None:
         """Requests of the model came or went, or a copy of it became usable.
 
-        The mechanism asks `next_infer` for workers whose `strategies` are not empty: fill them here.
+        The mechanism asks `next_infer` for workers whose `strategies` are not empty: fill them here, or, where
+        the model has many copies, when the mechanism looks at a worker (`catch_up`).
         """
+
+    def catch_up(self, worker: WorkerState) -> None:
+        """The mechanism is about to look at the worker: bring its `strategies` up to date."""
 
     def demand_changed(self, model: Model) -> None:
         """Its outstanding requests, or the set of its copies, changed."""

@@ -250,7 +250,7 @@ class Scheduler:
 
     def statistics(self) -> Statistics:
         """A frozen snapshot for people and dashboards; linear in models and workers."""
-        return snapshot(self._books.workers.values(), self._books.models.values(), self._now_ns)
+        return snapshot(self._books, self._now_ns)
 
     @property
     def num_open_requests(self) -> int:
@@ -337,6 +337,7 @@ class Scheduler:
             verdict.refusal = self._gates.turn_away(request, self._now_ns)
             if verdict.refusal is not None:
                 # The policy does not hear of it, and goes on as if less had been asked.
+                books.shortages.dropped(request, verdict.refusal, self._now_ns)
                 self._commands.append(refusal_of(request, _waited_in_vain(request, verdict)))
                 return None
         else:
@@ -707,6 +708,7 @@ class Scheduler:
     # --- time passes ----------------------------------------------------------------------------
 
     def _timer_fired(self, event: TimerFired) -> None:
+        self._books.shortages.sample(self._now_ns)
         self._wake_due()
         timeouts = self._alarms.timeouts
         while timeouts and timeouts[0][0] <= self._now_ns:
@@ -762,6 +764,7 @@ class Scheduler:
             event.num_pages,
             DeliveryDelay(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
             load_lookahead_ns=config.lookahead_ns,
+            now_ns=self._now_ns,
         )
         workers = list(self._books.workers.values())
         if len(workers) == 2 and workers[0].watched:  # from now on it can be done without
@@ -802,7 +805,7 @@ class Scheduler:
         self._remove_worker(worker)
 
     def _remove_worker(self, worker: WorkerState) -> None:
-        in_flight, touched = self._books.lose(worker)
+        in_flight, touched = self._books.lose(worker, self._now_ns)
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, self._now_ns)

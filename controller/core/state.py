@@ -25,6 +25,10 @@ from controller.core.shares import ServedShare
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
 
+# From so many copies on, a worker hears of a change of the model's queue when it looks, and idle workers are
+# found by a list of them: nothing that is done per request grows with the copies.
+MANY_COPIES: Final = 16
+
 
 class Phase(enum.IntEnum):
     """Where a request is; `Books` has the table of what leads from one to the next."""
@@ -113,9 +117,16 @@ class Model:
     fastest: Estimates | None = None
     #: Workers where the weights are resident or being loaded.
     copies: dict[WorkerState, Copy] = field(default_factory=dict)
+    #: Where it has many copies: by kind of GPU the workers with an empty exec lane that ran it last.
+    idle: dict[GpuKind, dict[WorkerState, None]] = field(default_factory=dict)
+    #: Likewise: workers that run it and whose exec lane nobody looks at, as far as is arranged, before a result
+    #: comes; and some that are no longer so. `Dispatch` notes them.
+    loose: dict[WorkerState, None] = field(default_factory=dict)
     removed: bool = False
     #: Workers that hold the weights too, but are avoided (health.py): in neither of the two above.
     suspended: dict[WorkerState, Suspension] = field(default_factory=dict)
+    #: Its weights were somewhere, and had to make room.
+    evicted: bool = False
     #: Until then some waiting request may have `most_together`.
     apart_until_ns: int = 0
     #: Appendix B's d_m: predicted execution time of its outstanding requests.
@@ -231,6 +242,36 @@ class SentAction:
     withdrawn: bool = False
 
 
+@dataclass(slots=True)
+class KindCounts:
+    """What one kind of worker did, and fell short of, since the first of it joined (shortages.py)."""
+
+    #: Time of all workers until `counted_ns`, and how many there are since.
+    worker_ns: int = 0
+    counted_ns: int = 0
+    num_workers: int = 0
+    #: Time of EXECs and LOADs, and the requests and copies that they served.
+    exec_ns: int = 0
+    num_run: int = 0
+    load_ns: int = 0
+    num_loads: int = 0
+    num_evictions: int = 0
+    #: Requests dropped for want of each.
+    num_for_exec: int = 0
+    num_for_loads: int = 0
+    num_for_pages: int = 0
+
+    def changed(self, added: int, now_ns: int) -> None:
+        """Workers of the kind joined, or left."""
+        self.worker_ns = self.worker_ns_at(now_ns)
+        self.counted_ns = now_ns
+        self.num_workers += added
+
+    def worker_ns_at(self, now_ns: int) -> int:
+        """Time that all workers of the kind were there until now."""
+        return self.worker_ns + self.num_workers * (now_ns - self.counted_ns)
+
+
 @dataclass(slots=True, eq=False)
 class WorkerState:
     """One GPU."""
@@ -258,6 +299,8 @@ class WorkerState:
     in_flight: dict[ActionId, SentAction] = field(default_factory=dict)
     draining: bool = False
     gate: Gate = field(default_factory=Gate)
+    #: What all workers of its kind did, and what was missing there (shortages.py).
+    counts: KindCounts = field(default_factory=KindCounts)
 
     # --- the mechanism's: when to look again (`Alarms`, `Dispatch`, `Scheduler`) ---
     #: When the timer looks at each lane again; None when nothing is armed.
@@ -284,13 +327,24 @@ class WorkerState:
     #: mechanism clears it before it asks.
     retry_ns: int | None = None
 
+    #: The model in whose `idle` it stands.
+    idle_with: Model | None = None
+
     # --- the policies' ---
+    #: Number of the last change that it heard of (strategies.py).
+    seen_change: int = 0
     #: Appendix B's l_g: sum of allocations.
     load_ns: float = 0.0
     #: Reported end of the last EXEC.
     exec_end_ns: int = 0
     #: Mean duration of recent EXECs.
     mean_exec_ns: int = 0
+
+    def leave_idle(self) -> None:
+        """It stands among no model's idle workers any more."""
+        model, self.idle_with = self.idle_with, None
+        if model is not None:
+            del model.idle[self.gpu_kind][self]
 
     def settle(self, *, confirmed: bool) -> None:
         """Keep what was measured at the clock of the last look, or forget it."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core.books import Books
+from controller.core.shortages import KindStatistics
 from controller.core.state import Model, WorkerState
 
 
@@ -23,6 +24,8 @@ class WorkerStatistics:
     exec_backlog_ns: int
     load_backlog_ns: int
     num_in_flight: int
+    #: Models that get nothing there because they failed, or the worker is slow or silent (health.py): why.
+    suspended: dict[ModelId, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,20 +51,33 @@ class Statistics:
     num_sent: int
     workers: tuple[WorkerStatistics, ...]
     models: tuple[ModelStatistics, ...]
+    #: What each kind of worker falls short of.
+    kinds: tuple[KindStatistics, ...]
+    #: Requests dropped per second because no worker offers their model.
+    dropped_without_worker_rps: float
 
 
-def snapshot(workers: Iterable[WorkerState], models: Iterable[Model], now_ns: int) -> Statistics:
+def snapshot(books: Books, now_ns: int) -> Statistics:
     """Copy out what operators may see."""
-    model_rows = tuple(_model(model) for model in models)
+    model_rows = tuple(_model(model) for model in books.models.values())
+    kinds, without_worker = books.shortages.statistics(now_ns)
+    suspended: dict[WorkerState, dict[ModelId, str]] = {}
+    for model in books.models.values():
+        for worker, suspension in model.suspended.items():
+            suspended.setdefault(worker, {})[model.model_id] = suspension.words
     return Statistics(
         num_waiting=sum(row.num_waiting for row in model_rows),
         num_sent=sum(row.num_sent for row in model_rows),
-        workers=tuple(_worker(worker, now_ns) for worker in workers),
+        workers=tuple(
+            _worker(worker, suspended.get(worker, {}), now_ns) for worker in books.workers.values()
+        ),
         models=model_rows,
+        kinds=kinds,
+        dropped_without_worker_rps=without_worker,
     )
 
 
-def _worker(worker: WorkerState, now_ns: int) -> WorkerStatistics:
+def _worker(worker: WorkerState, suspended: dict[ModelId, str], now_ns: int) -> WorkerStatistics:
     copies = worker.copies.values()
     return WorkerStatistics(
         worker_id=worker.worker_id,
@@ -74,6 +90,7 @@ def _worker(worker: WorkerState, now_ns: int) -> WorkerStatistics:
         exec_backlog_ns=worker.exec_lane.available_ns(now_ns) - now_ns,
         load_backlog_ns=worker.load_lane.available_ns(now_ns) - now_ns,
         num_in_flight=len(worker.in_flight),
+        suspended=suspended,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -23,7 +24,7 @@ from clockwright.foreign import check_name_length
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
-from controller.core import ModelStatistics, Statistics, WorkerStatistics
+from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.statuses import fail
@@ -115,6 +116,7 @@ class ControlService:
         models = self._catalogue.models
         total = self._runtime.telemetry.total
         states = [self._catalogue.state(model) for model in models]
+        statistics = self._runtime.statistics()
         return pb.StatusResponse(
             version=__version__,
             policy=self._policy,
@@ -129,6 +131,8 @@ class ControlService:
             refusals=_refusals(total),
             cold_starts=total.cold_starts,
             waiting=self._runtime.num_waiting,
+            kinds=[_kind_info(kind) for kind in statistics.kinds],
+            dropped_without_worker_rps=statistics.dropped_without_worker_rps,
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
@@ -378,7 +382,16 @@ def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInf
         info.exec_backlog_ns = row.exec_backlog_ns
         info.load_backlog_ns = row.load_backlog_ns
         info.actions_in_flight = row.num_in_flight
+        info.suspended.extend(
+            f"{name_of(model)}: {words}" for model, words in sorted(row.suspended.items())
+        )
     return info
+
+
+def _kind_info(row: KindStatistics) -> pb.KindInfo:
+    return pb.KindInfo(
+        **{field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    )
 
 
 def _refusals(counts: Counts) -> list[pb.RefusalCount]:

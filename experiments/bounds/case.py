@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
+
+from experiments.bounds.noise import extreme, work_ns
 
 Times = NDArray[np.int64]
 
@@ -66,6 +69,9 @@ class BoundProblem:
     #: Without it the bounds are a little tighter, and hold only for policies that fill every batch
     #: with requests that it answers in time.
     padding: bool = True
+    #: Noise of the durations (`Noise`), with which a bound holds but for a chance of one in a thousand million.
+    exec_sigma: float = 0.0
+    load_sigma: float = 0.0
     #: `arrival_ns + slo_ns`, and the latest that an EXEC may begin.
     deadline_ns: Times = field(init=False)
     latest_ns: Times = field(init=False)
@@ -90,6 +96,7 @@ class BoundProblem:
         )
         deadline_ns = self.arrival_ns + self.slo_ns
         object.__setattr__(self, "deadline_ns", deadline_ns)
+        shortest = np.floor(shortest * self._extremes(self.exec_sigma)[0]).astype(np.int64)
         object.__setattr__(self, "latest_ns", deadline_ns - shortest[self.model])
 
     def __len__(self) -> int:
@@ -99,6 +106,37 @@ class BoundProblem:
     def span_ns(self) -> int:
         """Time from the start to the last deadline: all GPU time that could be of use, per GPU."""
         return int(self.deadline_ns.max()) - self.start_ns if len(self) else 0
+
+    def shortest_exec_ns(self, exec_ns: int) -> int:
+        """The least that an EXEC takes, by luck, that should take so long."""
+        return int(exec_ns * self._extremes(self.exec_sigma)[0])
+
+    @property
+    def load_factors(self) -> tuple[float, float]:
+        """What the shortest and the longest LOAD take, by luck, as a multiple of what they should."""
+        return self._extremes(self.load_sigma)
+
+    def exec_work_ns(self, time_ns: float, sums: int = 1) -> float:
+        """The most EXEC time, by the costs, that is run in some time of all GPUs; one of so many sums."""
+        longest_ns = max(max(cost.exec_ns.values()) for cost in self.costs)
+        return self._work_ns(time_ns, self.exec_sigma, longest_ns, sums)
+
+    def load_work_ns(self, time_ns: float, sums: int = 1) -> float:
+        """The same for LOADs."""
+        return self._work_ns(
+            time_ns, self.load_sigma, max(cost.load_ns for cost in self.costs), sums
+        )
+
+    def _work_ns(self, time_ns: float, sigma: float, longest_ns: int, sums: int) -> float:
+        return work_ns(
+            time_ns, sigma, longest_ns, num_gpus=self.num_gpus, number=len(self), sums=sums
+        )
+
+    def _extremes(self, sigma: float) -> tuple[float, float]:
+        if not sigma:
+            return 1.0, 1.0
+        away = sigma * extreme(len(self))
+        return math.exp(-away), math.exp(away)
 
     def by_model(self) -> Iterator[tuple[Cost, NDArray[np.int64]]]:
         """Each model that has requests, and their ascending indices."""

@@ -1,8 +1,8 @@
 """B1: every request takes a share of GPU time, and there is only so much of it.
 
 A request that runs in a batch of k takes the k-th part of that EXEC. The others in its batch arrived
-before the EXEC began and are not late when it ends, so all k arrived within SLO - exec(k) of each other.
-The least share over the k for which that many neighbours exist is what the request costs in any schedule.
+before the EXEC began and are not late when it ends, so at one moment all k were there and could begin.
+The least share over the k for which that many mates exist is what the request costs in any schedule.
 Answering the cheapest first gives more than any schedule can.
 
 Source: notes on Clockwork's headroom, checked there against CP-SAT and exact search: within 12 % of the
@@ -13,7 +13,7 @@ saturation, which cannot all have their best batches at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S
 from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
+from experiments.bounds.mates import has_mixed_slos, mixed_bound, most_together
 
 
 def density_rate(
@@ -46,13 +47,12 @@ def density_bound(case: BoundProblem) -> int:
     every placement and any number of copies. Arrivals of a closed loop are made by the policy: a bound
     from one policy's arrivals says nothing of another's (there, take `density_rate`).
 
-    Memory stays small beside the arrivals: shares are counted, not sorted, and the sum is exact.
+    Memory stays small beside the arrivals: shares are counted, not sorted, and the sum is exact. Only a model
+    with several SLOs has a linear program of its own (`mixed_bound`).
     """
-    capacity = Fraction(case.num_gpus * case.span_ns)
+    capacity = Fraction(math.floor(case.exec_work_ns(case.num_gpus * case.span_ns)))
     counts: dict[Fraction, int] = {}
-    for cost, places in case.by_model():
-        exec_ns = cost.exec_of(padding=case.padding)
-        best = least_shares(case.arrival_ns[places], case.slo_ns[places], exec_ns)
+    for exec_ns, _, best in _cheapest(case):
         for batch, number in enumerate(np.bincount(best, minlength=1).tolist()):
             if batch and number:
                 share = Fraction(exec_ns[batch - 1], batch)
@@ -64,51 +64,56 @@ def density_bound(case: BoundProblem) -> int:
         capacity -= share * fits
         if fits < number:
             break
-    return total
+    return min(total, mixed_bound(case)) if has_mixed_slos(case) else total
 
 
-def least_shares(arrival_ns: Times, slo_ns: Times, exec_ns: Sequence[int]) -> NDArray[np.int64]:
+def least_shares(
+    arrival_ns: Times,
+    slo_ns: Times,
+    exec_ns: Sequence[int],
+    shortest_ns: Callable[[int], int] = int,
+) -> NDArray[np.int64]:
     """Size of the batch in which each request of one model costs least.
 
     Args:
         arrival_ns: arrivals, ascending, shape (request,).
-        slo_ns: SLOs, shape (request,). The largest of them decides who is a neighbour.
+        slo_ns: SLOs, shape (request,).
         exec_ns: duration of a batch of k at index k - 1; `NEVER_NS` where there is none.
+        shortest_ns: the least that a batch takes by luck, from what it should take.
 
     Returns:
         Shape (request,): how many requests the batch has; 0 where the request cannot be in time.
     """
     best = np.zeros(len(arrival_ns), dtype=np.int64)
-    if not len(arrival_ns):
-        return best
-    longest_ns = int(slo_ns.max())
+    everybody = np.ones(len(arrival_ns), dtype=bool)
     # Shares are written from dearest to cheapest, so that the least stays.
     for count in sorted(
         (count for count, ns in enumerate(exec_ns, start=1) if ns < NEVER_NS),
         key=lambda count: -Fraction(exec_ns[count - 1], count),
     ):
-        window_ns = longest_ns - exec_ns[count - 1]
-        if window_ns < 0 or count > len(arrival_ns):
-            continue
-        # Whether the `count` requests from each on arrive within the window ...
-        starts = arrival_ns[count - 1 :] - arrival_ns[: len(arrival_ns) - count + 1] <= window_ns
-        # ... and whether a request is one of such `count`.
-        before = np.concatenate(([0], np.cumsum(starts)))
-        last = np.minimum(np.arange(len(arrival_ns)), len(starts) - 1)
-        first = np.maximum(np.arange(len(arrival_ns)) - count + 1, 0)
-        covered = before[last + 1] - before[first] > 0
-        best[covered & (slo_ns >= exec_ns[count - 1])] = count
+        latest_ns = arrival_ns + slo_ns - shortest_ns(exec_ns[count - 1])
+        best[most_together(arrival_ns, latest_ns, everybody) >= count] = count
     return best
 
 
 def shares(case: BoundProblem) -> NDArray[np.float64]:
     """Least GPU time of each request, ns; infinite where it cannot be in time."""
     result = np.full(len(case), math.inf)
-    for cost, places in case.by_model():
-        exec_ns = cost.exec_of(padding=case.padding)
+    for exec_ns, places, best in _cheapest(case):
         per_request = np.array(
             [math.inf, *(ns / count for count, ns in enumerate(exec_ns, start=1))]
         )
-        best = least_shares(case.arrival_ns[places], case.slo_ns[places], exec_ns)
         result[places] = per_request[best]
     return result
+
+
+def _cheapest(
+    case: BoundProblem,
+) -> Iterator[tuple[list[int], NDArray[np.int64], NDArray[np.int64]]]:
+    """By model: durations of its batches, its requests, and the batch in which each costs least."""
+    for cost, places in case.by_model():
+        exec_ns = cost.exec_of(padding=case.padding)
+        best = least_shares(
+            case.arrival_ns[places], case.slo_ns[places], exec_ns, case.shortest_exec_ns
+        )
+        yield exec_ns, places, best

@@ -28,15 +28,15 @@ nobody can foresee (`memoryless_bound` is for that).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from experiments.bounds.case import BoundProblem, Times
 from experiments.bounds.density import density_bound, shares
+from experiments.bounds.program import Inequalities, solve
 
 # Points of the time grid. Memory has a row for each; intervals have one for each and each of `_LENGTHS`.
 _MIN_GRID, _MAX_GRID = 64, 320
@@ -55,9 +55,9 @@ def interval_bound(case: BoundProblem) -> int:
     case, cost_ns = _possible(case)
     if not len(case):
         return 0
-    rows = _Rows()
-    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, column=0)
-    return min(density_bound(case), _solve(rows, np.ones(len(case)), len(case)))
+    rows = Inequalities()
+    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, case.exec_work_ns, 0)
+    return min(density_bound(case), solve(rows, np.ones(len(case)), len(case)))
 
 
 def memory_bound(case: BoundProblem) -> int:
@@ -72,8 +72,8 @@ def memory_bound(case: BoundProblem) -> int:
     count = len(case)
     if not count:
         return 0
-    rows = _Rows()
-    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, column=0)
+    rows = Inequalities()
+    _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, case.exec_work_ns, 0)
     links = _links(case)
     for place, before in enumerate(links.before.tolist()):
         load, kept = count + place, 2 * count + place
@@ -82,12 +82,14 @@ def memory_bound(case: BoundProblem) -> int:
             rows.add([kept, count + before, 2 * count + before], [1.0, -1.0, -1.0], 0.0)
     _memory_rows(case, links, rows)
     load_ns = np.array([cost.load_ns for cost in case.costs], dtype=float)[case.model]
-    _interval_rows(case, rows, links.load_begin_ns, links.load_end_ns, load_ns, column=count)
+    _interval_rows(
+        case, rows, links.load_begin_ns, links.load_end_ns, load_ns, case.load_work_ns, count
+    )
     fits = np.array([cost.num_pages <= case.pages_per_gpu for cost in case.costs])[case.model]
-    in_time = links.load_begin_ns + load_ns <= links.load_end_ns
+    in_time = links.load_begin_ns + load_ns * case.load_factors[0] <= links.load_end_ns
     kept_at_all = case.warm | (links.before >= 0)
     upper = np.concatenate((fits, fits & in_time, fits & kept_at_all)).astype(float)
-    return min(density_bound(case), _solve(rows, upper, count))
+    return min(density_bound(case), solve(rows, upper, count))
 
 
 def _possible(case: BoundProblem) -> tuple[BoundProblem, NDArray[np.float64]]:
@@ -95,25 +97,6 @@ def _possible(case: BoundProblem) -> tuple[BoundProblem, NDArray[np.float64]]:
     cost_ns = shares(case)
     possible = np.isfinite(cost_ns)
     return case.only(possible), cost_ns[possible]
-
-
-@dataclass(slots=True)
-class _Rows:
-    """A sparse matrix of rows `coefficients @ x <= limit`."""
-
-    columns: list[NDArray[np.int64]] = field(default_factory=list)
-    values: list[NDArray[np.float64]] = field(default_factory=list)
-    limits: list[float] = field(default_factory=list)
-
-    def add(
-        self,
-        columns: NDArray[np.int64] | list[int],
-        values: NDArray[np.float64] | list[float],
-        limit: float,
-    ) -> None:
-        self.columns.append(np.asarray(columns, dtype=np.int64))
-        self.values.append(np.asarray(values, dtype=np.float64))
-        self.limits.append(limit)
 
 
 @dataclass(slots=True)
@@ -136,7 +119,8 @@ def _links(case: BoundProblem) -> _Links:
         previous_ns = np.concatenate(([case.start_ns], reach_ns[:-1]))
         links.before[places[1:]] = places[:-1]
         links.kept_from_ns[places] = previous_ns
-        links.load_begin_ns[places] = np.maximum(previous_ns - cost.load_ns, case.start_ns)
+        longest_ns = int(cost.load_ns * case.load_factors[1])
+        links.load_begin_ns[places] = np.maximum(previous_ns - longest_ns, case.start_ns)
         links.load_end_ns[places] = reach_ns
     return links
 
@@ -166,26 +150,37 @@ def _intervals(case: BoundProblem) -> Iterator[tuple[int, int]]:
 
 def _interval_rows(
     case: BoundProblem,
-    rows: _Rows,
+    rows: Inequalities,
     begin_ns: Times,
     end_ns: Times,
     cost_ns: NDArray[np.float64],
-    *,
+    work_ns: Callable[[float, int], float],
     column: int,
 ) -> None:
-    """Constraints: all work that has to lie in an interval fits into it, on all GPUs together."""
+    """Constraints: all work that has to lie in an interval fits into it, on all GPUs together.
+
+    Args:
+        case: has the intervals.
+        rows: get the constraints.
+        begin_ns: from when the work of each request may be done, shape (request,).
+        end_ns: until when.
+        cost_ns: how much work that is.
+        work_ns: the most work that is done in some time, one of so many such sums.
+        column: the first request's variable.
+    """
     candidates = np.flatnonzero(cost_ns)
     candidates = candidates[np.argsort(begin_ns[candidates], kind="stable")]
     begins, ends, costs = begin_ns[candidates], end_ns[candidates], cost_ns[candidates]
-    for first_ns, last_ns in _intervals(case):
+    intervals = list(_intervals(case))
+    for first_ns, last_ns in intervals:
         low, high = np.searchsorted(begins, [first_ns, last_ns])
         inside = np.flatnonzero(ends[low:high] <= last_ns) + low
-        capacity_ns = float(case.num_gpus * (last_ns - first_ns))
+        capacity_ns = work_ns(case.num_gpus * (last_ns - first_ns), len(intervals))
         if costs[inside].sum() > capacity_ns:
             rows.add(column + candidates[inside], costs[inside] / capacity_ns, 1.0)
 
 
-def _memory_rows(case: BoundProblem, links: _Links, rows: _Rows) -> None:
+def _memory_rows(case: BoundProblem, links: _Links, rows: Inequalities) -> None:
     pages = np.array([cost.num_pages for cost in case.costs], dtype=np.float64)[case.model]
     capacity = float(case.num_gpus * case.pages_per_gpu)
     if not capacity:
@@ -203,43 +198,3 @@ def _memory_rows(case: BoundProblem, links: _Links, rows: _Rows) -> None:
         at_ns = case.start_ns + step * step_ns
         # Half-open: a request without slack is the end of one stretch and the begin of the next.
         limit(np.flatnonzero((links.kept_from_ns <= at_ns) & (at_ns < case.arrival_ns)))
-
-
-def _solve(rows: _Rows, upper: NDArray[np.float64], count: int) -> int:
-    """Most requests served, rounded down.
-
-    Args:
-        rows: constraints.
-        upper: upper limit of each variable, shape (variable,); the lower limits are zero.
-        count: number of variables, from the first on, that are requests served.
-
-    Raises:
-        RuntimeError: the solver gave up, and says why.
-    """
-    from scipy.optimize import linprog
-    from scipy.sparse import csr_array
-
-    if not rows.limits:
-        return int(upper[:count].sum())
-    starts = np.concatenate(([0], np.cumsum([len(columns) for columns in rows.columns])))
-    matrix = csr_array(
-        (np.concatenate(rows.values), np.concatenate(rows.columns), starts),
-        shape=(len(rows.limits), len(upper)),
-    )
-    limits = np.array(rows.limits)
-    gain = (np.arange(len(upper)) < count).astype(float)
-    solution = linprog(
-        -gain,
-        A_ub=matrix,
-        b_ub=limits,
-        bounds=np.column_stack((np.zeros(len(upper)), upper)),
-        method="highs-ipm",
-    )
-    if solution.status != 0:
-        raise RuntimeError(f"bound of {count} requests: {solution.message}")
-    prices = np.maximum(-solution.ineqlin.marginals, 0.0)
-    # Weak duality: for any prices >= 0, no x within its limits and rows gains more than this.
-    surplus = np.maximum(gain - matrix.T @ prices, 0.0)
-    value = float(prices @ limits + surplus @ upper)
-    # The sums above are exact to some 1e-12 of their size.
-    return min(count, math.floor(value * (1 + 1e-9) + 1e-6))

@@ -157,7 +157,7 @@ def stages_of(case: Case) -> Iterator[BoundProblem]:
         (*columns,) = zip(
             *Workload(models=case.workload.models, sources=(stage,)).arrivals(), strict=True
         )
-        time_ns, model, slo_ns = (np.concatenate(column) for column in columns)
+        time_ns, model, slo_ns, _ = (np.concatenate(column) for column in columns)
         yield BoundProblem(
             arrival_ns=time_ns,
             model=model,

@@ -11,7 +11,8 @@ import numpy as np
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import BoundProblem, Cost, density_bound, density_rate, memory_bound
+from experiments.bounds import Cost, density_bound, density_rate, memory_bound
+from experiments.bounds.simulated import problem_of
 from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
 from experiments.simulator import Case, production_scheduler
@@ -146,29 +147,15 @@ def bound_of(scenario: Scenario, seed: int) -> int:
     hosted = {model.model_id: model for model in case.cluster.models}
     models = [hosted[ModelId(name)] for name in case.workload.models]
     if scenario.bound == "rate":
-        costs = [Cost(models[loop.model].row.exec_ns) for loop in case.workload.closed_loops]
+        costs = [
+            Cost(case.cluster.least_row(models[loop.model]).exec_ns)
+            for loop in case.workload.closed_loops
+        ]
         slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
         rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
         return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
-    parts = []
-    for arrivals in case.workload.arrivals():
-        if arrivals.time_ns[0] >= end_ns:
-            break
-        inside = (arrivals.time_ns >= begin_ns) & (arrivals.time_ns < end_ns)
-        parts.append([column[inside] for column in arrivals])
-    time_ns, model, slos_ns = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    load = BoundProblem(
-        arrival_ns=time_ns,
-        model=model,
-        slo_ns=slos_ns,
-        costs=[Cost(m.row.exec_ns, m.row.load_ns, m.num_pages) for m in models],
-        num_gpus=case.cluster.num_workers,
-        pages_per_gpu=case.cluster.num_pages,
-        start_ns=begin_ns,
-        warm=True,
-        # The compared policies send no batch that is not full.
-        padding=False,
-    )
+    # The compared policies send no batch that is not full.
+    load = problem_of(case, begin_ns, padding=False)
     if scenario.bound == "density":
         return density_bound(load)
     windows = range(begin_ns, end_ns, _BOUND_WINDOW_NS)

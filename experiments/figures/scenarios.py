@@ -16,7 +16,7 @@ import numpy as np
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import SchedulerConfig
 from experiments.figures import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
-from experiments.simulator import Case, Cluster, HostedModel, copies_of
+from experiments.simulator import Case, Cluster, HostedModel, WorkerKind, copies_of, slower_kind
 from modelzoo.profile import Noise, ProfileRow, load_profile
 from traces.arrivals import ClosedLoop, Poisson, TraceReplay, Workload
 
@@ -220,8 +220,9 @@ def unlike(seed: int, *, rate_rps: int, duration_ns: int) -> Case:
         slo_ns=25 * NS_PER_MS,
         duration_ns=duration_ns,
     )
-    factors = (1.0, 2.5) * 3
-    return replace(case, cluster=replace(case.cluster, exec_factors=factors))
+    row = case.cluster.models[0].row
+    kinds = (WorkerKind(), slower_kind("slower", [row], 2.5)) * 3
+    return replace(case, cluster=replace(case.cluster, kinds=kinds))
 
 
 def larger(seed: int, *, num_gpus: int, slo_ms: int, warmup_ns: int, measured_ns: int) -> Case:

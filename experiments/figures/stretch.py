@@ -22,14 +22,14 @@ def stretch_bound(case: Case, begin_ns: int, end_ns: int) -> tuple[int, int]:
         Requests that could be answered in time at most, by GPU time alone (B1), with the GPUs for
         themselves; and requests that arrive.
     """
-    columns: tuple[list[NDArray[np.int64]], ...] = ([], [], [])
+    columns: tuple[list[NDArray[np.int64]], ...] = ([], [], [], [])
     for arrivals in case.workload.arrivals():
         if arrivals.time_ns[0] >= end_ns:
             break
         first, last = np.searchsorted(arrivals.time_ns, [begin_ns, end_ns])
         for column, values in zip(columns, arrivals, strict=True):
             column.append(values[first:last])
-    time_ns, model, slo_ns = (np.concatenate(column) for column in columns)
+    time_ns, model, slo_ns, _ = (np.concatenate(column) for column in columns)
     hosted = {model.model_id: model.row for model in case.cluster.models}
     bound = density_bound(
         BoundProblem(

@@ -20,8 +20,10 @@ from modelzoo.profile import Noise
 #: `clockwork10ms` has the look-ahead of the source that the paper's authors released, and as there 5 ms
 #: are kept free of any SLO (here 0.9 of it, where that is less).
 POLICIES = {name: SchedulerConfig(policy=name) for name in CORE_POLICIES} | {
-    "clockwork1ms": SchedulerConfig(lookahead_ns=NS_PER_MS),
-    "clockwork10ms": SchedulerConfig(lookahead_ns=10 * NS_PER_MS, margin_fraction=0.9),
+    "clockwork1ms": SchedulerConfig(policy="clockwork", lookahead_ns=NS_PER_MS),
+    "clockwork10ms": SchedulerConfig(
+        policy="clockwork", lookahead_ns=10 * NS_PER_MS, margin_fraction=0.9
+    ),
 }
 
 #: Policies compared where the paper shows Clockwork alone: its policy, and the ones that are to beat it.

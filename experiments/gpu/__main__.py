@@ -21,7 +21,13 @@ from clockwright.errors import ConfigError
 #: Parts in their order: name, command, seconds that it is told (None: it takes no such option), seconds
 #: until it is ended.
 PARTS: tuple[tuple[str, tuple[str, ...], float | None, float], ...] = (
-    ("tests", ("pytest", "-q", "-m", "gpu", "tests/worker/test_gpu.py"), None, 165.0),
+    # A pytest that is ended never says why a test failed, so it stops by itself first, at a test's end.
+    (
+        "tests",
+        ("pytest", "-v", "--session-timeout=140", "-m", "gpu", "tests/worker/test_gpu.py"),
+        None,
+        165.0,
+    ),
     ("probe", ("experiments.gpu.probe",), 25.0, 55.0),
     ("table1", ("experiments.gpu.table1",), 50.0, 85.0),
     ("serve", ("experiments.gpu.serve",), 20.0, 70.0),

@@ -19,7 +19,9 @@ from experiments.simulator.case import (
     LostWorker,
     Network,
     WorkerClock,
+    WorkerKind,
     copies_of,
+    slower_kind,
 )
 from experiments.simulator.controller import production_scheduler
 from experiments.simulator.run import Progress, Run, run
@@ -38,9 +40,11 @@ __all__ = [
     "Run",
     "Summary",
     "WorkerClock",
+    "WorkerKind",
     "bottleneck",
     "copies_of",
     "production_scheduler",
     "run",
+    "slower_kind",
     "summarise",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S, NS_PER_US, PAGE_BYTES, ArchitectureId, ModelId
@@ -27,7 +28,12 @@ class HostedModel:
     @property
     def num_pages(self) -> int:
         """Pages that its weights fill."""
-        return max(1, -(-self.row.weights_bytes // PAGE_BYTES))
+        return pages_of(self.row)
+
+
+def pages_of(row: ProfileRow) -> int:
+    """Pages that the weights of one model fill."""
+    return max(1, -(-row.weights_bytes // PAGE_BYTES))
 
 
 def copies_of(row: ProfileRow, count: int) -> tuple[HostedModel, ...]:
@@ -36,8 +42,56 @@ def copies_of(row: ProfileRow, count: int) -> tuple[HostedModel, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerKind:
+    """A kind of device, and what each model costs on it."""
+
+    name: str = "simulated"
+    #: By name of a model's row: the row that holds here instead; None: such models cannot run here.
+    rows: Mapping[str, ProfileRow | None] = field(default_factory=dict, hash=False)
+    #: Size of each weights cache; None: as the cluster says.
+    num_pages: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_pages is not None:
+            _positive(self, "num_pages")
+        for name, row in self.rows.items():
+            if row is not None and row.name != name:
+                raise ConfigError(f"kind {self.name!r}: row {name!r} is named {row.name!r}")
+
+    def row_of(self, row: ProfileRow) -> ProfileRow | None:
+        """The row of a model on this kind, given its own; None: it cannot run here."""
+        return self.rows.get(row.name, row)
+
+
+def slower_kind(name: str, rows: Iterable[ProfileRow], exec_factor: float) -> WorkerKind:
+    """A kind on which every EXEC takes so many times as long; LOADs take what they take elsewhere.
+
+    Args:
+        name: of the kind.
+        rows: those of all models.
+        exec_factor: 0.01 to 100.
+    """
+    # The comparison is false for NaN too.
+    if not 0.01 <= exec_factor <= 100:
+        raise ConfigError(f"kind {name!r}: exec_factor is {exec_factor}, expected 0.01 to 100")
+    return WorkerKind(
+        name=name,
+        rows={
+            row.name: replace(
+                row,
+                exec_ns={size: round(ns * exec_factor) for size, ns in row.exec_ns.items()},
+            )
+            for row in rows
+        },
+    )
+
+
+_ONE_KIND = WorkerKind()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Workers, each one GPU, named `gpu0`, `gpu1`, ...; equal but for what `exec_factors` says.
+    """Workers, each one GPU, named `gpu0`, `gpu1`, ...; equal but for their `kinds`.
 
     Inputs and outputs share the PCIe bus with loads on a real GPU; here each has it to itself.
     """
@@ -56,20 +110,18 @@ class Cluster:
     io_pool_bytes: int = 512 << 20
     #: Noise of LOAD and EXEC durations.
     noise: Noise = field(default_factory=Noise)
-    #: By worker: how many times as long as the rows say its EXECs take. Each factor is a kind of GPU of
-    #: its own. Empty: 1 for all.
-    exec_factors: tuple[float, ...] = ()
+    #: The kind of each worker. Empty: all models cost on all workers what their rows say.
+    kinds: tuple[WorkerKind, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.exec_factors and len(self.exec_factors) != self.num_workers:
+        if self.kinds and len(self.kinds) != self.num_workers:
             raise ConfigError(
-                f"cluster: found {len(self.exec_factors)} exec_factors, expected one for each of "
+                f"cluster: found kinds of {len(self.kinds)} workers, expected one for each of "
                 f"{self.num_workers} workers"
             )
-        for factor in self.exec_factors:
-            # The comparison is false for NaN too.
-            if not 0.01 <= factor <= 100:
-                raise ConfigError(f"cluster: exec_factors has {factor}, expected 0.01 to 100")
+        named = {kind.name: kind for kind in self.kinds}
+        if any(named[kind.name] != kind for kind in self.kinds):
+            raise ConfigError("cluster: two different kinds have the same name")
         _positive(self, "num_workers", "num_pages", "copy_bytes_per_s", "io_pool_bytes")
         _not_negative(self, "copy_overhead_ns", "start_delay_ns")
         if not self.models:
@@ -82,9 +134,32 @@ class Cluster:
             if rows.setdefault(model.row.name, model.row) != model.row:
                 raise ConfigError(f"cluster: two different rows are named {model.row.name!r}")
 
-    def exec_factor(self, worker: int) -> float:
-        """How many times as long as the rows say one worker's EXECs take."""
-        return self.exec_factors[worker] if self.exec_factors else 1.0
+    def kind_of(self, worker: int) -> WorkerKind:
+        """The kind of a worker."""
+        return self.kinds[worker] if self.kinds else _ONE_KIND
+
+    def least_row(self, model: HostedModel) -> ProfileRow:
+        """What the model costs at least: each figure of its row on the kind where that is smallest.
+
+        No schedule needs less, so bounds take it for what every worker needs.
+        """
+        rows = [row for kind in self.kinds if (row := kind.row_of(model.row)) is not None]
+        if not rows:
+            return model.row
+        sizes = sorted({size for row in rows for size in row.exec_ns})
+        return replace(
+            model.row,
+            weights_bytes=min(row.weights_bytes for row in rows),
+            load_ns=min(row.load_ns for row in rows),
+            exec_ns={
+                size: min(row.exec_ns[size] for row in rows if size in row.exec_ns)
+                for size in sizes
+            },
+        )
+
+    def pages_of_worker(self, worker: int) -> int:
+        """Pages of a worker's weights cache."""
+        return self.kind_of(worker).num_pages or self.num_pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,22 @@ there::
     costs = "measured"              # or a table: CPU time of the controller; none if left out
 
     [cluster]
-    num_workers = 2
-    exec_factors = [1, 2.5]         # the second GPU is so many times slower
+    num_workers = 2                 # left out where there are kinds
     noise = { exec_sigma = 0.01 }
+
+    [[cluster.kinds]]               # unlike workers; all are alike if left out
+    name = "card"
+    workers = 2                     # so many of them; 1 if left out
+
+    [[cluster.kinds]]
+    name = "slower card"
+    exec_factor = 2.5               # EXECs take so many times as long; 1 if left out
+
+    [[cluster.kinds]]
+    name = "processor"
+    workers = 4
+    profile = "processor.json"      # what each row costs here; rows that it lacks cannot run here
+    num_pages = 4000                # the cluster's if left out
 
     [[models]]                      # one row of the profile, or its `first` rows, each some times
     row = "resnet50_v1b"
@@ -70,7 +83,9 @@ from experiments.simulator.case import (
     LostWorker,
     Network,
     WorkerClock,
+    WorkerKind,
     copies_of,
+    slower_kind,
 )
 from experiments.simulator.costs import measured
 from experiments.simulator.tables import (
@@ -85,7 +100,7 @@ from experiments.simulator.tables import (
     time_ns,
 )
 from experiments.simulator.trace_clients import TRACE_KINDS, trace_sources
-from modelzoo.profile import Noise, Profile, load_profile
+from modelzoo.profile import Noise, Profile, ProfileRow, load_profile
 from traces.arrivals import Bursty, ClosedLoop, FixedRate, Poisson, Source, Workload
 
 T = TypeVar("T")
@@ -140,6 +155,9 @@ def _case(document: Table, folder: Path, seconds: float | None, seed: int | None
     cluster = section(document, "cluster")
     if "models" in cluster:
         raise ConfigError("cluster: models are tables of their own, [[models]]")
+    if "kinds" in cluster:
+        kinds = _kinds(cluster, folder, models)
+        cluster = {"num_workers": len(kinds), **cluster, "kinds": kinds}
     workload = _workload(document, folder, models, duration_ns, seed)
     pause_ns = document.get("refusal_pause_ns")
     scheduler = _build(SchedulerConfig, section(document, "scheduler"), "scheduler")
@@ -179,6 +197,38 @@ def _models(document: Table) -> tuple[HostedModel, ...]:
         for name in _row_names(table, where, profile):
             models.extend(copies_of(profile.rows[name], copies))
     return tuple(models)
+
+
+def _kinds(cluster: Table, folder: Path, models: tuple[HostedModel, ...]) -> tuple[WorkerKind, ...]:
+    """The kind of each worker, in the order of the tables."""
+    rows = {model.row.name: model.row for model in models}
+    kinds: list[WorkerKind] = []
+    for where, table in tables(cluster, "kinds", "cluster."):
+        check_keys(
+            table,
+            where,
+            required={"name"},
+            allowed={"name", "workers", "exec_factor", "profile", "num_pages"},
+        )
+        here: dict[str, ProfileRow | None] = {}
+        if "profile" in table:
+            spec = table["profile"]
+            if not isinstance(spec, str):
+                raise ConfigError(f"{where}: profile is {spec!r}, expected a name or a path")
+            path = folder / spec
+            known = load_profile(str(path) if path.exists() else spec).rows
+            here = {name: known.get(name) for name in rows}
+        factor = number({"exec_factor": 1.0, **table}, "exec_factor", where)
+        if factor != 1.0:
+            held = [row for row in {**rows, **here}.values() if row is not None]
+            here = {**here, **slower_kind(where, held, factor).rows}
+        kind = WorkerKind(
+            name=str(table["name"]),
+            rows=here,
+            num_pages=integer(table, "num_pages", where, 0) or None,
+        )
+        kinds += [kind] * integer(table, "workers", where, 1)
+    return tuple(kinds)
 
 
 def _row_names(table: Table, where: str, profile: Profile) -> list[str]:
@@ -266,7 +316,6 @@ def _workload(
 _NESTED: dict[str, Callable[[object, str], object]] = {
     "noise": lambda value, where: _build(Noise, _as_table(value, where), where),
     "edf_mh": lambda value, where: _build(EdfMhConfig, _as_table(value, where), where),
-    "exec_factors": lambda value, where: _numbers(value, where),
     "tenant_weights": lambda value, where: _as_table(value, where),
     "clocks": lambda value, where: _build_all(WorkerClock, value, where),
     "lost_workers": lambda value, where: _build_all(LostWorker, value, where),
@@ -288,7 +337,7 @@ def _build(kind: type[T], table: Table, where: str) -> T:
             values[name] = _NESTED[name](value, f"{where}.{name}")
             continue
         expected = str(known[name].type)
-        if name != "models" and not _is(value, expected):
+        if name not in ("models", "kinds") and not _is(value, expected):
             raise ConfigError(f"{where}: {name} is {value!r}, expected {expected}")
         values[name] = value
     return kind(**values)
@@ -300,12 +349,6 @@ def _is(value: object, annotation: str) -> bool:
     if isinstance(value, bool):
         return annotation == "bool"
     return isinstance(value, legal.get(annotation, (int,)))
-
-
-def _numbers(value: object, where: str) -> tuple[float, ...]:
-    if not isinstance(value, list) or not all(_is(item, "float") for item in value):
-        raise ConfigError(f"{where}: found {value!r}, expected a list of numbers")
-    return tuple(value)
 
 
 def _build_all(kind: type[T], value: object, where: str) -> tuple[T, ...]:

@@ -9,8 +9,8 @@ from clockwright.units import ModelId
 from experiments.simulator.loop import NEVER_NS, Loop
 from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
 
-#: An arrival: model, SLO in ns, and the closed-loop client, if it was one.
-Arrival = tuple[ModelId, int, ClosedLoop | None]
+#: An arrival: model, SLO in ns, tenant, and the closed-loop client, if it was one.
+Arrival = tuple[ModelId, int, str, ClosedLoop | None]
 
 _NO_MORE = WorkloadRequest(NEVER_NS, 0, 0)
 
@@ -53,6 +53,7 @@ class Clients:
         self._refusal_pause_ns = refusal_pause_ns
         self._submit = submit
         self._names = [ModelId(name) for name in workload.models]
+        self._tenants = workload.tenants
         self._source = iter(workload)
         self._next = _NO_MORE
         self._advance()
@@ -71,8 +72,8 @@ class Clients:
         loop, now_ns = self._loop, self._loop.now_ns
         arrivals: list[Arrival] = []
         while loop.arrival_ns == now_ns:
-            _, model, slo_ns = self._next
-            arrivals.append((self._names[model], slo_ns, None))
+            _, model, slo_ns, tenant = self._next
+            arrivals.append((self._names[model], slo_ns, self._tenants[tenant], None))
             self._advance()
         self._submit(arrivals)
 
@@ -81,7 +82,7 @@ class Clients:
         if now_ns >= self._until_ns:
             return
         arrivals: list[Arrival] = [
-            (names[client.model], client.slo_ns, client)
+            (names[client.model], client.slo_ns, self._tenants[client.tenant], client)
             for client in clients
             if now_ns < client.end_ns
         ]

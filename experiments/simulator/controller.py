@@ -22,7 +22,7 @@ from controller.core.invariants import check as check_scheduler
 from controller.ledger import WORKER_LOST, Finished, Ledger, Sent
 from controller.schedulers import make_scheduler
 from controller.telemetry import Telemetry
-from experiments.simulator.case import Case, Cluster
+from experiments.simulator.case import Case, Cluster, pages_of
 from experiments.simulator.clients import Arrival, Clients
 from experiments.simulator.cpu_core import CpuCore
 from experiments.simulator.loop import Loop
@@ -46,7 +46,7 @@ class VirtualController:
         summary: Summary,
         *,
         telemetry: Telemetry | None,
-        groups: Mapping[ModelId, Summary],
+        groups: Mapping[str, Summary],
         on_closed: Callable[[Worker], None],
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
@@ -59,7 +59,7 @@ class VirtualController:
             loop: virtual time.
             summary: where everything is counted.
             telemetry: where rows go; None: none are made.
-            groups: where requests of some models are counted as well.
+            groups: where requests of some tenants, or of some models without one, are counted as well.
             on_closed: told when the scheduler lets a worker go.
             check: assert the scheduler's invariants after every event.
             make_scheduler: makes the case's scheduler.
@@ -109,28 +109,28 @@ class VirtualController:
         """A worker registers, with all models ready in host memory."""
         if (before := self.ledger.link_of(worker.worker_id)) is not None:
             self.lose(before)  # it is back before its loss was noticed
-        factor = cluster.exec_factor(worker.index)
+        kind = cluster.kind_of(worker.index)
         self.ledger.join(
             worker,
             WorkerJoined(
                 worker_id=worker.worker_id,
-                gpu_kind=GpuKind("simulated" if factor == 1.0 else f"simulated x {factor:g}"),
-                num_pages=cluster.num_pages,
+                gpu_kind=GpuKind(kind.name),
+                num_pages=cluster.pages_of_worker(worker.index),
             ),
         )
         for model in cluster.models:
-            self.ledger.tell(
-                ModelReady(
-                    worker_id=worker.worker_id,
-                    model_id=model.model_id,
-                    architecture_id=model.architecture_id,
-                    num_pages=model.num_pages,
-                    load_ns=model.row.load_ns,
-                    exec_ns=model.row.exec_ns
-                    if factor == 1.0
-                    else {size: round(ns * factor) for size, ns in model.row.exec_ns.items()},
+            row = kind.row_of(model.row)
+            if row is not None:
+                self.ledger.tell(
+                    ModelReady(
+                        worker_id=worker.worker_id,
+                        model_id=model.model_id,
+                        architecture_id=model.architecture_id,
+                        num_pages=pages_of(row),
+                        load_ns=row.load_ns,
+                        exec_ns=row.exec_ns,
+                    )
                 )
-            )
 
     def lose(self, worker: Worker) -> None:
         """A worker's link broke."""
@@ -197,8 +197,8 @@ class VirtualController:
         now_ns = self._loop.now_ns
         self._summary.at(now_ns).arrived += len(arrivals)
         if self._groups:
-            for model_id, _, _ in arrivals:
-                if (group := self._groups.get(model_id)) is not None:
+            for model_id, _, tenant, _ in arrivals:
+                if (group := self._groups.get(tenant or model_id)) is not None:
                     group.at(now_ns).arrived += 1
         if self._core is None:
             self._admit((arrivals, now_ns))
@@ -215,13 +215,14 @@ class VirtualController:
             bucket.front_ns += len(arrivals) * self._costs.front_ns
             bucket.controller_ns += len(arrivals) * self._costs.request_ns
         requests = []
-        for model_id, slo_ns, client in arrivals:
+        for model_id, slo_ns, tenant, client in arrivals:
             request = RequestArrived(
                 request_id=RequestId(self._next_request),
                 model_id=model_id,
                 rows=1,
                 arrival_ns=arrival_ns,
                 slo_ns=slo_ns,
+                tenant=tenant,
             )
             self._next_request += 1
             self.ledger.open(request, client)
@@ -242,7 +243,10 @@ class VirtualController:
         latency_ns = now_ns - request.arrival_ns
         cold = request.model_id if command.cold else None
         _count_answer(self._summary.at(now_ns), latency_ns, in_time, cold)
-        if self._groups and (group := self._groups.get(request.model_id)) is not None:
+        if (
+            self._groups
+            and (group := self._groups.get(request.tenant or request.model_id)) is not None
+        ):
             _count_answer(group.at(now_ns), latency_ns, in_time, cold)
         if client is not None:
             self._answered.append(client)
@@ -256,7 +260,10 @@ class VirtualController:
     ) -> None:
         reason, after_ns = command.refusal.value, now_ns - request.arrival_ns
         self._summary.at(now_ns).refuse(reason, after_ns)
-        if self._groups and (group := self._groups.get(request.model_id)) is not None:
+        if (
+            self._groups
+            and (group := self._groups.get(request.tenant or request.model_id)) is not None
+        ):
             group.at(now_ns).refuse(reason, after_ns)
         if client is not None:
             self.clients.refused(client, request.arrival_ns + request.slo_ns)

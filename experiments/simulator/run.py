@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter, process_time
 
-from clockwright.units import NS_PER_S, ModelId, WorkerId
+from clockwright.units import NS_PER_S, WorkerId
 from controller.core import Scheduler
 from controller.telemetry import Telemetry
 from experiments.simulator.case import Case, LostWorker
@@ -41,7 +41,7 @@ class Run:
 
     case: Case
     summary: Summary
-    #: Summary of each group of models that was asked for, without actions.
+    #: Summary of each group of tenants or models that was asked for, without actions.
     groups: dict[str, Summary]
     #: Requests that had no response when the run was given up; 0 unless all workers are gone.
     num_unanswered: int
@@ -79,7 +79,7 @@ def run(
     case: Case,
     *,
     bucket_ns: int = NS_PER_S,
-    groups: Mapping[ModelId, str] | None = None,
+    groups: Mapping[str, str] | None = None,
     telemetry: Telemetry | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     progress_ns: int = NS_PER_S,
@@ -91,7 +91,7 @@ def run(
     Args:
         case: what to run.
         bucket_ns: resolution of the summary over time.
-        groups: models whose requests are to be counted apart, by name of a group.
+        groups: tenant, or model of requests without one -> group in which they are counted apart.
         telemetry: takes a row per request and action, on virtual time; None is much faster.
         on_progress: called every `progress_ns` of virtual time; may write rows out.
         progress_ns: how often.
@@ -144,7 +144,7 @@ class _Simulation:
         self,
         case: Case,
         bucket_ns: int,
-        groups: Mapping[ModelId, str],
+        groups: Mapping[str, str],
         telemetry: Telemetry | None,
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
@@ -162,12 +162,16 @@ class _Simulation:
             self.loop,
             self.summary,
             telemetry=telemetry,
-            groups={model_id: self.groups[name] for model_id, name in groups.items()},
+            groups={who: self.groups[name] for who, name in groups.items()},
             on_closed=self._closed,
             check=check,
             make_scheduler=make_scheduler,
         )
-        self._models = simulated(case.cluster)
+        cluster = case.cluster
+        self._models = {
+            kind.name: simulated(cluster, kind)
+            for kind in map(cluster.kind_of, range(cluster.num_workers))
+        }
         self._workers: dict[int, Worker] = {}
         #: All there ever were.
         self.all_workers: list[Worker] = []
@@ -200,7 +204,7 @@ class _Simulation:
             self._case,
             index,
             self._starts[index],
-            self._models,
+            self._models[cluster.kind_of(index).name],
             self.loop,
             self.controller.result,
             check=self._check,

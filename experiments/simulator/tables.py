@@ -18,9 +18,15 @@ def section(document: Table, name: str) -> Table:
     return value
 
 
-def tables(document: Table, name: str) -> list[tuple[str, Table]]:
-    """Give the tables of a list, each with its place in words; there is at least one."""
-    value = document.get(name)
+def tables(document: Table, name: str, above: str = "") -> list[tuple[str, Table]]:
+    """Give the tables of a list, each with its place in words; there is at least one.
+
+    Args:
+        document: where the list is.
+        name: of the list.
+        above: the place of `document` in words, with a dot behind it; empty: the whole.
+    """
+    value, name = document.get(name), above + name
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ConfigError(f"{name}: expected tables [[{name}]]")
     if not value:

@@ -9,7 +9,7 @@ from typing import Final
 
 from clockwright.actions import Action, EvictWeights, Infer, Result
 from clockwright.units import NS_PER_S, ActionId, ModelId, WorkerId
-from experiments.simulator.case import Case, Cluster
+from experiments.simulator.case import Case, Cluster, WorkerKind, pages_of
 from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
 from experiments.simulator.loop import Loop
 from experiments.simulator.network import VirtualLink
@@ -37,31 +37,33 @@ class SimulatedModel(LoadedModel):
     output_bytes: int
 
 
-def simulated(cluster: Cluster) -> list[SimulatedModel]:
-    """Models as every worker's core knows them. Shared between workers, never changed."""
+def simulated(cluster: Cluster, kind: WorkerKind) -> list[SimulatedModel]:
+    """Models as the core of every worker of a kind knows them. Shared between workers, never changed."""
+    costs = [(model.model_id, kind.row_of(model.row)) for model in cluster.models]
+    held = [(model_id, row) for model_id, row in costs if row is not None]
     copy_ns = {
         name: (
             _copy_times_ns(cluster, row.input_bytes, max(row.exec_ns)),
             _copy_times_ns(cluster, row.output_bytes, max(row.exec_ns)),
         )
-        for name, row in {model.row.name: model.row for model in cluster.models}.items()
+        for name, row in {row.name: row for _, row in held}.items()
     }
     return [
         SimulatedModel(
-            model_id=model.model_id,
-            num_pages=model.num_pages,
+            model_id=model_id,
+            num_pages=pages_of(row),
             io_bytes={
-                size: aligned(model.row.input_bytes * size) + aligned(model.row.output_bytes * size)
-                for size in model.row.exec_ns
+                size: aligned(row.input_bytes * size) + aligned(row.output_bytes * size)
+                for size in row.exec_ns
             },
-            load_ns=model.row.load_ns,
-            exec_ns=model.row.exec_ns,
-            input_ns=copy_ns[model.row.name][0],
-            output_ns=copy_ns[model.row.name][1],
-            input_bytes=model.row.input_bytes,
-            output_bytes=model.row.output_bytes,
+            load_ns=row.load_ns,
+            exec_ns=row.exec_ns,
+            input_ns=copy_ns[row.name][0],
+            output_ns=copy_ns[row.name][1],
+            input_bytes=row.input_bytes,
+            output_bytes=row.output_bytes,
         )
-        for model in cluster.models
+        for model_id, row in held
     ]
 
 
@@ -91,7 +93,7 @@ class Worker:
             case: times, faults, seed.
             index: its position among the cluster's workers.
             incarnation: how often it has started before; draws other random numbers.
-            models: all models that it holds in host memory.
+            models: all models that it holds in host memory, as its kind has them.
             loop: virtual time.
             on_result: told when a result reaches the controller, with the result in its clock.
             check: assert the core's invariants after every change.
@@ -109,11 +111,9 @@ class Worker:
         )
         self._up = VirtualLink(network, faults, random.Random(f"up {seed}"), network.up_samples_ns)
         self._load_time = _Duration(case, case.cluster.noise.load_sigma, f"load {seed}")
-        self._exec_time = _Duration(
-            case, case.cluster.noise.exec_sigma, f"exec {seed}", case.cluster.exec_factor(index)
-        )
+        self._exec_time = _Duration(case, case.cluster.noise.exec_sigma, f"exec {seed}")
         self._core: Core[SimulatedModel] = Core(
-            num_pages=case.cluster.num_pages, io_bytes=case.cluster.io_pool_bytes
+            num_pages=case.cluster.pages_of_worker(index), io_bytes=case.cluster.io_pool_bytes
         )
         for model in models:
             self._core.add_model(model)
@@ -293,10 +293,9 @@ def _copy_times_ns(cluster: Cluster, row_bytes: int, largest_batch: int) -> tupl
 class _Duration:
     """Draws how long one lane's steps take: log-normal noise, and now and then a slow one."""
 
-    __slots__ = ("_factor", "_noise", "_sigma", "_slow", "_slow_factor", "_slow_probability")
+    __slots__ = ("_noise", "_sigma", "_slow", "_slow_factor", "_slow_probability")
 
-    def __init__(self, case: Case, sigma: float, seed: str, factor: float = 1.0) -> None:
-        self._factor = factor
+    def __init__(self, case: Case, sigma: float, seed: str) -> None:
         self._sigma = sigma
         self._slow_probability = case.faults.slow_probability
         self._slow_factor = case.faults.slow_factor
@@ -305,8 +304,6 @@ class _Duration:
         self._slow = random.Random(f"slow {seed}")
 
     def draw(self, duration_ns: int) -> int:
-        if self._factor != 1.0:
-            duration_ns = round(duration_ns * self._factor)
         if self._sigma:
             duration_ns = round(duration_ns * self._noise.lognormvariate(0.0, self._sigma))
         if self._slow_probability and self._slow.random() < self._slow_probability:

@@ -18,6 +18,9 @@ class Family:
     #: The case of a seed, under the default policy; whoever runs it replaces `case.scheduler`.
     case: Callable[[int], Case]
     #: The same load without the fault, where there is a fault; None: the family is held against its bound.
+    #: Where the fault is what others ask, only whoever asks here is compared: tenants, or else models.
     without: Callable[[int], Case] | None = None
     #: The bound: `density` (B1), `memory` (B3), `rate` (closed loops), or empty: none is known.
     bound: str = "density"
+    #: Requests that arrive before this are not counted: caches are cold at the start.
+    begin_ns: int = 0

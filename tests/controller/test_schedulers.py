@@ -47,6 +47,9 @@ class OneAtATime:
         if model.queue:
             self.strategies.update(model)
 
+    def catch_up(self, worker):
+        self.strategies.catch_up(worker)
+
     def demand_changed(self, model):
         pass
 

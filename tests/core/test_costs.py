@@ -62,7 +62,7 @@ def long_queue(*, rows: int) -> tuple[Model, Counted]:
     for number in range(NUM_WORKERS):
         worker = WorkerId(f"w{number}")
         delay = DeliveryDelay(least_ns=0, tolerance_ns=MS)
-        books.join(worker, GpuKind("k"), 10, delay, load_lookahead_ns=MS)
+        books.join(worker, GpuKind("k"), 10, delay, load_lookahead_ns=MS, now_ns=0)
         books.ready(model, books.workers[worker], Readiness(1, ArchitectureId("a"), estimates))
     for number in range(NUM_WAITING):
         due_ns = 3_600_000 * MS + number * MS
@@ -177,7 +177,7 @@ def test_a_model_that_is_ready_on_one_gpu_limits_no_other_models_batch_work() ->
             worker_id = WorkerId(f"w{number}")
             if worker_id not in books.workers:
                 delay = DeliveryDelay(least_ns=0, tolerance_ns=MS)
-                books.join(worker_id, GpuKind("k"), 9, delay, load_lookahead_ns=MS)
+                books.join(worker_id, GpuKind("k"), 9, delay, load_lookahead_ns=MS, now_ns=0)
             worker = books.workers[worker_id]
             books.ready(model, worker, Readiness(1, ArchitectureId("a"), estimates))
             copies[name].append(Copy(model, worker, 1, estimates, resident=True))

@@ -192,7 +192,9 @@ def test_actions_are_planned_for_when_they_can_be_there(bench: CoreBench) -> Non
 
 
 def test_only_two_actions_are_on_their_way_where_the_way_is_long() -> None:
-    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S))
+    bench = CoreBench(
+        SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S)
+    )
     bench.join()
     bench.warm(A, exec_ms={1: 1})
     bench.now_ns = 2000 * MS
@@ -504,7 +506,9 @@ def test_requests_that_wait_are_reason_enough_to_load_a_worker_that_gets_ready(
 
 
 def test_a_load_that_failed_is_tried_on_another_worker() -> None:
-    bench = CoreBench(SchedulerConfig(dispatch_delay_ns=0, margin_ns=0, fill_free_pages=False))
+    bench = CoreBench(
+        SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0, fill_free_pages=False)
+    )
     bench.join()
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A)
@@ -522,7 +526,7 @@ def test_a_load_that_failed_is_tried_on_another_worker() -> None:
 
 @pytest.mark.parametrize("why", ["refused", "cancelled"])
 def test_room_is_made_for_a_model_when_nobody_waits_for_another_any_more(why: str) -> None:
-    bench = CoreBench(SchedulerConfig(margin_ns=0))
+    bench = CoreBench(SchedulerConfig(policy="clockwork", margin_ns=0))
     bench.join()
     bench.warm(A, pages=10, exec_ms={1: 10})
     bench.tell(ModelAdded(model_id=B))
@@ -656,7 +660,11 @@ def test_a_model_in_demand_beyond_one_gpu_gets_a_second_copy(bench: CoreBench) -
 
 def test_the_lookahead_is_limited_in_number_as_well_as_in_time() -> None:
     config = SchedulerConfig(
-        dispatch_delay_ns=0, margin_ns=0, lookahead_ns=NS_PER_S, max_outstanding=3
+        policy="clockwork",
+        dispatch_delay_ns=0,
+        margin_ns=0,
+        lookahead_ns=NS_PER_S,
+        max_outstanding=3,
     )
     bench = CoreBench(config)
     bench.join()

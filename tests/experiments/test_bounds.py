@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
+from functools import cache
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -25,6 +28,8 @@ from experiments.bounds import (
     memoryless_bound,
     memoryless_rate,
 )
+from experiments.bounds.mates import mixed_bound
+from experiments.bounds.noise import work_ns
 from experiments.simulator import HostedModel
 from modelzoo.profile import load_profile
 from tests.kit.examples import examples
@@ -261,6 +266,91 @@ def test_the_bounds_are_close_to_the_best_schedule() -> None:
             best += best_resident(case)
             bound += interval_bound(case)
         assert best <= bound <= most * best
+
+
+# --- several SLOs in a model ----------------------------------------------------------------------
+
+
+def best_mixed(case: BoundProblem) -> int:
+    """The best schedule of one GPU with all models resident, by trying every batch of any requests."""
+    ns = list(zip(case.arrival_ns.tolist(), case.deadline_ns.tolist(), strict=True))
+    models = case.model.tolist()
+    batches = [cost.exec_of(padding=case.padding) for cost in case.costs]
+
+    @cache
+    def most(free_ns: int, left: frozenset[int]) -> int:
+        best = 0
+        for model in {models[place] for place in left}:
+            own = [place for place in left if models[place] == model]
+            for count in range(1, min(len(own), len(batches[model])) + 1):
+                for chosen in combinations(own, count):
+                    begin_ns = max(free_ns, *(ns[place][0] for place in chosen))
+                    end_ns = begin_ns + batches[model][count - 1]
+                    if end_ns <= min(ns[place][1] for place in chosen):
+                        best = max(best, count + most(end_ns, left - set(chosen)))
+        return best
+
+    return most(case.start_ns, frozenset(range(len(case))))
+
+
+@st.composite
+def mixed_cases(draw: st.DrawFn) -> BoundProblem:
+    costs = draw(st.lists(small_costs(), min_size=1, max_size=2))
+    request = st.tuples(
+        st.integers(0, 30), st.integers(0, len(costs) - 1), st.sampled_from([4, 9, 20, 45])
+    )
+    requests = draw(st.lists(request, max_size=6, min_size=1))
+    return case_of(requests, costs, padding=draw(st.booleans()))
+
+
+@examples(200)
+@given(mixed_cases())
+def test_the_best_schedule_of_mixed_slos_is_within_the_bounds(case: BoundProblem) -> None:
+    best = best_mixed(case)
+    assert best <= mixed_bound(case)
+    assert best <= interval_bound(case) <= density_bound(case) <= len(case)
+
+
+def test_a_patient_request_is_the_mate_of_one_hurried_one_and_not_of_all() -> None:
+    """Eight hurried ones far apart, and one that waits for all: only one of them is in a batch of two."""
+    costs = [Cost({1: 10 * MS, 2: 11 * MS})]
+    hurried = [(12.0 * turn, 0, 11.0) for turn in range(8)]
+    case = case_of([*hurried, (0.0, 0, 95.0)], costs)
+    # All nine in batches of two take 49.5 ms of 95; but seven alone and two together take 81.
+    assert mixed_bound(case) == density_bound(case) == 9
+    costs = [Cost({1: 10 * MS, 3: 11 * MS})]
+    twice = case_of([*hurried, *hurried, (0.0, 0, 95.0)], costs, padding=False)
+    # As if all were in batches of three: 17 * 11 / 3 = 62 ms. But only one batch of three is there.
+    assert mixed_bound(twice) == density_bound(twice) < 17
+
+
+# --- noise ----------------------------------------------------------------------------------------
+
+
+def test_work_under_noise_is_what_fits_and_what_luck_adds() -> None:
+    settings = {"num_gpus": 2, "number": 1000}
+    second = 1000.0 * MS
+    assert work_ns(second, 0.0, 10 * MS, **settings) == second
+    little, much = (work_ns(second, sigma, 10 * MS, **settings) for sigma in (0.003, 0.2))
+    assert second < little < 1.01 * second < much < 1.6 * second
+    # Luck adds up to less of a longer time.
+    assert work_ns(100 * second, 0.2, 10 * MS, **settings) < 1.05 * 100 * second
+
+
+@pytest.mark.seeds(20)
+def test_nobody_does_more_work_under_noise_than_the_bound_on_it(seed: int) -> None:
+    """Whoever takes ever longer work after bad luck, or ever shorter, gets no more done."""
+    generator = random.Random(seed)
+    sigma, time_ms = 0.3, 2000.0
+    limit_ns = work_ns(time_ms * MS, sigma, 20 * MS, num_gpus=1, number=2000)
+    for greedy in (True, False):
+        spent = done = luck = 0.0
+        while spent < time_ms:
+            row_ms = 20.0 if (luck < 0) == greedy else 1.0
+            took = row_ms * math.exp(generator.gauss(0, sigma))
+            spent, luck = spent + took, luck + took - row_ms
+            done += row_ms if spent <= time_ms else 0.0
+        assert done * MS <= limit_ns
 
 
 # --- against the scheduler ------------------------------------------------------------------------

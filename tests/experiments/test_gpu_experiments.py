@@ -537,6 +537,32 @@ def test_make_gpu_runs_every_test_that_needs_a_gpu() -> None:
     assert marked == [word for word in words if word.endswith(".py")]
 
 
+def test_gpu_tests_that_take_too_long_still_say_which_failed_and_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ((words, limit_s),) = (
+        (module, limit_s) for name, module, _, limit_s in everything.PARTS if name == "tests"
+    )
+    (session,) = (word for word in words if word.startswith("--session-timeout="))
+    assert float(session.partition("=")[2]) < limit_s
+    tests = tmp_path / "test_two.py"
+    tests.write_text(
+        "import pytest\n"
+        "pytestmark = pytest.mark.gpu\n"
+        "def test_first(): assert False, 'what went wrong'\n"
+        "def test_second(): raise SystemExit('was run though time was up')\n"
+    )
+    options = [word for word in words if word != session and not word.endswith(".py")]
+    # Time is up when the first test has ended.
+    short = (*options, "--session-timeout=0.000001", "-p", "no:cacheprovider", str(tests))
+    outcomes = everything.run_parts((("tests", short, None, PATIENCE_S),), "cuda:0")
+    assert outcomes["tests"].startswith("failed with 1")
+    printed, _ = capfd.readouterr()
+    assert "test_first FAILED" in printed
+    assert "AssertionError: what went wrong" in printed
+    assert "test_second" not in printed
+
+
 def test_a_device_that_is_no_accelerator_is_refused() -> None:
     with pytest.raises(ConfigError, match="'cpu': expected cuda:N or torch:cpu"):
         open_accelerator("cpu")

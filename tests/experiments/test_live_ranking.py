@@ -134,7 +134,7 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RankingLine
 def test_every_policy_has_a_server_of_its_own_on_every_device_after_the_calibration(
     produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:
-    assert produced[1] == ["clockwork", *SETTING.policies] * len(loads(SETTING))
+    assert produced[1] == ["edf_mh", *SETTING.policies] * len(loads(SETTING))
 
 
 def test_both_sides_of_every_run_are_in_the_files(

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 
 from clockwright.errors import ConfigError
-from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES, ModelId
 from controller.core import SchedulerConfig
 from controller.telemetry import ActionRow, RequestRow, Telemetry
 from experiments.simulator import (
     Case,
     Cluster,
     Faults,
+    HostedModel,
     LostWorker,
     Network,
     Run,
     WorkerClock,
+    WorkerKind,
     copies_of,
     run,
+    slower_kind,
     summarise,
 )
 from experiments.simulator.summary import latency_class
@@ -40,7 +43,7 @@ ROW = ProfileRow(
     output_bytes=500_000,
 )
 #: Nothing but what the profile says takes time, and nothing is kept free.
-EXACT = SchedulerConfig(dispatch_delay_ns=0, margin_ns=0)
+EXACT = SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0)
 NO_DELAY = Network(delay_ns=0, client_delay_ns=0)
 #: Copies take no time worth counting.
 FAST_COPIES = 10**18
@@ -166,7 +169,8 @@ def test_every_load_and_exec_begins_late_by_the_start_delay() -> None:
 def test_unlike_gpus_take_their_factors_and_are_predicted_to() -> None:
     factors = {"gpu0": 1.0, "gpu1": 2.5}
     given = case(busy(models=2), scheduler=EXACT)
-    cluster = replace(given.cluster, num_workers=2, exec_factors=tuple(factors.values()))
+    kinds = (WorkerKind(), slower_kind("slower", [ROW], 2.5))
+    cluster = replace(given.cluster, num_workers=2, kinds=kinds)
     _, _, actions = rows_of(replace(given, cluster=cluster))
     infers = [row for row in actions if row.exec is not None]
     assert {row.worker_id for row in infers} == factors.keys()
@@ -174,6 +178,31 @@ def test_unlike_gpus_take_their_factors_and_are_predicted_to() -> None:
         duration_ns = ROW.exec_ns[row.batch_size] * factors[row.worker_id]
         assert row.exec is not None
         assert row.exec.duration_ns == row.expected_duration_ns == duration_ns
+
+
+def test_each_kind_of_worker_has_costs_of_its_own_and_may_lack_a_model() -> None:
+    quick, slow, heavy = (replace(ROW, name=name) for name in ("quick", "slow", "heavy"))
+    models = tuple(HostedModel(ModelId(row.name), row) for row in (quick, slow, heavy))
+    here = replace(slow, exec_ns={size: 7 * ns for size, ns in slow.exec_ns.items()})
+    kinds = (
+        WorkerKind(name="card"),
+        WorkerKind(name="processor", rows={"slow": here, "heavy": None}, num_pages=50),
+    )
+    cluster = Cluster(models=models, num_workers=2, kinds=kinds, copy_bytes_per_s=FAST_COPIES)
+    source = Poisson(models=range(3), rate_rps=600, slo_ns=100 * MS, end_ns=NS_PER_S, seed=1)
+    workload = Workload(models=tuple(m.model_id for m in models), sources=(source,))
+    given = Case(workload=workload, cluster=cluster, duration_ns=NS_PER_S, scheduler=EXACT)
+    _, _, actions = rows_of(given)
+    infers = [row for row in actions if row.exec is not None]
+    ran = {(row.worker_id, row.model_id) for row in infers}
+    assert ("gpu1", "slow") in ran
+    assert ("gpu1", "heavy") not in ran
+    for row in infers:
+        factor = 7 if (row.worker_id, row.model_id) == ("gpu1", "slow") else 1
+        assert row.exec is not None
+        assert row.exec.duration_ns == factor * ROW.exec_ns[row.batch_size]
+    assert cluster.least_row(models[1]) == slow
+    assert cluster.pages_of_worker(1) == 50
 
 
 def test_tensors_wait_for_each_other_on_a_link() -> None:
@@ -455,10 +484,14 @@ def test_cases_that_cannot_be_are_refused() -> None:
         )
     with pytest.raises(ConfigError, match=r"no models"):
         Cluster(models=())
-    with pytest.raises(ConfigError, match=r"found 1 exec_factors, expected one for each of 2"):
-        Cluster(models=copies_of(ROW, 1), num_workers=2, exec_factors=(1.0,))
-    with pytest.raises(ConfigError, match=r"exec_factors has nan, expected 0.01 to 100"):
-        Cluster(models=copies_of(ROW, 1), exec_factors=(float("nan"),))
+    with pytest.raises(ConfigError, match=r"kinds of 1 workers, expected one for each of 2"):
+        Cluster(models=copies_of(ROW, 1), num_workers=2, kinds=(WorkerKind(),))
+    with pytest.raises(ConfigError, match=r"two different kinds have the same name"):
+        Cluster(
+            models=copies_of(ROW, 1), num_workers=2, kinds=(WorkerKind(), WorkerKind(num_pages=1))
+        )
+    with pytest.raises(ConfigError, match=r"exec_factor is nan, expected 0.01 to 100"):
+        slower_kind("odd", [ROW], float("nan"))
     with pytest.raises(ConfigError, match=r"2 clocks for 1 workers"):
         case(workload, faults=Faults(clocks=(WorkerClock(), WorkerClock())))
     with pytest.raises(ConfigError, match=r"lost worker 1: there are 1"):

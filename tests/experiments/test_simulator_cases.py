@@ -75,8 +75,15 @@ pause_s = 0.2
 
 [cluster]
 num_workers = 2
-exec_factors = [1, 2.5]
 noise = { exec_sigma = 0.01 }
+
+[[cluster.kinds]]
+name = "card"
+
+[[cluster.kinds]]
+name = "slower"
+exec_factor = 2.5
+num_pages = 9
 
 [network]
 delay_ns = 1_000
@@ -100,7 +107,13 @@ at_ns = 100
     case = read_case(write(tmp_path, text), seconds=3, seed=9)
     assert (case.duration_ns, case.seed, case.refusal_pause_ns) == (3 * NS_PER_S, 9, 5)
     assert case.cluster.num_workers == 2
-    assert case.cluster.exec_factors == (1, 2.5)
+    card, slower = case.cluster.kinds
+    row = case.cluster.models[0].row
+    assert (card.name, card.row_of(row), case.cluster.pages_of_worker(0)) == ("card", row, 1376)
+    scaled = slower.row_of(row)
+    assert scaled is not None
+    assert scaled.exec_ns == {size: round(2.5 * ns) for size, ns in row.exec_ns.items()}
+    assert (scaled.load_ns, case.cluster.pages_of_worker(1)) == (row.load_ns, 9)
     assert (case.cluster.noise.exec_sigma, case.cluster.noise.load_sigma) == (0.01, 0.0)
     assert case.network.bytes_per_s == NS_PER_S
     assert (case.scheduler.policy, case.scheduler.lookahead_ns) == ("clipper", 2 * NS_PER_MS)
@@ -150,8 +163,23 @@ at_ns = 100
         ),
         (
             "[[models]]",
-            "[cluster]\nexec_factors = [true]\n[[models]]",
-            "cluster.exec_factors: found [True], expected a list of numbers",
+            "[[cluster.kinds]]\nname = 'x'\nexec_factor = true\n[[models]]",
+            "cluster.kinds[0]: exec_factor is True, expected a number",
+        ),
+        (
+            "[[models]]",
+            "[[cluster.kinds]]\nname = 'x'\nexec_factor = 0\n[[models]]",
+            "exec_factor is 0, expected 0.01 to 100",
+        ),
+        (
+            "[[models]]",
+            "[[cluster.kinds]]\nworkers = 2\n[[models]]",
+            "cluster.kinds[0]: 'name' is missing",
+        ),
+        (
+            "[[models]]",
+            "[cluster]\nnum_workers = 3\n[[cluster.kinds]]\nname = 'x'\n[[models]]",
+            "found kinds of 1 workers, expected one for each of 3 workers",
         ),
         (
             "[[models]]",
@@ -216,7 +244,7 @@ def test_a_run_of_a_nanosecond_counts_what_it_began(tmp_path: Path) -> None:
 def test_simulate_prints_a_table_for_people(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(app, ["simulate", str(write(tmp_path, SMALL)), "--seconds=0.2"])
     assert outcome.exit_code == 0, outcome.output
-    for word in ("goodput rps", "latency p99 ms", "gpu utilisation", "clockwork"):
+    for word in ("goodput rps", "latency p99 ms", "gpu utilisation", "edf_mh"):
         assert word in outcome.stdout
 
 

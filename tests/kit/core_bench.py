@@ -33,7 +33,7 @@ from controller.core.policy import PolicyKind
 MS = NS_PER_MS
 A, B = ModelId("a"), ModelId("b")
 GPU, GPU2 = WorkerId("gpu"), WorkerId("gpu2")
-NO_DELAY = SchedulerConfig(dispatch_delay_ns=0, margin_ns=0)
+NO_DELAY = SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0)
 
 
 class CoreBench:

@@ -51,7 +51,7 @@ class SimulatedCluster:
             scheduler=scheduler.config,
             seed=seed,
         )
-        self._models = simulated(self._case.cluster)
+        self._models = simulated(self._case.cluster, self._case.cluster.kind_of(0))
         self._workers: dict[WorkerId, Worker] = {}
         self._controller = VirtualController(
             self._case,

@@ -2,8 +2,8 @@
 
 | policy      | predicts | punctual | eager copies | what it is                                      |
 |-------------|----------|----------|--------------|-------------------------------------------------|
-| `clockwork` | yes      |          |              | OSDI'20, Appendix B                             |
 | `edf_mh`    | yes      | yes      | yes          | earliest latest begin; Moore-Hodgson in overload|
+| `clockwork` | yes      |          |              | OSDI'20, Appendix B                             |
 | `clipper`   |          |          |              | NSDI'17: each container adapts its batch size   |
 | `infaas`    |          |          |              | ATC'21: a batch size per SLO, replicas          |
 

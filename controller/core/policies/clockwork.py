@@ -55,8 +55,11 @@ class ClockworkPolicy(Policy):
 
     @override
     def queue_changed(self, model: Model) -> None:
-        if model.queue:
-            self._strategies.update(model)
+        self._strategies.update(model)
+
+    @override
+    def catch_up(self, worker: WorkerState) -> None:
+        self._strategies.catch_up(worker)
 
     @override
     def unpark(self, worker: WorkerState) -> None:

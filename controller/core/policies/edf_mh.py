@@ -159,8 +159,8 @@ class EdfMhPolicy(Policy):
             elif not clients.may_run(chosen, worker, now_ns):
                 chosen = None
 
-        for batches in (aside, loading, growing, found):
-            for batch in batches:
+        if len(found) > 1 or aside or loading or growing:
+            for batch in [*aside, *loading, *growing, *found]:
                 if batch is not chosen:
                     strategies.put_back(batch)
         if chosen is None:
@@ -190,8 +190,11 @@ class EdfMhPolicy(Policy):
 
     @override
     def queue_changed(self, model: Model) -> None:
-        if model.queue:
-            self._strategies.update(model)
+        self._strategies.update(model)
+
+    @override
+    def catch_up(self, worker: WorkerState) -> None:
+        self._strategies.catch_up(worker)
 
     @override
     def demand_changed(self, model: Model) -> None:

@@ -157,6 +157,10 @@ class ReactivePolicy(Policy):
                 heappush(copy.worker.strategies, entry)
 
     @override
+    def catch_up(self, worker: WorkerState) -> None:
+        """Every change is entered at once."""
+
+    @override
     def demand_changed(self, model: Model) -> None:
         """Demand plays no part."""
 

@@ -7,6 +7,9 @@ request that joins a long queue costs nothing here.
 An entry is stale unless its key equals the copy's `strategy_key`; stale ones leave when they come to the top.
 True removal costs more: an entry costs 2 to 3.5 us more in a sorted list (sortedcontainers 2.4) than in this
 heap, and a request makes about one.
+
+A model with many copies is not entered on all their workers whenever its queue changes. It stands once among the
+changed, and each worker enters it when it looks (`catch_up`): at most as many as changed since its last look.
 """
 
 from __future__ import annotations
@@ -16,37 +19,72 @@ from itertools import count
 
 from controller.core.policies.runs import Run
 from controller.core.policy import Batch
-from controller.core.state import Copy, Model, WorkerState
+from controller.core.state import MANY_COPIES, Copy, Model, WorkerState
 
 
 class Strategies:
     """Keeps the heap of every worker, and aside the copies whose requests wait for an early end."""
 
-    __slots__ = ("_parked", "_serial")
+    __slots__ = ("_changed", "_num_changes", "_parked", "_serial")
 
     def __init__(self) -> None:
         #: Copies whose waiting requests could not be in time at the last look, each once.
         self._parked: dict[WorkerState, dict[Copy, None]] = {}
+        #: Models with many copies for which requests wait: the number of the change, the latest last.
+        self._changed: dict[Model, int] = {}
+        self._num_changes = 0
         # Breaks every tie in a heap, so that records are never compared.
         self._serial = count()
 
     def update(self, model: Model) -> None:
-        """Requests of the model came or went, or a copy became usable; `model.queue` is not empty."""
+        """Requests of the model came or went, or a copy became usable."""
         queue = model.queue
+        if not queue:
+            if self._changed:
+                self._changed.pop(model, None)
+            return
+        if len(model.copies) >= MANY_COPIES:
+            self._changed.pop(model, None)
+            self._num_changes += 1
+            self._changed[model] = self._num_changes
+            return
         head_due_ns = queue[0].due_ns
-        waiting = len(queue)
+        waiting, single = len(queue), not model.num_multi_row
         for copy in model.copies.values():
             estimates = copy.estimates
-            fit = estimates.fit
             # The key has to be a lower bound. Where rows matter too, not only the number of requests, the
             # largest size gives one.
-            few = waiting < len(fit) and not model.num_multi_row
-            index = fit[waiting] if few else -1
+            index = estimates.fit[waiting] if waiting <= estimates.sizes[-1] and single else -1
             key = head_due_ns - estimates.exec_ns[index]
             if copy.strategy_key is None or key < copy.strategy_key:
                 copy.strategy_key = key
                 entry = (key, -estimates.sizes[index], model.sequence, next(self._serial), copy)
                 heappush(copy.worker.strategies, entry)
+
+    def catch_up(self, worker: WorkerState) -> None:
+        """Enter on the worker what changed, of models with many copies, since it was asked last."""
+        seen = worker.seen_change
+        if seen == self._num_changes:
+            return
+        worker.seen_change = self._num_changes
+        for model, number in reversed(self._changed.items()):
+            if number <= seen:
+                break
+            copy = model.copies.get(worker)
+            if copy is not None and model.queue:
+                self._enter(copy)
+
+    def _enter(self, copy: Copy) -> None:
+        """Enter a copy for which requests wait, or move it forward."""
+        model, estimates = copy.model, copy.estimates
+        queue, single = model.queue, not model.num_multi_row
+        few = len(queue) <= estimates.sizes[-1] and single
+        index = estimates.fit[len(queue)] if few else -1
+        key = queue[0].due_ns - estimates.exec_ns[index]
+        if copy.strategy_key is None or key < copy.strategy_key:
+            copy.strategy_key = key
+            entry = (key, -estimates.sizes[index], model.sequence, next(self._serial), copy)
+            heappush(copy.worker.strategies, entry)
 
     def take(
         self, worker: WorkerState, free_ns: int, soon_ns: int, run: Run, loading: list[Batch]
@@ -119,8 +157,8 @@ class Strategies:
         if worker not in self._parked:
             return
         for copy in self._parked.pop(worker):
-            if copy.model.queue and worker.copies.get(copy.model) is copy:
-                self.update(copy.model)
+            if copy.model.queue and copy.model.copies.get(worker) is copy:
+                self._enter(copy)
 
 
 def soonest(loading: list[Batch]) -> Batch:

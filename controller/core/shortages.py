@@ -1,0 +1,155 @@
+"""What each kind of worker falls short of, and what one more of it would answer: signals for whoever scales.
+
+Everything is counted as it happens, per kind: work done where a result comes, requests dropped where they are
+refused. Rates are differences between now and a sample of the counts, of which the last ten seconds are kept.
+
+| a request is dropped                           | for want of                                         |
+|------------------------------------------------|-----------------------------------------------------|
+| though a copy of its model is resident         | EXEC time                                           |
+| and no copy is; none was evicted               | LOAD time: PCIe                                     |
+| and no copy is; one was evicted before         | pages: the weights were there once                  |
+| because nobody offers the model                | a worker, whatever its kind                         |
+
+A request counts for the kind of the first worker that has its model. Late answers are no shortage: they were
+predicted to be in time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from clockwright.errors import Refusal
+from clockwright.units import NS_PER_S, GpuKind
+from controller.core.state import KindCounts, Request
+
+_SAMPLE_NS = NS_PER_S
+_KEPT_NS = 10 * NS_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindStatistics:
+    """How one kind of worker did in the last seconds."""
+
+    gpu_kind: GpuKind
+    num_workers: int
+    #: How long the rates look back.
+    over_ns: int
+    #: Share of the time that EXECs took, and LOADs.
+    exec_busy: float
+    load_busy: float
+    #: Requests that were run, and weights that were loaded and evicted, per second.
+    run_rps: float
+    loads_per_s: float
+    evictions_per_s: float
+    #: Requests dropped per second, for want of each.
+    dropped_for_exec_rps: float
+    dropped_for_loads_rps: float
+    dropped_for_pages_rps: float
+    #: Requests that one more worker of the kind would answer, per second.
+    one_more_rps: float
+
+
+@dataclass(slots=True)
+class _CountsThen:
+    """All counts at one time."""
+
+    at_ns: int
+    kinds: dict[GpuKind, KindCounts]
+    num_without_worker: int
+
+
+class Shortages:
+    """Counts per kind, and samples of them."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[GpuKind, KindCounts] = {}
+        self._num_without_worker = 0
+        self._samples: deque[_CountsThen] = deque([_CountsThen(0, {}, 0)])
+        self._sampled_ns = 0
+
+    def of_kind(self, gpu_kind: GpuKind) -> KindCounts:
+        """The counts of a kind."""
+        return self._kinds.setdefault(gpu_kind, KindCounts())
+
+    def dropped(self, request: Request, refusal: Refusal, now_ns: int) -> None:
+        """A request is refused that was never sent."""
+        if now_ns >= self._sampled_ns + _SAMPLE_NS:
+            self.sample(now_ns)
+        model = request.model
+        if refusal is Refusal.OVERLOADED or refusal is Refusal.COLD:
+            for copy in model.copies.values():
+                if copy.resident:
+                    copy.worker.counts.num_for_exec += 1
+                    return
+            for worker in model.ready:
+                if model.evicted:
+                    worker.counts.num_for_pages += 1
+                else:
+                    worker.counts.num_for_loads += 1
+                return
+        elif refusal is Refusal.NO_WORKER:
+            self._num_without_worker += 1
+
+    def sample(self, now_ns: int) -> None:
+        """Keep the counts of now, if those kept last are a second old; linear in kinds."""
+        if now_ns < self._sampled_ns + _SAMPLE_NS:
+            return
+        self._sampled_ns = now_ns
+        samples = self._samples
+        # The last one that is too old stays until there is another to look back to.
+        while len(samples) > 1 and samples[0].at_ns < now_ns - _KEPT_NS:
+            samples.popleft()
+        kinds = {kind: replace(counts) for kind, counts in self._kinds.items()}
+        samples.append(_CountsThen(now_ns, kinds, self._num_without_worker))
+
+    def statistics(self, now_ns: int) -> tuple[tuple[KindStatistics, ...], float]:
+        """Each kind's, and the requests per second that no worker was there for."""
+        self.sample(now_ns)
+        before = self._before(now_ns)
+        over_ns = max(1, now_ns - before.at_ns)
+        without = (self._num_without_worker - before.num_without_worker) * NS_PER_S / over_ns
+        kinds = tuple(
+            _statistics(kind, before.kinds.get(kind, KindCounts()), counts, over_ns, now_ns)
+            for kind, counts in self._kinds.items()
+        )
+        return kinds, without
+
+    def _before(self, now_ns: int) -> _CountsThen:
+        """The oldest sample of the last seconds; where nothing happened for long, the one before."""
+        older = [sample for sample in self._samples if sample.at_ns < now_ns]
+        for sample in older:
+            if sample.at_ns >= now_ns - _KEPT_NS:
+                return sample
+        return older[-1] if older else self._samples[0]
+
+
+def _statistics(
+    kind: GpuKind, before: KindCounts, counts: KindCounts, over_ns: int, now_ns: int
+) -> KindStatistics:
+    worker_ns = max(1, counts.worker_ns_at(now_ns) - before.worker_ns_at(now_ns - over_ns))
+
+    def rate(name: str) -> float:
+        return float((getattr(counts, name) - getattr(before, name)) * NS_PER_S / over_ns)
+
+    exec_ns = counts.exec_ns - before.exec_ns
+    run_rps = rate("num_run")
+    for_exec, for_loads, for_pages = map(rate, ("num_for_exec", "num_for_loads", "num_for_pages"))
+    # In batches as dense as now; and of what is cold, as much as each worker there serves with its pages and PCIe.
+    most_rps = run_rps * over_ns / exec_ns if exec_ns else 0.0
+    per_worker_rps = run_rps * over_ns / worker_ns
+    cold_rps = min(for_loads + for_pages, per_worker_rps)
+    return KindStatistics(
+        gpu_kind=kind,
+        num_workers=counts.num_workers,
+        over_ns=over_ns,
+        exec_busy=min(1.0, exec_ns / worker_ns),
+        load_busy=min(1.0, (counts.load_ns - before.load_ns) / worker_ns),
+        run_rps=run_rps,
+        loads_per_s=rate("num_loads"),
+        evictions_per_s=rate("num_evictions"),
+        dropped_for_exec_rps=for_exec,
+        dropped_for_loads_rps=for_loads,
+        dropped_for_pages_rps=for_pages,
+        one_more_rps=min(for_exec + cold_rps, most_rps),
+    )

@@ -1,0 +1,129 @@
+"""The comparison on workloads that nobody tuned to: what it counts, and what it makes of the counts."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+from experiments.simulator import Case, Cluster, copies_of
+from experiments.unseen.__main__ import (
+    FAMILIES,
+    MODULES,
+    PolicyRow,
+    differences,
+    figures_of,
+    produce,
+)
+from experiments.unseen.bounds import bound_of
+from experiments.unseen.family import Family
+from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
+from modelzoo.profile import load_profile
+from traces.arrivals import Poisson, Workload
+
+
+def poisson(seed: int, rate_rps: float = 2000, num_models: int = 8) -> Case:
+    models = copies_of(load_profile("table1").row_for("resnet50_v1b"), num_models)
+    source = Poisson(
+        models=range(num_models),
+        rate_rps=rate_rps,
+        slo_ns=25 * NS_PER_MS,
+        end_ns=NS_PER_S,
+        seed=seed,
+    )
+    return Case(
+        workload=Workload(models=tuple(model.model_id for model in models), sources=(source,)),
+        cluster=Cluster(models=models),
+        duration_ns=NS_PER_S,
+        seed=seed,
+    )
+
+
+def outcome(answered: int, asked: int = 100, **counts: object) -> FamilyOutcome:
+    shares = {"refusal_p50_share": 0.0, "refusal_p99_share": 0.0, "p50_ms": 1.0, "p99_ms": 2.0}
+    return replace(FamilyOutcome(asked=asked, answered=answered, late=0, **shares), **counts)  # type: ignore[arg-type]
+
+
+def row(part: str, name: str, policy: str, answered: int, **counts: object) -> PolicyRow:
+    family = Family(name=name, part=part, case=poisson)
+    found = replace(outcome(answered), **counts)  # type: ignore[arg-type]
+    return PolicyRow(family, policy, (found,), (), (100,))
+
+
+def test_each_family_has_a_name_of_its_own_and_is_of_its_module_s_part() -> None:
+    families = [family for module in MODULES for family in module.FAMILIES]
+    assert len(FAMILIES) == len(families)
+    for module in MODULES:
+        assert {family.part for family in module.FAMILIES} == {module.__name__.rpartition(".")[2]}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_family_gives_the_same_requests_again_and_others_for_another_seed(name: str) -> None:
+    family = FAMILIES[name]
+    first, again, other = (list(family.case(seed).workload) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other or family.case(1).workload.closed_loops
+    assert len(first) <= 40_000
+
+
+def test_no_policy_answers_more_than_the_bound_and_every_request_counts_once() -> None:
+    family = Family(name="overload", part="any", case=poisson, begin_ns=NS_PER_S // 4)
+    bound = bound_of(family, seed=3)
+    for policy in COMPARED:
+        found = measure(family, policy, seed=3)
+        assert found.answered <= bound < found.asked
+        assert found.answered + sum(found.refused.values()) == found.asked
+
+
+def test_plain_edf_answers_less_than_edf_mh_under_overload() -> None:
+    family = Family(name="overload", part="any", case=poisson)
+    shares = {policy: measure(family, policy, seed=1).share for policy in ("edf", "edf_mh")}
+    assert shares["edf"] + 0.02 < shares["edf_mh"]
+
+
+def test_who_is_asked_without_the_fault_is_compared_and_nobody_else() -> None:
+    family = Family(name="flood_of_one", part="flood", case=poisson, without=poisson)
+    flooded = outcome(60, asked=200, asked_by={"a": 50, "b": 150}, answered_by={"a": 40, "b": 20})
+    alone = outcome(50, asked=50, asked_by={"a": 50}, answered_by={"a": 50})
+    flood = PolicyRow(family, "edf_mh", (flooded,), (alone,), (-1,))
+    assert figures_of([flood])["flood_innocent_share"] == pytest.approx(0.8)
+
+
+def test_a_part_is_as_good_as_its_worst_family_and_a_policy_as_its_worst_beside_the_best() -> None:
+    rows = [
+        row("averse", "a", "edf_mh", 97),
+        row("averse", "a", "edf", 96),
+        row("averse", "b", "edf_mh", 90),
+        row("averse", "b", "edf", 93),
+        row("averse", "b", "clipper", 10),
+        row("refusals", "many", "edf_mh", 60, refusal_p50_share=0.2, num_models=15),
+        row("refusals", "burst_of_90", "edf_mh", 64),
+        row("unlike", "three_kinds", "edf_mh", 99),
+    ]
+    figures = figures_of(rows)
+    assert figures["averse_bound_share"] == pytest.approx(0.9)
+    assert figures["worst_vs_best_policy_points"] == pytest.approx(-3)
+    assert differences(rows) == {"a": (1.0, "edf"), "b": (-3.0, "edf")}
+    assert figures["refusal_p50_share_15"] == pytest.approx(0.2)
+    assert figures["burst_wrong_refusals"] == 36
+    assert figures["unlike_violated_pct"] == pytest.approx(1)
+
+
+def test_the_files_have_a_line_per_run_and_the_figures(tmp_path: Path) -> None:
+    produce(
+        [FAMILIES["tiny_slo_2ms"]],
+        policies=("edf", "edf_mh"),
+        seeds=(1,),
+        processes=1,
+        directory=tmp_path,
+    )
+    with (tmp_path / "unseen.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["policy"] for line in lines] == ["edf", "edf_mh"]
+    assert all(int(line["answered"]) <= int(line["asked"]) for line in lines)
+    record = json.loads((tmp_path / "unseen.json").read_text(encoding="utf-8"))
+    assert "worst_vs_best_policy_points" in record["figures"]
