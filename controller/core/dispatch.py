@@ -214,7 +214,8 @@ class Dispatch:
             action, copy, begin_ns, begin_ns + duration_ns, worker.clock_mhz, requests
         )
         self._books.begin_infer(sent, batch, now_ns)
-        self._gates.sent(worker, model, requests, now_ns)
+        if self._gates.active:
+            self._gates.sent(worker, model, requests, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
             SendAction(

@@ -124,13 +124,13 @@ class Gates:
             batch_slo_ns: requests with such an SLO wait for time left over, and are let in.
         """
         self._at_once = at_once
+        #: Whether they ever close; else nothing has to be told.
+        self.active = at_once > 0.0
         self._batch_slo_ns = batch_slo_ns
         self._loads = Gate()
 
     def sent(self, worker: WorkerState, model: Model, requests: list[Request], now_ns: int) -> None:
         """A batch goes to a worker."""
-        if not self._at_once:
-            return
         number = len(requests)
         model.ran_on, model.sent_ns = worker, now_ns
         model.fate.count(now_ns, served=number)
@@ -140,7 +140,7 @@ class Gates:
 
     def dropped(self, request: Request, refusal: Refusal, now_ns: int, *, waited: bool) -> None:
         """A request is refused that was never sent; reasons other than want of time do not count."""
-        if not self._at_once or request.slo_ns >= self._batch_slo_ns:
+        if not self.active or request.slo_ns >= self._batch_slo_ns:
             return
         model = request.model
         if refusal is Refusal.COLD:
@@ -153,7 +153,7 @@ class Gates:
 
     def turn_away(self, request: Request, now_ns: int) -> Refusal | None:
         """Why a request that arrives is refused although it could be in time; None: it is not."""
-        if not self._at_once or request.slo_ns >= self._batch_slo_ns:
+        if request.slo_ns >= self._batch_slo_ns:
             return None
         if request.cold:
             return Refusal.COLD if self._loads.turns_away(request, self._at_once, now_ns) else None

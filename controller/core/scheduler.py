@@ -333,14 +333,7 @@ class Scheduler:
             verdict = judge(request, self._now_ns, arriving=True)
         else:
             verdict = judge_without_prediction(request)
-        if verdict.refusal is None:
-            verdict.refusal = self._gates.turn_away(request, self._now_ns)
-            if verdict.refusal is not None:
-                # The policy does not hear of it, and goes on as if less had been asked.
-                books.shortages.dropped(request, verdict.refusal, self._now_ns)
-                self._commands.append(refusal_of(request, _waited_in_vain(request, verdict)))
-                return None
-        else:
+        if verdict.refusal is not None:
             self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(refusal_of(request, verdict))
@@ -349,6 +342,13 @@ class Scheduler:
             if model.suspended:
                 self._probe(model, request.request_id)
             return None
+        if self._gates.active:
+            verdict.refusal = self._gates.turn_away(request, self._now_ns)
+            if verdict.refusal is not None:
+                # The policy does not hear of it, and goes on as if less had been asked.
+                books.shortages.dropped(request, verdict.refusal, self._now_ns)
+                self._commands.append(refusal_of(request, _waited_in_vain(request, verdict)))
+                return None
         books.enqueue(request)
         if self._predicts:  # else it waits until it has run
             self._alarms.watch(request, verdict.hopeless_ns)
