@@ -62,6 +62,8 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
 
     best: Verdict | None = None
     best_finish_ns = 0
+    # How many rows a ns all workers together run, and would have run if they could begin now.
+    rate = lost_rows = 0.0
     copies = model.copies
     for worker, copy in copies.items():
         estimates = copy.estimates
@@ -89,6 +91,8 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
             return Verdict(hopeless_ns=due_ns - exec_ns)
         if best is None or finish_ns < best_finish_ns:
             best, best_finish_ns = Verdict(load_ns=load_ns, exec_ns=exec_ns), finish_ns
+        rate += 1.0 / estimates.ns_per_row
+        lost_rows += (begin_ns - now_ns) / estimates.ns_per_row
 
     shortest_ns: int | None = None
     for worker, readiness in ready.items():
@@ -111,6 +115,13 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
         if best is None or finish_ns < best_finish_ns:
             best = Verdict(load_ns=estimates.load_ns, exec_ns=exec_ns)
             best_finish_ns = finish_ns
+        if ahead > rows:
+            # The requests ahead may be shared among the copies there are and those that can be loaded.
+            rate += 1.0 / estimates.ns_per_row
+            lost_rows += (begin_ns - now_ns) / estimates.ns_per_row
+            shared_ns = now_ns + int((ahead + lost_rows) / rate)
+            if max(shared_ns, begin_ns + exec_ns) <= due_ns:
+                return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
 
     if best is None or shortest_ns is None:
         largest = max(readiness.estimates.sizes[-1] for readiness in ready.values())

@@ -58,12 +58,17 @@ class EdfMhConfig:
     deferral: bool = True
     #: Batch clients' work runs on a limited number of GPUs at once. Else on every lane that is idle.
     limit_batch: bool = True
+    #: Under overload, this share of all requests dropped is refused at arrival (gate.py); the others when
+    #: their slack is gone. The larger, the sooner clients know, and the less is served: batches are densest
+    #: where all wait and the sparse are dropped in the end. 0: whatever may be served waits.
+    at_once: float = 0.57
 
     def __post_init__(self) -> None:
         if not 0 <= self.pressure_gain <= 100:
             raise ConfigError(f"pressure_gain is {self.pressure_gain}, expected 0 to 100")
-        if not 0 <= self.isolation <= 1:
-            raise ConfigError(f"isolation is {self.isolation}, expected 0 to 1")
+        for name in ("isolation", "at_once"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 1")
         for tenant, weight in self.tenant_weights.items():
             # The comparison is false for NaN too.
             if not isinstance(weight, (int, float)) or not 0 < weight <= 100:

@@ -60,6 +60,9 @@ class Policy(Protocol):
     max_outstanding: int
     #: Kept free between the predicted end of an EXEC and the deadline of a request that arrives now.
     margin_ns: int
+    #: Under overload, this share of all requests dropped is to be refused at arrival (gate.py). 0: those
+    #: alone of which a prediction says that they cannot be in time.
+    at_once: float = 0.0
 
     @property
     def wants_any(self) -> bool:

@@ -69,6 +69,7 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
+from controller.core.gate import Gates
 from controller.core.health import Health
 from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
@@ -144,8 +145,16 @@ class Scheduler:
         self._alarms = Alarms(self.config)
         self._books = Books(self._policy)
         self._health = Health(self._books)
+        at_once = self._policy.at_once if self._predicts else 0.0
+        self._gates = Gates(at_once, self.config.batch_slo_ns)
         self._dispatch = Dispatch(
-            self.config, kind.traits, self._policy, self._books, self._alarms, self._commands
+            self.config,
+            kind.traits,
+            self._policy,
+            self._books,
+            self._alarms,
+            self._gates,
+            self._commands,
         )
         self._handlers: dict[type, Callable[[Any], None]] = {
             RequestArrived: self._request_arrived,
@@ -260,15 +269,34 @@ class Scheduler:
 
     def _requests_arrived(self, event: RequestsArrived) -> None:
         # Each model once, in the order of arrival.
-        models = dict.fromkeys(map(self._admit, event.requests))
-        for model in models:
-            if model is not None:
-                self._books.came(model)
-                self._dispatch.place(model, self._now_ns)
+        models: dict[Model, int] = {}
         for request in event.requests:
-            model = self._books.models.get(request.model_id)
-            if model is not None and model.suspended:
-                self._probe(model, request.request_id)
+            admitted = self._admit(request)
+            if admitted is not None:
+                models[admitted] = models.get(admitted, 0) + 1
+        copied: list[Model] = []
+        for model, number in models.items():
+            self._books.came(model)
+            num_copies = len(model.copies)
+            self._dispatch.place(model, self._now_ns)
+            if number > 1 and len(model.copies) > num_copies:
+                copied.append(model)
+        # Had they come one by one, each could have brought its model one more copy.
+        while copied:
+            copied = [model for model in copied if self._copied_again(model, models)]
+        for request in event.requests:
+            asked = self._books.models.get(request.model_id)
+            if asked is not None and asked.suspended:
+                self._probe(asked, request.request_id)
+
+    def _copied_again(self, model: Model, numbers: dict[Model, int]) -> bool:
+        """Whether a further one of the model's requests that came together brings it a further copy."""
+        numbers[model] -= 1
+        num_copies = len(model.copies)
+        if not numbers[model] or not model.queue or num_copies == len(model.ready):
+            return False
+        self._dispatch.seek_copy(model, self._now_ns)
+        return len(model.copies) > num_copies
 
     def _admit(self, event: RequestArrived) -> Model | None:
         """Queue a request, or refuse it; returns its model in the first case."""
@@ -311,6 +339,7 @@ class Scheduler:
         else:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
+            self._gates.dropped(request, verdict.refusal, self._now_ns, waited=False)
             books.dropped(request, verdict.refusal, self._now_ns)
             self._commands.append(refusal_of(request, verdict))
             if len(model.copies) < len(model.ready):
@@ -318,6 +347,13 @@ class Scheduler:
             if model.suspended:
                 self._probe(model, request.request_id)
             return None
+        if self._gates.active:
+            verdict.refusal = self._gates.turn_away(request, self._now_ns)
+            if verdict.refusal is not None:
+                # The policy does not hear of it, and goes on as if less had been asked.
+                books.shortages.dropped(request, verdict.refusal, self._now_ns)
+                self._commands.append(refusal_of(request, _waited_in_vain(request, verdict)))
+                return None
         books.enqueue(request)
         if self._predicts:  # else it waits until it has run
             self._alarms.watch(request, verdict.hopeless_ns)
@@ -404,7 +440,9 @@ class Scheduler:
                 continue
             if verdict.refusal is None:
                 verdict.refusal = Refusal.OVERLOADED
+                _waited_in_vain(request, verdict)
             self._leave_queue(request)
+            self._gates.dropped(request, verdict.refusal, now_ns, waited=True)
             self._books.dropped(request, verdict.refusal, now_ns)
             self._refuse(request, verdict)
             model = request.model
@@ -892,6 +930,13 @@ class Scheduler:
         self._health.forget(worker, model)
         if self._books.forget(model, worker):
             self._commands.append(ForgetModel(worker_id=worker.worker_id, model_id=model.model_id))
+
+
+def _waited_in_vain(request: Request, verdict: Verdict) -> Verdict:
+    """Others went first, or would, until the request's slack was gone."""
+    verdict.exec_ns = request.due_ns - verdict.hopeless_ns
+    verdict.queue_ns = verdict.hopeless_ns - request.arrival_ns
+    return verdict
 
 
 def _explained(worker: WorkerState, event: ActionFailed) -> bool:

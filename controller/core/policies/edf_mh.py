@@ -105,6 +105,7 @@ class EdfMhPolicy(Policy):
         pieces = config.edf_mh
         self.max_outstanding = config.max_outstanding
         self.margin_ns = config.margin_ns
+        self.at_once = pieces.at_once
         self.lookahead_ns = self._longest_ns = config.lookahead_ns
         if pieces.adaptive_lookahead:
             self.lookahead_ns = min(_FIRST_LOOKAHEAD_NS, config.lookahead_ns)

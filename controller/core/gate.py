@@ -1,0 +1,200 @@
+"""Refused at once instead of in vain: under overload some models are closed for a moment, in turn.
+
+When more is asked than the lanes can do, a policy that strikes batches out decides late, because it keeps what
+happens to make dense batches. Nobody can know at arrival which requests those will be. So the gate makes room
+for itself: it refuses requests at arrival, as many as its part of all that are dropped, and the policy then
+drops the fewer. Refusing at random would thin every model's batches. All requests of a few models are refused
+for some SLOs, then those of others, which leaves the batches of the rest as dense as they were.
+
+A model is closed between two of its batches, not while one gathers. Models of which the policy drops more are
+closed for longer, so that who is refused stays the policy's choice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from clockwright.errors import Refusal
+from clockwright.units import NS_PER_MS, NS_PER_S
+
+if TYPE_CHECKING:
+    from controller.core.state import Model, Request, WorkerState
+
+# What was counted before counts half as much after each window.
+_WINDOW_NS = 50 * NS_PER_MS
+
+# With fewer dropped, a burst that passes would close models whose requests could be served.
+_FROM = 0.01
+
+# Each model's turn comes once in so many SLOs. Shorter turns cut more batches; longer ones refuse a client for
+# longer. Where a full batch waits anyway, there are none to cut, and a turn is short.
+_SLOS = 16.0
+_SLOS_FULL = 0.5
+
+# The share closed follows what is missing of the aim, by this much per window.
+_STEP = 0.3
+_MOST = 0.95
+
+# Spreads the models' turns evenly whatever their number: 2^32 over the golden ratio.
+_GOLDEN: Final = 2654435769
+_CIRCLE: Final = 1 << 32
+
+
+# What became of a model's requests counts half as much after this time.
+_HALF_LIFE_NS = 2 * NS_PER_S
+# A model counts as having had so many more requests, served at the mean share.
+_PRIOR = 16.0
+
+
+class ServedShare:
+    """Share of the requests served; what is older counts half as much every two seconds."""
+
+    __slots__ = ("_dropped", "_period", "_served")
+
+    def __init__(self) -> None:
+        self._served = 0.0
+        self._dropped = 0.0
+        self._period = 0
+
+    def count(self, now_ns: int, *, served: int = 0, dropped: int = 0) -> None:
+        """Requests went to a worker, or were refused."""
+        period = now_ns // _HALF_LIFE_NS
+        if period != self._period:
+            fade = 0.5 ** min(period - self._period, 64)
+            self._served *= fade
+            self._dropped *= fade
+            self._period = period
+        self._served += served
+        self._dropped += dropped
+
+    def beside(self, mean: float) -> float:
+        """The share, as though some more requests had been served at the mean share.
+
+        One unlucky request of a model that is seldom asked for so says little.
+        """
+        return (self._served + _PRIOR * mean) / (self._served + self._dropped + _PRIOR)
+
+
+class Gate:
+    """What became of the requests for one exec lane, or for all loads, and the share of models closed for it."""
+
+    __slots__ = ("_at_door", "_fate", "_served", "_share", "_turned_away", "_until_ns", "_waited")
+
+    def __init__(self) -> None:
+        # Requests of late: served; refused after they waited, by prediction, by the gate.
+        self._served = self._waited = self._at_door = self._turned_away = 0.0
+        #: Those that were not turned away, over seconds.
+        self._fate = ServedShare()
+        self._share = 0.0
+        self._until_ns = 0
+
+    def served(self, number: int, now_ns: int) -> None:
+        """Requests went to a worker."""
+        self._served += number
+        self._fate.count(now_ns, served=number)
+
+    def dropped(self, now_ns: int, *, waited: bool) -> None:
+        """A request was refused for want of time, at arrival or later."""
+        if waited:
+            self._waited += 1
+        else:
+            self._at_door += 1
+        self._fate.count(now_ns, dropped=1)
+
+    def turns_away(self, request: Request, at_once: float, now_ns: int) -> bool:
+        """Whether a request that arrives is refused because its model is closed now.
+
+        Args:
+            request: it could be served as far as anybody can predict.
+            at_once: share of all requests dropped that is to be refused at arrival.
+            now_ns: the present.
+        """
+        if now_ns >= self._until_ns:
+            self._follow(at_once, now_ns)
+        if not self._share:
+            return False
+        model = request.model
+        mean = 1.0 - self._fate.beside(1.0)
+        own = 1.0 - model.fate.beside(1.0 - mean)
+        share = min(self._share * own / mean, _MOST) if mean > 0.0 else self._share
+        estimates = model.fastest
+        full = estimates is not None and len(model.queue) >= estimates.sizes[-1]
+        turn_ns = int(request.slo_ns * (_SLOS_FULL if full else _SLOS))
+        place = (model.sequence * _GOLDEN + now_ns * _CIRCLE // turn_ns) % _CIRCLE
+        if place >= share * _CIRCLE:
+            return False
+        if model.queue and model.sent_ns < now_ns - place * turn_ns // _CIRCLE:
+            return False  # a batch has been gathering since before it was closed
+        self._turned_away += 1
+        return True
+
+    def _follow(self, at_once: float, now_ns: int) -> None:
+        """A window is over: close more models, or fewer."""
+        dropped = self._waited + self._at_door + self._turned_away
+        total = dropped + self._served
+        if now_ns >= self._until_ns + _WINDOW_NS or not total:
+            self._served = self._waited = self._at_door = self._turned_away = self._share = 0.0
+        elif self._waited + self._at_door < _FROM * total:
+            # What the gate itself refuses is no sign that there is still too much.
+            self._share = self._share / 2 if self._share > _FROM else 0.0
+        else:
+            missing = at_once * dropped - self._at_door - self._turned_away
+            self._share = min(max(self._share + _STEP * missing / total, 0.0), _MOST)
+        self._served /= 2
+        self._waited /= 2
+        self._at_door /= 2
+        self._turned_away /= 2
+        self._until_ns = now_ns + _WINDOW_NS
+
+
+class Gates:
+    """A gate for each worker's exec lane, and one for loads."""
+
+    def __init__(self, at_once: float, batch_slo_ns: int) -> None:
+        """Make them open.
+
+        Args:
+            at_once: share of all requests dropped that is to be refused at arrival; 0: the gates stay open.
+            batch_slo_ns: requests with such an SLO wait for time left over, and are let in.
+        """
+        self._at_once = at_once
+        #: Whether they ever close; else nothing has to be told.
+        self.active = at_once > 0.0
+        self._batch_slo_ns = batch_slo_ns
+        self._loads = Gate()
+
+    def sent(self, worker: WorkerState, model: Model, requests: list[Request], now_ns: int) -> None:
+        """A batch goes to a worker."""
+        number = len(requests)
+        model.ran_on, model.sent_ns = worker, now_ns
+        model.fate.count(now_ns, served=number)
+        worker.gate.served(number, now_ns)
+        if requests[0].cold:
+            self._loads.served(number, now_ns)
+
+    def dropped(self, request: Request, refusal: Refusal, now_ns: int, *, waited: bool) -> None:
+        """A request is refused that was never sent; reasons other than want of time do not count."""
+        if not self.active or request.slo_ns >= self._batch_slo_ns:
+            return
+        model = request.model
+        if refusal is Refusal.COLD:
+            self._loads.dropped(now_ns, waited=waited)
+        elif refusal is Refusal.OVERLOADED and model.ran_on is not None:
+            model.ran_on.gate.dropped(now_ns, waited=waited)
+        else:
+            return
+        model.fate.count(now_ns, dropped=1)
+
+    def turn_away(self, request: Request, now_ns: int) -> Refusal | None:
+        """Why a request that arrives is refused although it could be in time; None: it is not."""
+        if request.slo_ns >= self._batch_slo_ns:
+            return None
+        if request.cold:
+            return Refusal.COLD if self._loads.turns_away(request, self._at_once, now_ns) else None
+        worker = request.model.ran_on
+        # What finds a lane idle is served.
+        if worker is None or not worker.exec_lane:
+            return None
+        return (
+            Refusal.OVERLOADED if worker.gate.turns_away(request, self._at_once, now_ns) else None
+        )

@@ -1,0 +1,62 @@
+"""Who is refused at arrival: nobody who can be served, and what would wait in vain."""
+
+from __future__ import annotations
+
+import pytest
+
+from clockwright.errors import Refusal
+from clockwright.units import ModelId, RequestId, WorkerId
+from controller.core import SchedulerConfig
+from controller.core.events import Command, ModelAdded, RequestArrived, RequestsArrived
+from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, loads, refusals
+
+
+def burst(bench: CoreBench, numbers: dict[ModelId, int], *, slo_ms: int) -> list[Command]:
+    """So many requests for each model, told in one event."""
+    models = [model for model, number in numbers.items() for _ in range(number)]
+    arrivals = [
+        RequestArrived(
+            request_id=RequestId(1000 + place),
+            model_id=model,
+            rows=1,
+            arrival_ns=bench.now_ns,
+            slo_ns=slo_ms * MS,
+        )
+        for place, model in enumerate(models)
+    ]
+    return bench.tell(RequestsArrived(requests=tuple(arrivals)))
+
+
+def idle(policy: str, *workers: WorkerId, models: tuple[ModelId, ...] = (A,)) -> CoreBench:
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0))
+    for worker in workers:
+        bench.join(worker)
+    for model in models:
+        bench.tell(ModelAdded(model_id=model))
+        for worker in workers:
+            bench.ready(model, worker)
+    return bench
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_burst_for_a_cold_model_is_shared_among_idle_workers(policy: str) -> None:
+    """One GPU answers 16 in the 87 ms that are left of 100 ms, so 20 are nothing for two."""
+    bench = idle(policy, GPU, GPU2)
+    commands = burst(bench, {A: 20}, slo_ms=100)
+    assert refusals(commands) == []
+    assert sorted(loads(commands)) == [(GPU, A), (GPU2, A)]
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_what_two_idle_workers_cannot_share_is_refused_at_once(policy: str) -> None:
+    bench = idle(policy, GPU, GPU2)
+    refused = refusals(burst(bench, {A: 50}, slo_ms=100))
+    assert {reason for _, reason in refused} == {Refusal.COLD}
+    assert 14 <= len(refused) <= 20
+
+
+def test_a_burst_takes_no_idle_worker_from_the_other_models_in_it() -> None:
+    bench = idle("edf_mh", GPU, GPU2, models=(A, B))
+    commands = burst(bench, {A: 12, B: 12}, slo_ms=100)
+    assert refusals(commands) == []
+    assert sorted(loads(commands))[:2] == [(GPU, A), (GPU2, B)]
