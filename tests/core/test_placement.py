@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core import EdfMhConfig, SchedulerConfig
 from controller.core.estimator import Estimates
 from controller.core.link import LinkPlan
 from controller.core.lost import Lost
+from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policies.eviction import NextUse
 from controller.core.policies.suits import Suits
 from controller.core.state import MANY_COPIES, Copy, Model, Readiness, WorkerState
@@ -164,6 +166,25 @@ def test_a_model_with_many_copies_is_no_timer_on_each_of_their_workers() -> None
         copy.model.copies[other] = Copy(copy.model, other, 1, copy.estimates, resident=True)
     ask(uses, copy, 1000, 2000)
     assert not any(other.timers for other in workers)
+
+
+def test_a_refused_model_takes_pages_of_copies_that_served_much_less_than_it_lost() -> None:
+    policy = EdfMhPolicy(SchedulerConfig())
+    one, (least_used, _) = full(2)
+    hot = Model(ModelId("hot"), 9)
+    for _ in range(4):
+        hot.lost.count(NS_PER_S)
+    # The victim was asked a second ago: a quarter of four lost is no more than that.
+    assert policy.victims_of_refused(hot, one, 1, NS_PER_S) is None
+    hot.lost.count(NS_PER_S)
+    assert policy.victims_of_refused(hot, one, 1, NS_PER_S) == [least_used]
+    hot.lost.count(NS_PER_S)
+    assert policy.victims_of_refused(hot, one, 1, NS_PER_S + MS) is None, "asked a moment ago"
+    least_used.num_pins = 1
+    assert policy.victims_of_refused(hot, one, 2, 2 * NS_PER_S) is None
+    without = EdfMhPolicy(SchedulerConfig(edf_mh=EdfMhConfig(take_pages=False)))
+    least_used.num_pins = 0
+    assert without.victims_of_refused(hot, one, 1, 3 * NS_PER_S) is None
 
 
 def test_what_was_lost_fades() -> None:
