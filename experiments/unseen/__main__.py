@@ -1,8 +1,12 @@
 """Every policy on workloads and faults that nobody tuned to: `unseen.csv` and `unseen.json`.
 
 Each part's figure is that of its worst family, the mean of the seeds. A share is goodput beside what is
-possible: beside the same load without the fault where there is a fault, else beside the bound. Differences
-between policies are in points of the requests asked.
+possible: beside the same load without the fault where there is a fault, else beside the bound.
+
+Differences between policies are in points of the requests asked. In floods, beside large closed loops and where
+popular models ask for more than all can have, isolation gives time to the small that would have answered more of
+the large. There only the answers of the innocent, or of the small, are compared (`Family.compared`). What this
+costs in all answers is seen beside it: `edf_mh` with isolation off is compared by all answers in every family.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from experiments.unseen import (
 )
 from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
-from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
+from experiments.unseen.outcomes import COMPARED, WITHOUT_ISOLATION, FamilyOutcome, measure
 
 #: Every module that has families.
 MODULES = (
@@ -78,20 +82,31 @@ class PolicyRow:
     family: Family
     policy: str
     outcomes: tuple[FamilyOutcome, ...]
-    #: The same seeds without the fault; empty where there is none.
+    #: The same seeds without the fault, of the judged policy; empty where there is none.
     without: tuple[FamilyOutcome, ...]
     #: By seed; -1: none is known.
     bounds: tuple[int, ...]
+    #: Who asks without the fault, too: tenants, or else models.
+    innocent: tuple[str, ...] = ()
 
     @property
     def points(self) -> float:
+        """Goodput of those whom the family compares, in percent of what they asked, the mean of the seeds."""
+        if self.family.compared == "all":
+            return self.points_of_all
+        if self.family.compared == "innocent":
+            return 100 * self.mean(lambda outcome: outcome.share_of(self.innocent))
+        return 100 * self.mean(lambda outcome: outcome.share_of(outcome.small))
+
+    @property
+    def points_of_all(self) -> float:
         """Goodput in percent of what was asked, the mean of the seeds.
 
         In percent of the bound where clients wait for their answers: there a refusal makes them ask more.
         """
         if self.family.bound == "rate" and self.possible_share is not None:
             return 100 * self.possible_share
-        return 100 * mean(outcome.share for outcome in self.outcomes)
+        return 100 * self.mean(lambda outcome: outcome.share)
 
     @property
     def possible_share(self) -> float | None:
@@ -143,7 +158,8 @@ def run_all(
             for family in families
             for policy in policies
             for seed in seeds
-            for fault in ((True,) if family.without is None else (True, False))
+            for fault in (True, False)
+            if fault or _runs_without(family, policy)
         }
         for family in families:
             for policy in policies:
@@ -153,7 +169,8 @@ def run_all(
                 print(
                     f"{family.part} {family.name} {policy}: {row.points:.2f} % answered"
                     + ("" if share is None else f", {100 * share:.1f} % of what is possible")
-                    + f", {row.mean(lambda outcome: outcome.late):.0f} late",
+                    + f", {row.mean(lambda outcome: outcome.late):.0f} late"
+                    + f", {row.mean(lambda outcome: outcome.wall_s):.1f} s",
                     flush=True,
                 )
     return rows
@@ -173,9 +190,23 @@ def _row(
         family,
         policy,
         outcomes(True),
-        () if family.without is None else outcomes(False),
+        outcomes(False) if _runs_without(family, policy) else (),
         tuple(bounds[family.name, seed].result() for seed in seeds),
+        _innocent(family),
     )
+
+
+def _runs_without(family: Family, policy: str) -> bool:
+    return family.without is not None and policy == JUDGED
+
+
+def _innocent(family: Family) -> tuple[str, ...]:
+    """Tenants, or models where requests carry none, that ask without the fault."""
+    if family.without is None:
+        return ()
+    workload = family.without(SEEDS[0]).workload
+    names = {workload.tenants[r.tenant] or workload.models[r.model] for r in workload}
+    return tuple(sorted(names))
 
 
 def _measure(name: str, policy: str, seed: int, fault: bool) -> FamilyOutcome:
@@ -189,17 +220,28 @@ def _bound(name: str, seed: int) -> int:
 # --- figures ----------------------------------------------------------------------------------------
 
 
-def differences(rows: Iterable[PolicyRow]) -> dict[str, tuple[float, str]]:
-    """By family: points between the judged policy and the best of the others, and who that is."""
+def differences(
+    rows: Iterable[PolicyRow],
+    judged: str = JUDGED,
+    points: Callable[[PolicyRow], float] | None = None,
+) -> dict[str, tuple[float, str]]:
+    """By family: points between the judged policy and the best of the others, and who that is.
+
+    Args:
+        rows: of all policies.
+        judged: `edf_mh`, with isolation or without; neither is one of the others.
+        points: of a row; None: of those whom its family compares.
+    """
+    points = points or (lambda row: row.points)
     by_family: dict[str, dict[str, PolicyRow]] = {}
     for row in rows:
         by_family.setdefault(row.family.name, {})[row.policy] = row
     found = {}
     for name, policies in by_family.items():
-        others = [row for policy, row in policies.items() if policy != JUDGED]
-        if JUDGED in policies and others:
-            best = max(others, key=lambda row: row.points)
-            found[name] = (policies[JUDGED].points - best.points, best.policy)
+        others = [row for name, row in policies.items() if name not in (JUDGED, WITHOUT_ISOLATION)]
+        if judged in policies and others:
+            best = max(others, key=points)
+            found[name] = (points(policies[judged]) - points(best), best.policy)
     return found
 
 
@@ -218,6 +260,9 @@ def figures_of(rows: Sequence[PolicyRow]) -> dict[str, float]:
     if points := differences(rows):
         figures["worst_vs_best_policy_points"] = min(pair[0] for pair in points.values())
         figures["mean_vs_best_policy_points"] = mean(pair[0] for pair in points.values())
+    if points := differences(rows, WITHOUT_ISOLATION, lambda row: row.points_of_all):
+        key = "worst_vs_best_policy_points_isolation_0"
+        figures[key] = min(pair[0] for pair in points.values())
     for row in of("refusals"):
         if row.family.name.startswith("burst"):
             for outcome, bound in zip(row.outcomes, row.bounds, strict=True):
@@ -284,6 +329,19 @@ def produce(
     """Measure, and write `unseen.csv` and `unseen.json`."""
     rows = run_all(families, policies=policies, seeds=seeds, processes=processes)
     figures, points = figures_of(rows), differences(rows)
+    by_family = {
+        family.name: sum(
+            outcome.wall_s
+            for row in rows
+            if row.family is family
+            for outcome in (*row.outcomes, *row.without)
+        )
+        for family in families
+    }
+    longest = sorted(by_family.items(), key=lambda item: -item[1])[:10]
+    print(f"\n{sum(by_family.values()):.0f} s of simulation, most of it in:")
+    for name, wall_s in longest:
+        print(f"  {name}: {wall_s:.1f} s")
     print("\nfamilies in which another policy answers more:")
     for name, (difference, best) in sorted(points.items(), key=lambda item: item[1]):
         if difference < 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -447,9 +448,15 @@ def _chaos(seed: int) -> Case:
 
 
 def _family(
-    name: str, case: Callable[[int], Case], bound: str = "density", begin_ns: int = _BEGIN_NS
+    name: str,
+    case: Callable[[int], Case],
+    bound: str = "density",
+    *,
+    compared: Literal["all", "small"] = "all",
 ) -> Family:
-    return Family(name=name, part=_PART, case=case, bound=bound, begin_ns=begin_ns)
+    return Family(
+        name=name, part=_PART, case=case, bound=bound, begin_ns=_BEGIN_NS, compared=compared
+    )
 
 
 FAMILIES = (
@@ -459,7 +466,7 @@ FAMILIES = (
     _family("together", _together),
     _family("gamma_cv4", _gamma),
     _family("step_x3", _step),
-    _family("functions", _functions),
+    _family("functions", _functions, compared="small"),
     _family("independent_bursts", _independent_bursts),
     _family("metronomes", _metronomes),
     _family("mixed_slos_overload", _mixed(1700, 2)),
@@ -474,7 +481,7 @@ FAMILIES = (
     _family("no_single", _no_single),
     _family("plateau_of_8", _plateau),
     _family("giant_beside_small", _giant, bound=""),
-    _family("loops_of_120_and_3", _loops, bound="rate"),
+    _family("loops_of_120_and_3", _loops, bound="rate", compared="small"),
     _family("two_workers_lost", _loss, bound=""),
     _family("chaos_of_3", _chaos, bound=""),
     _family("one_model_8_gpus", _plain("densenet121", 1, 2000, 60, 8, 2.5)),

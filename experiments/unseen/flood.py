@@ -128,6 +128,7 @@ def _family(
         part="flood",
         case=lambda seed: case(seed, flooded=True),
         without=lambda seed: case(seed, flooded=False),
+        compared="innocent",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,8 +17,18 @@ from experiments.simulator import Case, production_scheduler
 from experiments.unseen.family import Family
 from experiments.unseen.plain_edf import PLAIN_EDF
 
+#: The default with isolation off: all time goes to what answers most.
+WITHOUT_ISOLATION = "edf_mh_isolation_0"
 #: Policies compared; `edf` is the plain one, which no server has.
-COMPARED = ("clockwork", "clockwork1ms", "edf", "edf_mh", "clipper", "infaas")
+COMPARED = (
+    "clockwork",
+    "clockwork1ms",
+    "edf",
+    "edf_mh",
+    WITHOUT_ISOLATION,
+    "clipper",
+    "infaas",
+)
 
 # Percentiles of a refusal's time, as a share of the request's SLO.
 _PERCENTILES = (50, 99)
@@ -43,11 +54,20 @@ class FamilyOutcome:
     #: By tenant, or by model where none has a name: how many asked, and how many were answered in time.
     asked_by: dict[str, int] = field(default_factory=dict)
     answered_by: dict[str, int] = field(default_factory=dict)
+    #: How long the simulation took, of this computer's time.
+    wall_s: float = 0.0
 
     @property
     def share(self) -> float:
         """Goodput as a part of what was asked."""
         return self.answered / self.asked if self.asked else 1.0
+
+    @property
+    def small(self) -> list[str]:
+        """Tenants, or models, that ask for less than the mean."""
+        return [
+            name for name, asked in self.asked_by.items() if asked * len(self.asked_by) < self.asked
+        ]
 
     def share_of(self, names: Sequence[str]) -> float:
         """The share of some tenants, or models, together."""
@@ -58,6 +78,7 @@ class FamilyOutcome:
 def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> FamilyOutcome:
     """Simulate one policy under one case of a family, with its fault or without."""
     make = family.case if fault or family.without is None else family.without
+    begin_s = time.perf_counter()
     case = make(seed)
     scheduler, make_scheduler = _scheduler(case, policy)
     case = replace(case, scheduler=scheduler)
@@ -98,6 +119,7 @@ def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> Fa
         num_models=len(case.workload.models),
         asked_by=dict(asked),
         answered_by=dict(answered),
+        wall_s=time.perf_counter() - begin_s,
     )
 
 
@@ -105,6 +127,9 @@ def _scheduler(case: Case, policy: str) -> tuple[SchedulerConfig, Callable[[Case
     """The case's settings under a policy, and what makes the scheduler."""
     if policy == "edf":
         return case.scheduler, _plain_edf
+    if policy == WITHOUT_ISOLATION:
+        pieces = replace(case.scheduler.edf_mh, isolation=0.0)
+        return replace(case.scheduler, edf_mh=pieces), production_scheduler
     known = POLICIES[policy]
     config = replace(case.scheduler, policy=known.policy, lookahead_ns=known.lookahead_ns)
     return config, production_scheduler

@@ -162,9 +162,18 @@ def _bursts(
     )
 
 
+# Where some models ask for far more than others and not all can be served, isolation decides whom.
+_SHARED_OUT = ("refusal_flood", "refusal_zipf")
+
 #: ResNet50 answers 361 r/s one by one and 1,117 r/s in batches of 16 on one GPU of Table 1.
 FAMILIES: tuple[Family, ...] = tuple(
-    Family(name=name, part="refusals", case=case, bound=bound)
+    Family(
+        name=name,
+        part="refusals",
+        case=case,
+        bound=bound,
+        compared="small" if name in _SHARED_OUT else "all",
+    )
     for name, bound, case in (
         ("refusal_15", "density", partial(_steady, num_models=15, num_gpus=1, rate_rps=1500)),
         ("refusal_600", "memory", partial(_steady, num_models=600, num_gpus=4, rate_rps=2200)),

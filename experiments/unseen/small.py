@@ -109,11 +109,13 @@ FAMILIES: tuple[Family, ...] = (
         part="small",
         case=lambda seed: _closed(seed, large=200, num_small=30, small=2, num_workers=2, slo_ms=80),
         bound="rate",
+        compared="small",
     ),
     Family(
         name="small_clients_few",
         part="small",
         case=lambda seed: _closed(seed, large=96, num_small=10, small=1, num_workers=1, slo_ms=60),
         bound="rate",
+        compared="small",
     ),
 )

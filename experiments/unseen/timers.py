@@ -2,7 +2,7 @@
 
 `timers_*` are asked at a steady period each; `cyclic` asks one model more than fit in turn, where the least
 recently used model is always the next one asked; `halftimers` mixes timers with models that are asked at random,
-about which nothing is known; `jitter` has timers that are up to a twentieth of their period late. `random` has no
+about which nothing is known, and so belongs to no share of timers; `jitter` has timers that are up to a twentieth of their period late. `random` has no
 timers at all: what is learned must not mislead.
 """
 
@@ -128,7 +128,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="halftimers",
-        part="timers",
+        part="unforeseen",
         case=lambda seed: timers(
             seed,
             num_models=250,
@@ -169,7 +169,7 @@ FAMILIES: tuple[Family, ...] = (
     ),
     Family(
         name="random",
-        part="timers",
+        part="unforeseen",
         case=lambda seed: pressed(
             resnets(300),
             seed,

@@ -130,10 +130,10 @@ _NINE_RPS = {
 }
 
 
-def nine(seed: int, factor: float) -> Case:
+def nine(seed: int, factor: float, *, duration_ns: int = 5 * NS_PER_S) -> Case:
     """The nine families at a multiple of the rate."""
     rates_rps = {name: factor * rate for name, rate in _NINE_RPS.items()}
-    return unlike(seed, NINE, _TEN_EACH, rates_rps, slo_ms=300)
+    return unlike(seed, NINE, _TEN_EACH, rates_rps, slo_ms=300, duration_ns=duration_ns)
 
 
 _OPPOSITE: Mapping[str, Costs] = {
@@ -155,7 +155,11 @@ _FACTOR: Mapping[str, Costs] = {
 FAMILIES: tuple[Family, ...] = (
     Family(name="unlike_nine", part="unlike", case=lambda seed: nine(seed, 1.5)),
     Family(name="unlike_nine_half", part="unlike", case=lambda seed: nine(seed, 0.75)),
-    Family(name="unlike_nine_deep", part="kinds", case=lambda seed: nine(seed, 2.6)),
+    Family(
+        name="unlike_nine_deep",
+        part="kinds",
+        case=lambda seed: nine(seed, 2.6, duration_ns=4 * NS_PER_S),
+    ),
     Family(
         name="unlike_two",
         part="kinds",

@@ -55,11 +55,11 @@ def row(part: str, name: str, policy: str, answered: int, **counts: object) -> P
     return PolicyRow(family, policy, (found,), (), (100,))
 
 
-def test_each_family_has_a_name_of_its_own_and_is_of_its_module_s_part() -> None:
+def test_each_family_has_a_name_of_its_own_and_no_part_is_in_two_modules() -> None:
     families = [family for module in MODULES for family in module.FAMILIES]
     assert len(FAMILIES) == len(families)
-    for module in MODULES:
-        assert {family.part for family in module.FAMILIES} == {module.__name__.rpartition(".")[2]}
+    parts = [part for module in MODULES for part in {family.part for family in module.FAMILIES}]
+    assert len(parts) == len(set(parts))
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -67,7 +67,12 @@ def test_a_family_gives_the_same_requests_again_and_others_for_another_seed(name
     family = FAMILIES[name]
     first, again, other = (list(family.case(seed).workload) for seed in (1, 1, 2))
     assert first == again
-    assert first != other or family.case(1).workload.closed_loops
+    case = family.case(1)
+    # Bursts in one instant and even rates are the same for each seed; then what differs is the noise.
+    noise_s_seeds = {family.case(seed).seed for seed in (1, 2)}
+    noise = case.cluster.noise
+    noisy = len(noise_s_seeds) == 2 and noise is not None and noise.exec_sigma > 0
+    assert first != other or case.workload.closed_loops or noisy
     assert len(first) <= 40_000
 
 
@@ -128,6 +133,34 @@ def test_who_is_asked_without_the_fault_is_compared_and_nobody_else() -> None:
     alone = outcome(50, asked=50, asked_by={"a": 50}, answered_by={"a": 50})
     flood = PolicyRow(family, "edf_mh", (flooded,), (alone,), (-1,))
     assert figures_of([flood])["flood_innocent_share"] == pytest.approx(0.8)
+
+
+def test_where_isolation_decides_only_the_innocent_or_the_small_are_compared() -> None:
+    served = {"edf_mh": (8, 10), "edf": (2, 80), "edf_mh_isolation_0": (1, 85)}
+    for compared, innocent in (("innocent", ("little",)), ("small", ())):
+        family = Family(name="unequal", part="flood", case=poisson, compared=compared)  # type: ignore[arg-type]
+        rows = []
+        for policy, (little, much) in served.items():
+            found = outcome(
+                little + much,
+                asked=110,
+                asked_by={"little": 10, "much": 100},
+                answered_by={"little": little, "much": much},
+            )
+            rows.append(PolicyRow(family, policy, (found,), (), (-1,), innocent))
+        assert rows[0].points == pytest.approx(80)
+        figures = figures_of(rows)
+        assert figures["worst_vs_best_policy_points"] == pytest.approx(60)
+        # All answers count without isolation, and the judged policy is not one of the others.
+        all_answers = figures["worst_vs_best_policy_points_isolation_0"]
+        assert all_answers == pytest.approx(100 * (86 - 82) / 110)
+
+
+def test_isolation_off_answers_more_in_all_and_less_of_the_innocent() -> None:
+    family = FAMILIES["refusal_flood"]
+    on, off = (measure(family, policy, seed=1) for policy in ("edf_mh", "edf_mh_isolation_0"))
+    assert on.answered < off.answered
+    assert on.share_of(on.small) > off.share_of(off.small) + 0.2
 
 
 def test_a_part_is_as_good_as_its_worst_family_and_a_policy_as_its_worst_beside_the_best() -> None:
