@@ -45,6 +45,8 @@ FORGET_INTERVAL_NS = 100 * NS_PER_MS
 # Where every sample stands in the way, and for so long nothing was measured, requests try whether they still hold.
 # Each trial makes the next pause so many times as long, up to this: if they hold, the requests of a trial are late.
 _PAUSE_FACTOR = 4
+# A profile that nobody confirmed is tried sooner for the first time: there is less to lose than by refusing all.
+_FIRST_PAUSE_NS = 20 * NS_PER_MS
 _LONGEST_PAUSE_NS = 30 * NS_PER_S
 
 # Nothing is tried that would have to take less than this part of what is known.
@@ -104,7 +106,7 @@ class DurationWindow:
         self._unconfirmed: deque[tuple[int, int]] = deque(maxlen=WINDOW_SIZE)
         self._doubted_ns = -FORGET_INTERVAL_NS
         self._doubted_runs = -1
-        self._pause_ns = FORGET_INTERVAL_NS
+        self._pause_ns = _FIRST_PAUSE_NS
         #: Largest sample that is not left out.
         self._largest_ns = seed_ns
         #: Whether the estimate is to be tried, and does not follow from the samples.
