@@ -213,6 +213,15 @@ def test_what_rules_every_request_out_is_tried_though_nobody_ever_measured_less(
     assert (window.estimate_ns, window.measured) == (6, True)
 
 
+def test_a_profile_that_nobody_confirmed_is_not_tried_for_one_request_but_soon() -> None:
+    """It ruled out all requests of a network for as long as a measurement does."""
+    window = DurationWindow(100)
+    window.doubt(20, NS_PER_S, tries=True)
+    assert window.estimate_ns == 100
+    window.doubt(20, NS_PER_S + FORGET_INTERVAL_NS // 4, tries=True)
+    assert window.estimate_ns <= 20
+
+
 def test_trials_that_show_how_slow_it_is_become_rare() -> None:
     window = DurationWindow(30)
     num_trials = 0
