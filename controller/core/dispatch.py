@@ -215,6 +215,9 @@ class Dispatch:
         copy, begin_ns = batch.copy, batch.begin_ns
         model = copy.model
         requests = model.queue[batch.first : batch.first + batch.count]
+        tries = copy.estimates.trial == batch.size_index
+        if tries:
+            copy.estimates.try_once()
         duration_ns = copy.estimates.exec_ns[batch.size_index]
         # A policy that does not predict has no begin that is too late; after the timeout its worker is
         # given up anyway.
@@ -239,7 +242,13 @@ class Dispatch:
             expected_duration_ns=duration_ns,
         )
         sent = SentAction(
-            action, copy, begin_ns, begin_ns + duration_ns, worker.clock_mhz, requests
+            action,
+            copy,
+            begin_ns,
+            begin_ns + duration_ns,
+            worker.clock_mhz,
+            requests,
+            tries=tries,
         )
         if not link.is_usual:
             sent.back_ns = back_ns

@@ -16,7 +16,8 @@ An estimate that is too long keeps what it is about from being run, so nothing m
 * The sizes that run vouch for those that do not (`Estimates._compare`). A batch takes no longer than a
   larger one, and not much longer than smaller ones with as many rows together. A profile that nobody
   confirmed errs as its measured neighbours do.
-* What rules a request out by itself is tried now and then (`DurationWindow.doubt`).
+* What rules a request out by itself is tried now and then (`DurationWindow.doubt`), by one batch at a time
+  (`Estimates.try_once`).
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class DurationWindow:
         "_pause_ns",
         "_samples",
         "_supposed",
+        "_tried",
         "_unconfirmed",
         "estimate_ns",
         "num_runs",
@@ -111,6 +113,8 @@ class DurationWindow:
         self._largest_ns = seed_ns
         #: Whether the estimate is to be tried, and does not follow from the samples.
         self._supposed = False
+        #: Whether what is under way tries something that no sample says is possible.
+        self._tried = False
         #: What the profile says.
         self.seed_ns = seed_ns
         #: Measurements taken in.
@@ -127,12 +131,13 @@ class DurationWindow:
 
     def add(self, duration_ns: int) -> None:
         """Take a measurement in; the oldest leaves."""
-        if self._supposed and self._begins_anew(duration_ns):
+        if (self._supposed or self._tried) and self._begins_anew(duration_ns):
             self._samples.clear()
             self._unconfirmed.clear()
             self._pause_ns = FORGET_INTERVAL_NS
         self._samples.append(duration_ns)
         self.num_runs += 1
+        self._tried = False
         self._update()
 
     def begin_again(self, seed_ns: int) -> None:
@@ -145,11 +150,12 @@ class DurationWindow:
 
     def add_unconfirmed(self, worker: int, duration_ns: int) -> None:
         """Take a measurement in that may have to be forgotten."""
-        if self._supposed and self._begins_anew(duration_ns):
+        if (self._supposed or self._tried) and self._begins_anew(duration_ns):
             self.add(duration_ns)  # whatever the clock, the rest is not true
             return
         self._unconfirmed.append((worker, duration_ns))
         self.num_runs += 1
+        self._tried = False
         self._update()
 
     def settle(self, worker: int, *, confirmed: bool) -> None:
@@ -171,13 +177,21 @@ class DurationWindow:
         self._supposed = True
         self.estimate_ns = self.typical_ns = duration_ns
 
-    def doubt(self, limit_ns: int, now_ns: int, *, tries: bool) -> None:
+    def try_once(self) -> None:
+        """What is to be tried is sent: expect what is known again, of it too, until it is measured."""
+        self._tried = self._supposed  # else it was measured meanwhile
+        self._update()
+
+    def doubt(self, limit_ns: int, now_ns: int, *, tries: bool) -> bool:
         """The estimate by itself stands in the way of a request, which would need it to be `limit_ns`.
 
         Args:
             limit_ns: below the estimate.
             now_ns: the present.
             tries: whether something may be tried that no sample says is possible.
+
+        Returns:
+            Whether that is to be tried now.
         """
         pause_ns = now_ns - self._doubted_ns
         if self.floor_ns <= limit_ns:
@@ -193,6 +207,8 @@ class DurationWindow:
                 self._doubted_ns = now_ns
                 self._pause_ns = min(_PAUSE_FACTOR * self._pause_ns, _LONGEST_PAUSE_NS)
                 self.suppose(limit_ns // 2)  # half: lanes are busy for other models now and then
+                return True
+        return False
 
     def forget_above(self, limit_ns: int) -> None:
         """Drop the samples above a limit; the smallest of all stays."""
@@ -262,6 +278,7 @@ class Estimates:
         "load_ns",
         "ns_per_row",
         "sizes",
+        "trial",
     )
 
     def __init__(
@@ -289,6 +306,8 @@ class Estimates:
         self._per_row = [
             duration / size for duration, size in zip(self.exec_ns, self.sizes, strict=True)
         ]
+        #: Index of a size of which one batch is to be tried with too little time; -1: none is.
+        self.trial = -1
         #: Least time per row at any size.
         self.ns_per_row = min(self._per_row)
         #: densest[n]: index of the size <= n with the least time per row, -1 if none.
@@ -370,7 +389,16 @@ class Estimates:
     def doubt_exec(self, rows: int, limit_ns: int, *, now_ns: int) -> None:
         """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
         index = self.cover[rows]
-        self._exec[index].doubt(limit_ns, now_ns, tries=True)
+        if self._exec[index].doubt(limit_ns, now_ns, tries=True):
+            if self.trial not in (-1, index):
+                self.try_once()
+            self.trial = index
+        self._refresh(index)
+
+    def try_once(self) -> None:
+        """The batch that tries is sent. Its lane is held for as long as is known, so it delays nobody else."""
+        index, self.trial = self.trial, -1
+        self._exec[index].try_once()
         self._refresh(index)
 
     def doubt_load(self, limit_ns: int, *, now_ns: int, tries: bool) -> None:

@@ -154,7 +154,7 @@ def _check_exec_lane(worker: WorkerState, *, predicts: bool) -> None:
             f"action {action.action_id}: begin {begin_ns} outside "
             f"[{action.earliest_ns}, {action.latest_ns}]"
         )
-        if not predicts or sent.shared:
+        if not predicts or sent.shared or sent.tries:
             continue
         due_ns = [request.due_ns for request in sent.requests]
         assert max(due_ns) >= sent.expected_end_ns, (

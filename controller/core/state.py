@@ -261,6 +261,8 @@ class SentAction:
     #: Some of these requests are not its own: they wait again, or run elsewhere. It answers those that are still
     #: open when it succeeds.
     shared: bool = False
+    #: It tries whether it takes less time than is known; else its requests would have been refused.
+    tries: bool = False
     #: The worker was asked to give it back.
     withdrawn: bool = False
     #: How much later the controller hears of its begin and end than they are, as planned.

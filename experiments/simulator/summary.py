@@ -144,8 +144,8 @@ class Summary:
     buckets: list[Bucket] = field(default_factory=list)
 
     def at(self, time_ns: int) -> Bucket:
-        """The bucket of a time, made when it is new."""
-        index = time_ns // self.bucket_ns
+        """The bucket of a time, made when it is new; what is before time 0 counts as of then."""
+        index = max(time_ns, 0) // self.bucket_ns
         while index >= len(self.buckets):
             self.buckets.append(Bucket())
         return self.buckets[index]
@@ -234,7 +234,7 @@ def summarise(
         actions: all of the run.
         bucket_ns: length of a bucket.
         num_workers: GPUs there were.
-        origin_ns: the run's beginning on the rows' clock; no row is older.
+        origin_ns: the run's beginning on the rows' clock. A live request's clock may start a little before.
     """
     summary = Summary(bucket_ns, num_workers)
     for row in requests:

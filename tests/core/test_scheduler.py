@@ -49,6 +49,7 @@ from tests.kit.core_bench import (
     CoreBench,
     actions,
     answers,
+    infers,
     loads,
     refusals,
     sends,
@@ -707,6 +708,32 @@ def test_the_lookahead_is_limited_in_number_as_well_as_in_time() -> None:
 def test_settings_that_cannot_work_are_refused_by_name(setting: str, value: float) -> None:
     with pytest.raises(ConfigError, match=setting):
         SchedulerConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_one_request_tries_whether_a_profile_is_true_and_delays_nobody(policy: str) -> None:
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A, exec_ms={1: 50})
+    bench.request(A, slo_ms=10_000)
+    while bench.in_flight:
+        command = next(iter(bench.in_flight.values()))
+        bench.finish(command)
+    trials: list[SendAction] = []
+    for _ in range(100):
+        trials += infers(bench.request(A, slo_ms=20))
+        bench.wait(bench.now_ns + 5 * MS)
+        if trials:
+            break
+    (trial,) = trials
+    # Whoever comes while it runs is judged by what is known, and so is the lane behind it.
+    assert isinstance(trial.action, Infer)
+    assert trial.action.expected_duration_ns == 50 * MS
+    assert not infers(bench.request(A, slo_ms=20))
+    assert refusals(bench.request(A, slo_ms=20))
+    (behind,) = infers(bench.request(A, slo_ms=1000)) or bench.wait(bench.now_ns + 46 * MS)
+    assert behind.expected_begin_ns == trial.expected_begin_ns + 50 * MS
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -473,6 +473,17 @@ def test_latency_classes_are_narrow_and_in_order() -> None:
         assert alone.latency_ns(50) == pytest.approx(latency, rel=0.004, abs=1)
 
 
+def test_a_live_request_whose_clock_starts_before_the_run_counts_as_of_its_beginning() -> None:
+    rows = [
+        RequestRow(**{**_OK, "arrival_ns": arrival_ns, "departure_ns": arrival_ns + 10})
+        for arrival_ns in (997, 1500)
+    ]
+    summary = summarise(rows, [], bucket_ns=100, num_workers=1, origin_ns=1000)
+    assert summary.total(0, 100).arrived == summary.total(500, 600).arrived == 1
+    # Even the first row of all.
+    assert summarise(rows[:1], [], bucket_ns=1, num_workers=1, origin_ns=1000).at(0).arrived == 1
+
+
 _OK: dict[str, object] = {
     "request_id": 1,
     "model_id": "m",
