@@ -69,11 +69,11 @@ class ClockworkPolicy(Policy):
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         loading: list[Batch] = []
         soon_ns = now_ns + self.lookahead_ns + worker.link.excess_ns
-        chosen = self._strategies.take(worker, free_ns, soon_ns, best_batch, loading)
-        if chosen is None and loading:
-            chosen = soonest(loading)
-        if loading:
-            self._strategies.put_back(worker, loading, chosen)
+        found = self._strategies.find(worker, free_ns, soon_ns, best_batch, loading)
+        if not found and not loading:
+            return None
+        chosen = found[0] if found else soonest(loading)
+        self._strategies.take_out(chosen)
         return chosen
 
     @override
