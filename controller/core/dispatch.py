@@ -105,9 +105,7 @@ class Dispatch:
         room = [
             worker
             for worker in workers
-            if worker.exec_wakeup_ns is None
-            or worker.exec_wakeup_ns <= now_ns
-            or worker.retry_ns is not None
+            if (worker.exec_wakeup_ns or 0) <= now_ns or worker.retry_ns is not None
         ]
         if len(room) > 1:
             # Ask the lane that is free first; among idle ones, the fastest GPU. To ask the slowest one that

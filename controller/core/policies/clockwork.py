@@ -95,13 +95,12 @@ class ClockworkPolicy(Policy):
     def demand_changed(self, model: Model) -> None:
         """Allot the model's demand anew to the GPUs that have it, each by its load's inverse."""
         copies = model.copies
-        if not copies:
-            return
         if len(copies) == 1:
-            for worker, copy in copies.items():
-                demand_ns = float(model.demand_ns)
-                worker.load_ns += demand_ns - copy.allocation_ns
-                copy.allocation_ns = demand_ns
+            copy = next(iter(copies.values()))
+            copy.worker.load_ns += model.demand_ns - copy.allocation_ns
+            copy.allocation_ns = float(model.demand_ns)
+            return
+        if not copies:
             return
         weights = [
             1.0 / load_ns

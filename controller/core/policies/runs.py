@@ -138,10 +138,12 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
 def _others_wait(copy: Copy) -> bool:
     """Whether requests of another model wait for the copy's lane.
 
-    Only the top of the lane's list is looked at, so the answer may be a false no. To look at all of it
-    costs more, and gained nothing.
+    Only the two that follow the copy in the lane's list are looked at, so the answer may be a false no. To look
+    at all of it costs more, and gained nothing.
     """
-    for key, _, _, _, other in copy.worker.strategies[:3]:
+    strategies = copy.worker.strategies
+    position = bisect_left(strategies, (copy.strategy_key,))
+    for key, _, _, _, other in strategies[position : position + 3]:
         if other is not copy and other.strategy_key == key and other.model.queue:
             return True
     return False

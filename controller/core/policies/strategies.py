@@ -113,37 +113,36 @@ class Strategies:
         """
         strategies, is_thin = worker.strategies, worker.link.is_thin
         found: list[Batch] = []
-        begin_ns = free_ns
         while position < len(strategies) and len(found) < most:
             key, _, _, serial, copy = strategies[position]
-            model = copy.model
-            queue = model.queue
+            queue = copy.model.queue
             if copy.strategy_serial != serial or copy.strategy_key != key or not queue:
                 # It is superseded by a smaller one, the copy is gone, or nobody waits.
                 del strategies[position]
                 if copy.strategy_serial == serial:
                     copy.strategy_key = None
                 continue
-            if is_thin:
-                begin_ns = _begin_ns(copy, free_ns)
-            loads = not copy.resident and copy.ready_ns > begin_ns
-            starts_ns = copy.ready_ns if loads else begin_ns
-            if loads and starts_ns > soon_ns:
-                del strategies[position]  # too early; it comes back when the load is about to end
-                copy.strategy_key = None
-                continue
+            begin_ns = _begin_ns(copy, free_ns) if is_thin else free_ns
+            if loads := not copy.resident and copy.ready_ns > begin_ns:
+                begin_ns = copy.ready_ns
+                if begin_ns > soon_ns:
+                    del strategies[
+                        position
+                    ]  # too early; it comes back when the load is about to end
+                    copy.strategy_key = None
+                    continue
             batch = copy.batch
             if (
                 batch is not None
-                and batch.required_start_ns == key >= starts_ns
+                and batch.required_start_ns == key >= begin_ns
                 and not batch.first
                 and batch.count == len(queue)
                 and queue[0].due_ns - copy.estimates.exec_ns[batch.size_index] == key
-                and not model.num_multi_row
+                and not copy.model.num_multi_row
             ):
-                batch.begin_ns = starts_ns  # it has all that waits, as at the last look
+                batch.begin_ns = begin_ns  # it has all that waits, as at the last look
             else:
-                batch = copy.batch = run(copy, starts_ns)
+                batch = copy.batch = run(copy, begin_ns)
                 if batch is None:
                     del strategies[position]
                     copy.strategy_key = None
@@ -153,7 +152,7 @@ class Strategies:
                     size = copy.estimates.sizes[batch.size_index]
                     del strategies[position]
                     self._insert(copy, batch.required_start_ns, size, position)
-                    if strategies[position][4] is not copy:
+                    if strategies[position][3] != copy.strategy_serial:
                         continue
             position += 1
             if loads:
