@@ -100,10 +100,11 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
             shortest_ns = exec_ns
         if worker in copies:
             continue
-        earliest_ns = now_ns + worker.link.expected_ns(
-            now_ns, request.num_bytes, rows * model.output_row_bytes
-        )
-        load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
+        link = worker.link
+        way_ns = link.usual_ns
+        if not link.is_usual:
+            way_ns = link.expected_ns(now_ns, request.num_bytes, rows * model.output_row_bytes)
+        load_begin_ns = max(worker.load_lane.available_ns(now_ns), now_ns + way_ns)
         begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
         finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))
         if finish_ns <= due_ns:
