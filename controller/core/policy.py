@@ -60,13 +60,18 @@ class Policy(Protocol):
     max_outstanding: int
     #: Kept free between the predicted end of an EXEC and the deadline of a request that arrives now.
     margin_ns: int
-    #: Under overload, this share of all requests dropped is to be refused at arrival (gate.py). 0: those
-    #: alone of which a prediction says that they cannot be in time.
-    at_once: float = 0.0
 
     @property
     def wants_any(self) -> bool:
         """Whether any model is queued for loading; some may need it no more."""
+
+    @property
+    def at_once(self) -> float:
+        """Under overload, this share of all requests dropped is to be refused at arrival (gate.py).
+
+        0: those alone of which a prediction says that they cannot be in time.
+        """
+        return 0.0
 
     def queue_changed(self, model: Model) -> None:
         """Requests of the model came or went, or a copy of it became usable.

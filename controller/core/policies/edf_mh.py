@@ -105,7 +105,6 @@ class EdfMhPolicy(Policy):
         pieces = config.edf_mh
         self.max_outstanding = config.max_outstanding
         self.margin_ns = config.margin_ns
-        self.at_once = pieces.at_once
         self.lookahead_ns = self._longest_ns = config.lookahead_ns
         if pieces.adaptive_lookahead:
             self.lookahead_ns = min(_FIRST_LOOKAHEAD_NS, config.lookahead_ns)
@@ -236,6 +235,11 @@ class EdfMhPolicy(Policy):
         self._batch_clients.served += served
 
     # --- told by the mechanism ---------------------------------------------------------------
+
+    @property
+    @override
+    def at_once(self) -> float:
+        return self._pieces.at_once
 
     @override
     def queue_changed(self, model: Model) -> None:
