@@ -78,10 +78,10 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
         if not copy.resident and begin_ns < copy.ready_ns:
             begin_ns = copy.ready_ns
         exec_ns = estimates.exec_ns[estimates.cover[rows]]
-        busy_ns = exec_ns
+        finish_ns = begin_ns + exec_ns
         if ahead > rows:
-            busy_ns = max(exec_ns, int(ahead * estimates.ns_per_row / len(copies)))
-        finish_ns = begin_ns + busy_ns
+            shared_ns = begin_ns + int(ahead * estimates.ns_per_row / len(copies))
+            finish_ns = max(finish_ns, shared_ns)
         if finish_ns <= due_ns:
             return Verdict(hopeless_ns=due_ns - exec_ns)
         if best is None or finish_ns < best_finish_ns:
@@ -202,14 +202,13 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
 
 def _rows_ahead(request: Request, arriving: bool) -> int:
     """Rows of waiting requests of the same model that will go first."""
-    model = request.model
-    queue, due_ns = model.queue, request.due_ns
+    queue, due_ns = request.model.queue, request.due_ns
     if not arriving:
         position = bisect_left(queue, due_ns, key=due_ns_of)
-        return position + model.extra_rows.before(due_ns)
+        return position + request.model.extra_rows.before(due_ns)
     if due_ns >= queue[-1].due_ns:
-        return len(queue) + model.extra_rows.total
-    return rows_due(model, due_ns)
+        return len(queue) + request.model.extra_rows.total
+    return rows_due(request.model, due_ns)
 
 
 def rows_due(model: Model, due_ns: int) -> int:

@@ -149,10 +149,7 @@ class FairShare:
         """`has_left` for each of some that have the weight 1."""
         # Whoever used less than this has some left, whatever it asked for; what fades makes it less still.
         least_ns = _TOLERANCE * isolation * self.level_ns * _FLOOR
-        return [
-            usage.used_ns < least_ns or self.has_left(usage, 1.0, isolation, step)
-            for usage in usages
-        ]
+        return [u.used_ns < least_ns or self.has_left(u, 1.0, isolation, step) for u in usages]
 
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""

@@ -152,15 +152,19 @@ class EdfMhPolicy(Policy):
         position, more = 0, most
         while more and len(aside) < _MAX_CANDIDATES:
             batches = strategies.find(worker, free_ns, soon_ns, run, loading, more, position)
-            for batch in batches:
-                if batch.copy.model.queue[batch.first].slo_ns >= clients.slo_ns:
-                    aside.append(batch)
-                elif defers and deferral.grows_until_ns(batch) > free_ns:
-                    growing.append(batch)
-                elif suits and len(left) < _MAX_CANDIDATES and self._leaves(batch, now_ns):
-                    left.append(batch)
-                else:
-                    found.append(batch)
+            slos_ns = [batch.copy.model.queue[batch.first].slo_ns for batch in batches]
+            if defers or suits or max(slos_ns, default=0) >= clients.slo_ns:
+                for batch, slo_ns in zip(batches, slos_ns, strict=True):
+                    if slo_ns >= clients.slo_ns:
+                        aside.append(batch)
+                    elif defers and deferral.grows_until_ns(batch) > free_ns:
+                        growing.append(batch)
+                    elif suits and len(left) < _MAX_CANDIDATES and self._leaves(batch, now_ns):
+                        left.append(batch)
+                    else:
+                        found.append(batch)
+            else:
+                found += batches
             if len(batches) < more or (
                 aside and aside[-1].required_start_ns >= now_ns + clients.slo_ns
             ):

@@ -33,10 +33,8 @@ _MULTI_ROW_STARTS = 32
 
 def best_batch(copy: Copy, begin_ns: int) -> Batch | None:
     """The model's strategy with the earliest required start that is in time from `begin_ns`."""
-    model = copy.model
-    queue = model.queue
-    estimates = copy.estimates
-    if model.num_multi_row or estimates.sizes[0] != 1:
+    queue, estimates = copy.model.queue, copy.estimates
+    if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return _best_multi_row_batch(copy, begin_ns)
     exec_ns, fit = estimates.exec_ns, estimates.fit
     waiting, largest = len(queue), len(fit) - 1
