@@ -58,38 +58,34 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
     if not ready:
         return _offered_nowhere(model)
     due_ns, rows = request.due_ns - room_ns, request.rows
-    ahead = rows + _rows_ahead(request, arriving)
+    ahead = rows
+    if model.queue:
+        ahead += _rows_ahead(request, arriving)
 
     best: Verdict | None = None
-    best_finish_ns = 0
-    # How many rows a ns all workers together run, and would have run if they could begin now.
-    rate = lost_rows = 0.0
+    # When that ends; how many rows a ns all workers together run, and would have run if they could begin now.
+    best_finish_ns, rate, lost_rows = 0, 0.0, 0.0
     copies = model.copies
     for worker, copy in copies.items():
         estimates = copy.estimates
         if rows > estimates.sizes[-1]:
             continue
-        begin_ns = worker.exec_lane.available_ns(now_ns)
         link = worker.link
-        earliest_ns = now_ns + link.usual_ns
+        way_ns = link.usual_ns
         if not link.is_usual:
-            earliest_ns = now_ns + link.expected_ns(
-                now_ns, request.num_bytes, rows * model.output_row_bytes
-            )
-        if begin_ns < earliest_ns:
-            begin_ns = earliest_ns
-        load_ns = 0
-        if not copy.resident:
-            load_ns = max(0, copy.ready_ns - now_ns)
-            begin_ns = max(begin_ns, copy.ready_ns)
+            way_ns = link.expected_ns(now_ns, request.num_bytes, rows * model.output_row_bytes)
+        begin_ns = max(worker.exec_lane.available_ns(now_ns), now_ns + way_ns)
+        if not copy.resident and begin_ns < copy.ready_ns:
+            begin_ns = copy.ready_ns
         exec_ns = estimates.exec_ns[estimates.cover[rows]]
-        busy_ns = exec_ns
+        finish_ns = begin_ns + exec_ns
         if ahead > rows:
-            busy_ns = max(exec_ns, int(ahead * estimates.ns_per_row / len(copies)))
-        finish_ns = begin_ns + busy_ns
+            shared_ns = begin_ns + int(ahead * estimates.ns_per_row / len(copies))
+            finish_ns = max(finish_ns, shared_ns)
         if finish_ns <= due_ns:
             return Verdict(hopeless_ns=due_ns - exec_ns)
         if best is None or finish_ns < best_finish_ns:
+            load_ns = 0 if copy.resident else max(0, copy.ready_ns - now_ns)
             best, best_finish_ns = Verdict(load_ns=load_ns, exec_ns=exec_ns), finish_ns
         rate += 1.0 / estimates.ns_per_row
         lost_rows += (begin_ns - now_ns) / estimates.ns_per_row
@@ -104,10 +100,11 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
             shortest_ns = exec_ns
         if worker in copies:
             continue
-        earliest_ns = now_ns + worker.link.expected_ns(
-            now_ns, request.num_bytes, rows * model.output_row_bytes
-        )
-        load_begin_ns = max(worker.load_lane.available_ns(now_ns), earliest_ns)
+        link = worker.link
+        way_ns = link.usual_ns
+        if not link.is_usual:
+            way_ns = link.expected_ns(now_ns, request.num_bytes, rows * model.output_row_bytes)
+        load_begin_ns = max(worker.load_lane.available_ns(now_ns), now_ns + way_ns)
         begin_ns = max(load_begin_ns + estimates.load_ns, worker.exec_lane.available_ns(now_ns))
         finish_ns = begin_ns + max(exec_ns, int(ahead * estimates.ns_per_row))
         if finish_ns <= due_ns:
@@ -205,17 +202,13 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
 
 def _rows_ahead(request: Request, arriving: bool) -> int:
     """Rows of waiting requests of the same model that will go first."""
-    model = request.model
-    queue = model.queue
-    if not queue:
-        return 0
-    due_ns = request.due_ns
+    queue, due_ns = request.model.queue, request.due_ns
     if not arriving:
         position = bisect_left(queue, due_ns, key=due_ns_of)
-        return position + model.extra_rows.before(due_ns)
+        return position + request.model.extra_rows.before(due_ns)
     if due_ns >= queue[-1].due_ns:
-        return len(queue) + model.extra_rows.total
-    return rows_due(model, due_ns)
+        return len(queue) + request.model.extra_rows.total
+    return rows_due(request.model, due_ns)
 
 
 def rows_due(model: Model, due_ns: int) -> int:

@@ -74,10 +74,9 @@ class Alarms:
 
     def watch(self, request: Request, at_ns: int) -> None:
         """Look at an open request at a time, and not at the time that was arranged before."""
-        expiries = self.expiries
         request.watch_ns = at_ns
-        heappush(expiries, (at_ns, next(self._serial), request))
-        if len(expiries) > self._sweep_at:
+        heappush(self.expiries, (at_ns, next(self._serial), request))
+        if len(self.expiries) > self._sweep_at:
             self._sweep()
 
     def watch_no_later(self, request: Request, at_ns: int) -> None:

@@ -105,9 +105,7 @@ class Dispatch:
         room = [
             worker
             for worker in workers
-            if worker.exec_wakeup_ns is None
-            or worker.exec_wakeup_ns <= now_ns
-            or worker.retry_ns is not None
+            if (worker.exec_wakeup_ns or 0) <= now_ns or worker.retry_ns is not None
         ]
         if len(room) > 1:
             # Ask the lane that is free first; among idle ones, the fastest GPU. To ask the slowest one that
@@ -169,9 +167,8 @@ class Dispatch:
             self._note_loose(worker)
 
     def _fill_exec(self, worker: WorkerState, now_ns: int) -> None:
-        policy = self._policy
         lane, link = worker.exec_lane, worker.link
-        lookahead_ns, max_outstanding = worker.exec_lookahead_ns, policy.max_outstanding
+        lookahead_ns, max_outstanding = worker.exec_lookahead_ns, self._policy.max_outstanding
         there_ns = now_ns + link.usual_ns
         if not link.is_usual:
             there_ns = now_ns + link.way_ns(now_ns)
@@ -192,7 +189,7 @@ class Dispatch:
             if room_ns > now_ns:
                 break
             free_ns = max(available_ns, there_ns)
-            batch = policy.next_infer(worker, free_ns, now_ns)
+            batch = self._policy.next_infer(worker, free_ns, now_ns)
             if batch is None:
                 break
             if now_ns < batch.copy.model.apart_until_ns:

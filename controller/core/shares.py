@@ -145,6 +145,12 @@ class FairShare:
         part = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * self._asked_by_dropped)
         return usage.used_ns < level_ns * max(part, _FLOOR)
 
+    def have_left(self, usages: list[Usage], isolation: float, step: int) -> list[bool]:
+        """`has_left` for each of some that have the weight 1."""
+        # Whoever used less than this has some left, whatever it asked for; what fades makes it less still.
+        least_ns = _TOLERANCE * isolation * self.level_ns * _FLOOR
+        return [u.used_ns < least_ns or self.has_left(u, 1.0, isolation, step) for u in usages]
+
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""
         change = _GAIN * excess_ns / max(self._served_ns, _LANE_NS / 8)

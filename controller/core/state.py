@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
@@ -25,6 +25,9 @@ from controller.core.lost import Lost
 from controller.core.shares import Usage
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
+
+if TYPE_CHECKING:
+    from controller.core.policy import Batch
 
 # From so many copies on, a worker hears of a change of the model's queue when it looks, and idle workers are
 # found by a list of them: nothing that is done per request grows with the copies.
@@ -238,8 +241,11 @@ class Copy:
     # --- the policies' ---
     #: Share of the model's demand that Appendix B allots to this GPU (a_m,g).
     allocation_ns: float = 0.0
-    #: Smallest key with which it stands in the worker's strategy heap; None: it does not.
+    #: Smallest key with which it stands in the worker's `strategies`, and that entry's serial; None: it does not.
     strategy_key: int | None = None
+    strategy_serial: int = 0
+    #: What was found for it at the last look.
+    batch: Batch | None = None
     #: When its model is expected next, as its entry among the worker's timers says.
     expected_ns: int = 0
 
@@ -353,7 +359,7 @@ class WorkerState:
     #: measures how far ahead to decide writes it.
     exec_lookahead_ns: int = 0
     load_lookahead_ns: int = 0
-    #: Heap of (key, -batch size, sequence, serial, copy): the policy keeps in it what could run
+    #: (key, -batch size, sequence, serial, copy), the smallest first: the policy keeps in it what could run
     #: (strategies.py). The mechanism asks for no batch while it is empty.
     strategies: list[tuple[int, int, int, int, Copy]] = field(default_factory=list)
     #: Heap of (-expected next use, serial, copy): the policy keeps in it copies of models that are asked at even

@@ -13,14 +13,13 @@ class Timeline:
     anchored to the last reported end, so prediction errors do not add up.
     """
 
-    __slots__ = ("_anchor_ns", "_front_ns", "_total_ns", "_work")
+    __slots__ = ("_end_ns", "_front_end_ns", "_work")
 
     def __init__(self) -> None:
         self._work: dict[ActionId, int] = {}
-        self._total_ns = 0
-        #: Time that the first entry adds; 0 without any.
-        self._front_ns = 0
-        self._anchor_ns = 0
+        #: When the first entry ends, and the last; both mean nothing without any.
+        self._front_end_ns = 0
+        self._end_ns = 0
 
     def __len__(self) -> int:
         return len(self._work)
@@ -32,32 +31,31 @@ class Timeline:
         """
         if not self._work:
             return now_ns
-        anchor_ns = self._anchor_ns
-        front_end_ns = anchor_ns + self._front_ns
-        if front_end_ns < now_ns:
-            return anchor_ns + self._total_ns + now_ns - front_end_ns
-        return anchor_ns + self._total_ns
+        if self._front_end_ns < now_ns:
+            return self._end_ns + now_ns - self._front_end_ns
+        return self._end_ns
 
     def late(self, now_ns: int) -> bool:
         """Whether the front action is past its predicted end: its result will say more than a timer."""
-        return bool(self._work) and self._anchor_ns + self._front_ns <= now_ns
+        return bool(self._work) and self._front_end_ns <= now_ns
 
     def push(self, action_id: ActionId, *, begin_ns: int, duration_ns: int, now_ns: int) -> None:
         """Append an action predicted to begin at `begin_ns`, which is not before the lane is free."""
         gap_ns = begin_ns - self.available_ns(now_ns)
         assert gap_ns >= 0, f"action {action_id} would begin {-gap_ns} ns before the lane is free"
         if not self._work:
-            self._anchor_ns = begin_ns
-            added_ns = self._front_ns = duration_ns
+            self._work[action_id] = duration_ns
+            self._end_ns = self._front_end_ns = begin_ns + duration_ns
         else:
-            added_ns = gap_ns + duration_ns
-        self._work[action_id] = added_ns
-        self._total_ns += added_ns
+            self._work[action_id] = gap_ns + duration_ns
+            self._end_ns += gap_ns + duration_ns
 
     def complete(self, action_id: ActionId, *, end_ns: int) -> None:
         """Take out an action that ended, or was refused, at `end_ns`."""
         was_front = next(iter(self._work), None) == action_id
-        self._total_ns -= self._work.pop(action_id)
+        added_ns = self._work.pop(action_id)
         if was_front:
-            self._anchor_ns = end_ns
-            self._front_ns = next(iter(self._work.values()), 0)
+            self._end_ns += end_ns - self._front_end_ns
+            self._front_end_ns = end_ns + next(iter(self._work.values()), 0)
+        else:
+            self._end_ns -= added_ns

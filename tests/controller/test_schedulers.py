@@ -71,7 +71,10 @@ class OneAtATime:
         self.strategies.unpark(worker)
 
     def next_infer(self, worker, free_ns, now_ns):
-        return self.strategies.take(worker, free_ns, now_ns, oldest, [])
+        for batch in self.strategies.find(worker, free_ns, now_ns, oldest, []):
+            self.strategies.take_out(batch)
+            return batch
+        return None
 
     def want_load(self, model, now_ns):
         if model.queue and not model.copies and model not in self.wanted:

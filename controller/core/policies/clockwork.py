@@ -69,11 +69,11 @@ class ClockworkPolicy(Policy):
     def next_infer(self, worker: WorkerState, free_ns: int, now_ns: int) -> Batch | None:
         loading: list[Batch] = []
         soon_ns = now_ns + self.lookahead_ns + worker.link.excess_ns
-        chosen = self._strategies.take(worker, free_ns, soon_ns, best_batch, loading)
-        if chosen is None and loading:
-            chosen = soonest(loading)
-        if loading:
-            self._strategies.put_back(worker, loading, chosen)
+        found = self._strategies.find(worker, free_ns, soon_ns, best_batch, loading)
+        if not found and not loading:
+            return None
+        chosen = found[0] if found else soonest(loading)
+        self._strategies.take_out(chosen)
         return chosen
 
     @override
@@ -95,13 +95,12 @@ class ClockworkPolicy(Policy):
     def demand_changed(self, model: Model) -> None:
         """Allot the model's demand anew to the GPUs that have it, each by its load's inverse."""
         copies = model.copies
-        if not copies:
-            return
         if len(copies) == 1:
-            for worker, copy in copies.items():
-                demand_ns = float(model.demand_ns)
-                worker.load_ns += demand_ns - copy.allocation_ns
-                copy.allocation_ns = demand_ns
+            copy = next(iter(copies.values()))
+            copy.worker.load_ns += model.demand_ns - copy.allocation_ns
+            copy.allocation_ns = float(model.demand_ns)
+            return
+        if not copies:
             return
         weights = [
             1.0 / load_ns

@@ -149,20 +149,28 @@ class EdfMhPolicy(Policy):
         growing: list[Batch] = []
         left: list[Batch] = []
         suits = worker.beside_others and self._pieces.suits
-        while len(found) < most and len(aside) < _MAX_CANDIDATES:
-            batch = strategies.take(worker, free_ns, soon_ns, run, loading)
-            if batch is None:
-                break
-            if batch.copy.model.queue[batch.first].slo_ns >= clients.slo_ns:
-                aside.append(batch)
-                if batch.required_start_ns >= now_ns + clients.slo_ns:
-                    break  # whatever comes after it has an SLO as long
-            elif defers and deferral.grows_until_ns(batch) > free_ns:
-                growing.append(batch)
-            elif suits and len(left) < _MAX_CANDIDATES and self._leaves(batch, now_ns):
-                left.append(batch)
+        position, more = 0, most
+        while more and len(aside) < _MAX_CANDIDATES:
+            batches = strategies.find(worker, free_ns, soon_ns, run, loading, more, position)
+            slos_ns = [batch.copy.model.queue[batch.first].slo_ns for batch in batches]
+            if defers or suits or max(slos_ns, default=0) >= clients.slo_ns:
+                for batch, slo_ns in zip(batches, slos_ns, strict=True):
+                    if slo_ns >= clients.slo_ns:
+                        aside.append(batch)
+                    elif defers and deferral.grows_until_ns(batch) > free_ns:
+                        growing.append(batch)
+                    elif suits and len(left) < _MAX_CANDIDATES and self._leaves(batch, now_ns):
+                        left.append(batch)
+                    else:
+                        found.append(batch)
             else:
-                found.append(batch)
+                found += batches
+            if len(batches) < more or (
+                aside and aside[-1].required_start_ns >= now_ns + clients.slo_ns
+            ):
+                break  # whatever comes after that has an SLO as long
+            more = most - len(found)
+            position = len(found) + len(loading) + len(aside) + len(growing) + len(left)
 
         # Batch clients do not overtake a batch that waits to grow: it would find no GPU idle in the end.
         chosen: Batch | None = None
@@ -178,17 +186,16 @@ class EdfMhPolicy(Policy):
             elif not clients.may_run(chosen, worker, now_ns):
                 chosen = None
 
-        if len(found) > 1 or aside or loading or growing or left:
-            strategies.put_back(worker, [*aside, *loading, *growing, *left, *found], chosen)
-        if chosen is None:
-            if growing:
-                worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
-            elif worker.strategies:
-                worker.retry_ns = now_ns + _RETRY_NS
-                # What was left to another kind is looked at again before it would be too late here.
-                for batch in left:
-                    at_ns = batch.required_start_ns - (free_ns - now_ns)
-                    worker.retry_ns = min(worker.retry_ns, max(at_ns, now_ns + NS_PER_MS))
+        if chosen is not None:
+            strategies.take_out(chosen)
+        elif growing:
+            worker.retry_ns = min(map(deferral.grows_until_ns, growing)) - (free_ns - now_ns)
+        elif worker.strategies:
+            worker.retry_ns = now_ns + _RETRY_NS
+            # What was left to another kind is looked at again before it would be too late here.
+            for batch in left:
+                at_ns = batch.required_start_ns - (free_ns - now_ns)
+                worker.retry_ns = min(worker.retry_ns, max(at_ns, now_ns + NS_PER_MS))
         return chosen
 
     def _leaves(self, batch: Batch, now_ns: int) -> bool:

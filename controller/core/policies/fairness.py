@@ -131,11 +131,9 @@ class Fairness:
         isolation, step = self._isolation, now_ns // STEP_NS
         if not isolation:
             return [float(batch.count) for batch in batches]
-        has_left = self._exec.has_left
-        weights = [
-            _NEVER_STRUCK if has_left(batch.copy.model.usage, 1.0, isolation, step) else 1.0
-            for batch in batches
-        ]
+        usages = [batch.copy.model.usage for batch in batches]
+        have_left = self._exec.have_left(usages, isolation, step)
+        weights = [_NEVER_STRUCK if left else 1.0 for left in have_left]
         if self._tenants:
             return list(map(self._worth_to_tenants, batches, weights, repeat(step)))
         return [weight * batch.count for weight, batch in zip(weights, batches, strict=True)]

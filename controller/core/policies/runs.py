@@ -33,10 +33,8 @@ _MULTI_ROW_STARTS = 32
 
 def best_batch(copy: Copy, begin_ns: int) -> Batch | None:
     """The model's strategy with the earliest required start that is in time from `begin_ns`."""
-    model = copy.model
-    queue = model.queue
-    estimates = copy.estimates
-    if model.num_multi_row or estimates.sizes[0] != 1:
+    queue, estimates = copy.model.queue, copy.estimates
+    if copy.model.num_multi_row or estimates.sizes[0] != 1:
         return _best_multi_row_batch(copy, begin_ns)
     exec_ns, fit = estimates.exec_ns, estimates.fit
     waiting, largest = len(queue), len(fit) - 1
@@ -138,10 +136,12 @@ def urgent_run(copy: Copy, begin_ns: int) -> Batch | None:
 def _others_wait(copy: Copy) -> bool:
     """Whether requests of another model wait for the copy's lane.
 
-    Only the top of the lane's heap is looked at, so the answer may be a false no. To look at all of it
-    costs more, and gained nothing.
+    Only the two that follow the copy in the lane's list are looked at, so the answer may be a false no. To look
+    at all of it costs more, and gained nothing.
     """
-    for key, _, _, _, other in copy.worker.strategies[1:3]:
+    strategies = copy.worker.strategies
+    position = bisect_left(strategies, (copy.strategy_key,))
+    for key, _, _, _, other in strategies[position : position + 3]:
         if other is not copy and other.strategy_key == key and other.model.queue:
             return True
     return False

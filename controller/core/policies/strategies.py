@@ -1,12 +1,14 @@
-"""Which of a worker's models has the batch that must begin first: one heap per worker.
+"""Which of a worker's models has the batch that must begin first: one sorted list per worker.
 
-The heap holds at most one live entry per copy: (key, -batch size, sequence, serial, copy). The key is a lower
-bound of the required start of the model's next batch. A bound is corrected when it comes to the top, so a
+The list holds at most one live entry per copy: (key, -batch size, sequence, serial, copy). The key is a lower
+bound of the required start of the model's next batch. A bound is corrected when a look comes to it, so a
 request that joins a long queue costs nothing here.
 
-An entry is stale unless its key equals the copy's `strategy_key`; stale ones leave when they come to the top.
-True removal costs more: an entry costs 2 to 3.5 us more in a sorted list (sortedcontainers 2.4) than in this
-heap, and a request makes about one.
+An entry is stale unless it has the copy's `strategy_key` and `strategy_serial`; stale ones leave when a look comes
+to them. Under overload a look goes through some thirty entries, and most of them are as the look before left
+them. So they stay where they are, and a batch that was found is kept with its copy (`Copy.batch`). From a heap
+they had to be taken and put back each time. A plain list costs no more than that heap: it is moved in
+memory, a microsecond for four thousand entries.
 
 A model with many copies is not entered on all their workers whenever its queue changes. It stands once among the
 changed, and each worker enters it when it looks (`catch_up`): at most as many as changed since its last look.
@@ -14,7 +16,7 @@ changed, and each worker enters it when it looks (`catch_up`): at most as many a
 
 from __future__ import annotations
 
-from heapq import heappop, heappush, heapreplace
+from bisect import bisect_left, insort
 from itertools import count
 
 from controller.core.policies.runs import Run
@@ -23,7 +25,7 @@ from controller.core.state import MANY_COPIES, Copy, Model, WorkerState
 
 
 class Strategies:
-    """Keeps the heap of every worker, and aside the copies whose requests wait for an early end."""
+    """Keeps the list of every worker, and aside the copies whose requests wait for an early end."""
 
     __slots__ = ("_changed", "_num_changes", "_parked", "_serial")
 
@@ -33,7 +35,7 @@ class Strategies:
         #: Models with many copies for which requests wait: the number of the change, the latest last.
         self._changed: dict[Model, int] = {}
         self._num_changes = 0
-        # Breaks every tie in a heap, so that records are never compared.
+        # Breaks every tie in a list, so that records are never compared.
         self._serial = count()
 
     def update(self, model: Model) -> None:
@@ -57,9 +59,7 @@ class Strategies:
             index = estimates.fit[waiting] if waiting <= estimates.sizes[-1] and single else -1
             key = head_due_ns - estimates.exec_ns[index]
             if copy.strategy_key is None or key < copy.strategy_key:
-                copy.strategy_key = key
-                entry = (key, -estimates.sizes[index], model.sequence, next(self._serial), copy)
-                heappush(copy.worker.strategies, entry)
+                self._insert(copy, key, estimates.sizes[index], 0)
 
     def catch_up(self, worker: WorkerState) -> None:
         """Enter on the worker what changed, of models with many copies, since it was asked last."""
@@ -82,14 +82,25 @@ class Strategies:
         index = estimates.fit[len(queue)] if few else -1
         key = queue[0].due_ns - estimates.exec_ns[index]
         if copy.strategy_key is None or key < copy.strategy_key:
-            copy.strategy_key = key
-            entry = (key, -estimates.sizes[index], model.sequence, next(self._serial), copy)
-            heappush(copy.worker.strategies, entry)
+            self._insert(copy, key, estimates.sizes[index], 0)
 
-    def take(
-        self, worker: WorkerState, free_ns: int, soon_ns: int, run: Run, loading: list[Batch]
-    ) -> Batch | None:
-        """Take out the batch that has to begin first.
+    def _insert(self, copy: Copy, key: int, size: int, position: int) -> None:
+        """Enter a copy at a position, or behind it; its entry before, if any, is stale from now on."""
+        copy.strategy_key = key
+        serial = copy.strategy_serial = next(self._serial)
+        insort(copy.worker.strategies, (key, -size, copy.model.sequence, serial, copy), position)
+
+    def find(
+        self,
+        worker: WorkerState,
+        free_ns: int,
+        soon_ns: int,
+        run: Run,
+        loading: list[Batch],
+        most: int = 1,
+        position: int = 0,
+    ) -> list[Batch]:
+        """The batches that have to begin first; they stay in the list.
 
         Args:
             worker: its lane has room.
@@ -97,55 +108,68 @@ class Strategies:
             soon_ns: a batch behind a load counts if it could begin until then.
             run: a model's batch that is in time.
             loading: gets batches that could begin only after a load, which leave a gap.
+            most: so many, or fewer if there are no more.
+            position: how many were found before, those of `loading` included.
         """
-        strategies, link = worker.strategies, worker.link
-        while strategies:
-            key, _, _, _, copy = strategies[0]
-            if copy.strategy_key != key:
-                heappop(strategies)  # superseded by a smaller one, or the copy is gone
+        strategies, is_thin = worker.strategies, worker.link.is_thin
+        found: list[Batch] = []
+        while position < len(strategies) and len(found) < most:
+            key, _, _, serial, copy = strategies[position]
+            queue = copy.model.queue
+            if copy.strategy_serial != serial or copy.strategy_key != key or not queue:
+                # It is superseded by a smaller one, the copy is gone, or nobody waits.
+                del strategies[position]
+                if copy.strategy_serial == serial:
+                    copy.strategy_key = None
                 continue
-            if not copy.model.queue:
-                heappop(strategies)
-                copy.strategy_key = None
-                continue
-            begin_ns = _begin_ns(copy, free_ns) if link.is_thin else free_ns
+            begin_ns = _begin_ns(copy, free_ns) if is_thin else free_ns
             if loads := not copy.resident and copy.ready_ns > begin_ns:
                 begin_ns = copy.ready_ns
                 if begin_ns > soon_ns:
-                    heappop(strategies)  # too early; it comes back when the load is about to end
+                    del strategies[
+                        position
+                    ]  # too early; it comes back when the load is about to end
                     copy.strategy_key = None
                     continue
-            batch = run(copy, begin_ns)
-            if batch is None:
-                heappop(strategies)
-                copy.strategy_key = None
-                self._park(copy)
-                continue
-            if batch.required_start_ns > key:
-                size = copy.estimates.sizes[batch.size_index]
-                copy.strategy_key = batch.required_start_ns
-                serial = next(self._serial)
-                entry = (batch.required_start_ns, -size, copy.model.sequence, serial, copy)
-                heapreplace(strategies, entry)
-                if strategies[0] is not entry:
+            batch = copy.batch
+            if (
+                batch is not None
+                and batch.required_start_ns == key >= begin_ns
+                and not batch.first
+                and batch.count == len(queue)
+                and queue[0].due_ns - copy.estimates.exec_ns[batch.size_index] == key
+                and not copy.model.num_multi_row
+            ):
+                batch.begin_ns = begin_ns  # it has all that waits, as at the last look
+            else:
+                batch = copy.batch = run(copy, begin_ns)
+                if batch is None:
+                    del strategies[position]
+                    copy.strategy_key = None
+                    self._park(copy)
                     continue
-            heappop(strategies)
-            copy.strategy_key = None
+                if batch.required_start_ns > key:
+                    size = copy.estimates.sizes[batch.size_index]
+                    del strategies[position]
+                    self._insert(copy, batch.required_start_ns, size, position)
+                    if strategies[position][3] != copy.strategy_serial:
+                        continue
+            position += 1
             if loads:
                 loading.append(batch)
-                continue
-            return batch
-        return None
+            else:
+                found.append(batch)
+        return found
 
-    def put_back(self, worker: WorkerState, batches: list[Batch], chosen: Batch | None) -> None:
-        """Batches that were taken are not run now, but for the chosen one."""
-        strategies, serial = worker.strategies, self._serial
-        for batch in batches:
-            if batch is not chosen:
-                copy = batch.copy
-                copy.strategy_key = key = batch.required_start_ns
-                size = copy.estimates.sizes[batch.size_index]
-                heappush(strategies, (key, -size, copy.model.sequence, next(serial), copy))
+    def take_out(self, batch: Batch) -> None:
+        """A batch that was found is run now."""
+        copy = batch.copy
+        strategies, serial = copy.worker.strategies, copy.strategy_serial
+        position = bisect_left(strategies, (copy.strategy_key,))
+        while strategies[position][3] != serial:
+            position += 1
+        del strategies[position]
+        copy.strategy_key = copy.batch = None
 
     def _park(self, copy: Copy) -> None:
         """No batch of the copy is in time: do not look again before an action of its worker ends."""
