@@ -15,7 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.units import NS_PER_MS
+from controller.core.shares import ServedShare
 
 if TYPE_CHECKING:
     from controller.core.state import Model, Request, WorkerState
@@ -38,41 +39,6 @@ _MOST = 0.95
 # Spreads the models' turns evenly whatever their number: 2^32 over the golden ratio.
 _GOLDEN: Final = 2654435769
 _CIRCLE: Final = 1 << 32
-
-
-# What became of a model's requests counts half as much after this time.
-_HALF_LIFE_NS = 2 * NS_PER_S
-# A model counts as having had so many more requests, served at the mean share.
-_PRIOR = 16.0
-
-
-class ServedShare:
-    """Share of the requests served; what is older counts half as much every two seconds."""
-
-    __slots__ = ("_dropped", "_period", "_served")
-
-    def __init__(self) -> None:
-        self._served = 0.0
-        self._dropped = 0.0
-        self._period = 0
-
-    def count(self, now_ns: int, *, served: int = 0, dropped: int = 0) -> None:
-        """Requests went to a worker, or were refused."""
-        period = now_ns // _HALF_LIFE_NS
-        if period != self._period:
-            fade = 0.5 ** min(period - self._period, 64)
-            self._served *= fade
-            self._dropped *= fade
-            self._period = period
-        self._served += served
-        self._dropped += dropped
-
-    def beside(self, mean: float) -> float:
-        """The share, as though some more requests had been served at the mean share.
-
-        One unlucky request of a model that is seldom asked for so says little.
-        """
-        return (self._served + _PRIOR * mean) / (self._served + self._dropped + _PRIOR)
 
 
 class Gate:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.estimator import Estimates
-from controller.core.gate import Gate, ServedShare
+from controller.core.gate import Gate
 from controller.core.link import LinkPlan
 from controller.core.lost import Lost
-from controller.core.shares import Usage
+from controller.core.shares import ServedShare, Usage
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
 
@@ -151,6 +151,8 @@ class Model:
     short_until_ns: int = 0
     #: What its requests without a known tenant used of the exec lanes.
     usage: Usage = field(default_factory=Usage)
+    #: What became of its requests while it was resident.
+    served: ServedShare = field(default_factory=ServedShare)
     #: Until then whoever used up its share finds no room in its queue: others' requests were dropped.
     crowded_until_ns: int = 0
     #: Noted once memory is about to be short.

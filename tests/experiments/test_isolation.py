@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controller.core import EdfMhConfig, SchedulerConfig
+from experiments.figures.scenarios import scenarios
 from experiments.simulator import Case, run
 from experiments.unseen import flood, small
 from experiments.unseen.family import Family
@@ -41,6 +42,23 @@ def test_the_innocent_keep_what_they_have_without_the_flood(name: str) -> None:
 
 def test_without_isolation_a_flood_takes_nearly_everything() -> None:
     assert innocent_share(FAMILIES["flood_tenant"], isolation=0.0) < 0.3
+
+
+def test_where_nobody_floods_isolation_costs_a_zoo_next_to_nothing() -> None:
+    (scenario,) = (each for each in scenarios() if each.key == "zoo_zoo600_slo100")
+    case = scenario.case(1)
+    alone, isolated = (
+        run(
+            replace(
+                case,
+                scheduler=SchedulerConfig(
+                    edf_mh=EdfMhConfig(isolation=isolation, at_once=0.0),
+                ),
+            )
+        ).summary.total()
+        for isolation in (0.0, 1.0)
+    )
+    assert isolated.answered > alone.answered - 0.01 * alone.arrived
 
 
 def test_small_clients_are_not_starved_beside_a_large_one() -> None:
