@@ -86,6 +86,20 @@ class Fairness:
         tenant = self._tenants.get(name)
         return tenant if tenant is not None and tenant.num_seen >= _KNOWN_AFTER else None
 
+    def has_share_left(self, request: Request, now_ns: int) -> bool:
+        """Whether who asks is warranted some more of the lanes that its request needs.
+
+        To models that are asked without a tenant, a load is always more than their share.
+        """
+        if not self._isolation:
+            return False
+        if not request.cold:
+            return self._has_left(request, now_ns)
+        tenant = self._known(request.tenant)
+        return tenant is not None and self._load.has_left(
+            tenant.load_usage, tenant.weight, self._isolation, now_ns // STEP_NS
+        )
+
     def _has_left(self, request: Request, now_ns: int) -> bool:
         """Whether whoever asks has some of its share of the exec lanes left."""
         step = now_ns // STEP_NS
