@@ -39,6 +39,9 @@ _SLOS = 16.0
 # The time between two batches of a model is the mean of about so many.
 _GAPS = 4
 
+# A request waits while so many batches of its model come by, in the mean, before it would be too late.
+_LET = 4
+
 # The share closed follows what is missing of the aim, by this much per window.
 _STEP = 0.3
 _MOST = 0.95
@@ -134,7 +137,7 @@ class Gate:
             late_ns = (1 + full) * model.served_gap_ns - (due_ns - now_ns)
             if full:
                 return now_ns - model.sent_ns < share * late_ns
-            if late_ns <= 0.0:
+            if _LET * model.served_gap_ns < due_ns - now_ns:
                 return False  # its turn may well come before it is too late
         mean = 1.0 - self._fate.beside(1.0)
         own = 1.0 - model.fate.beside(1.0 - mean)

@@ -145,6 +145,12 @@ class FairShare:
         part = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * self._asked_by_dropped)
         return usage.used_ns < level_ns * max(part, _FLOOR)
 
+    def is_small(self, usage: Usage, weight: float, step: int) -> bool:
+        """Whether somebody asks for much less than those ask, on average, whose requests are dropped."""
+        if usage.step != step:
+            usage.fade(step)
+        return usage.asked_ns / weight * self._dropped_ns <= _SMALL * self._asked_by_dropped
+
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""
         change = _GAIN * excess_ns / max(self._served_ns, _LANE_NS / 8)
