@@ -99,6 +99,7 @@ def _print_kind(console: Console, kind: pb.KindInfo) -> None:
     """Say how busy a kind of worker is, and if requests are dropped, for want of what."""
     dropped = {
         "EXEC time": kind.dropped_for_exec_rps,
+        "what links carry": kind.dropped_for_links_rps,
         "PCIe time": kind.dropped_for_loads_rps,
         "pages": kind.dropped_for_pages_rps,
     }

@@ -53,7 +53,7 @@ class StatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ...) -> None: ...
 
 class KindInfo(_message.Message):
-    __slots__ = ("gpu_kind", "num_workers", "over_ns", "exec_busy", "load_busy", "run_rps", "loads_per_s", "evictions_per_s", "dropped_for_exec_rps", "dropped_for_loads_rps", "dropped_for_pages_rps", "one_more_rps")
+    __slots__ = ("gpu_kind", "num_workers", "over_ns", "exec_busy", "load_busy", "run_rps", "loads_per_s", "evictions_per_s", "dropped_for_exec_rps", "dropped_for_loads_rps", "dropped_for_pages_rps", "one_more_rps", "dropped_for_links_rps")
     GPU_KIND_FIELD_NUMBER: _ClassVar[int]
     NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
     OVER_NS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class KindInfo(_message.Message):
     DROPPED_FOR_LOADS_RPS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FOR_PAGES_RPS_FIELD_NUMBER: _ClassVar[int]
     ONE_MORE_RPS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FOR_LINKS_RPS_FIELD_NUMBER: _ClassVar[int]
     gpu_kind: str
     num_workers: int
     over_ns: int
@@ -78,7 +79,8 @@ class KindInfo(_message.Message):
     dropped_for_loads_rps: float
     dropped_for_pages_rps: float
     one_more_rps: float
-    def __init__(self, gpu_kind: _Optional[str] = ..., num_workers: _Optional[int] = ..., over_ns: _Optional[int] = ..., exec_busy: _Optional[float] = ..., load_busy: _Optional[float] = ..., run_rps: _Optional[float] = ..., loads_per_s: _Optional[float] = ..., evictions_per_s: _Optional[float] = ..., dropped_for_exec_rps: _Optional[float] = ..., dropped_for_loads_rps: _Optional[float] = ..., dropped_for_pages_rps: _Optional[float] = ..., one_more_rps: _Optional[float] = ...) -> None: ...
+    dropped_for_links_rps: float
+    def __init__(self, gpu_kind: _Optional[str] = ..., num_workers: _Optional[int] = ..., over_ns: _Optional[int] = ..., exec_busy: _Optional[float] = ..., load_busy: _Optional[float] = ..., run_rps: _Optional[float] = ..., loads_per_s: _Optional[float] = ..., evictions_per_s: _Optional[float] = ..., dropped_for_exec_rps: _Optional[float] = ..., dropped_for_loads_rps: _Optional[float] = ..., dropped_for_pages_rps: _Optional[float] = ..., one_more_rps: _Optional[float] = ..., dropped_for_links_rps: _Optional[float] = ...) -> None: ...
 
 class ListWorkersRequest(_message.Message):
     __slots__ = ("worker_id",)

@@ -340,6 +340,10 @@ class LinkPlan:
         queued_ns = max(0, out.free_ns - now_ns)
         return way_ns + queued_ns + out.wire_ns(in_bytes) + back.wire_ns(out_bytes)
 
+    def wire_ns(self, in_bytes: int, out_bytes: int) -> int:
+        """How long the wire is taken by an action's inputs or outputs, whichever take longer."""
+        return max(self.out.wire_ns(in_bytes), self.back.wire_ns(out_bytes))
+
     @property
     def length_ns(self) -> int:
         """Length of both ways."""

@@ -8,6 +8,7 @@ look back further, as far as `over_ns` says.
 | a request is dropped                           | for want of                                         |
 |------------------------------------------------|-----------------------------------------------------|
 | though a copy of its model is resident         | EXEC time                                           |
+| and its bytes take the link longer than that   | the link                                            |
 | and no copy is; none was evicted               | LOAD time: PCIe                                     |
 | and no copy is; one was evicted before         | pages: the weights were there once                  |
 | because nobody offers the model                | a worker, whatever its kind                         |
@@ -24,7 +25,7 @@ from typing import Final
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind
-from controller.core.state import KindCounts, Request
+from controller.core.state import Copy, KindCounts, Request
 
 # To look a member up in its enum takes ten times as long as a global.
 _OVERLOADED: Final = Refusal.OVERLOADED
@@ -51,6 +52,7 @@ class KindStatistics:
     evictions_per_s: float
     #: Requests dropped per second, for want of each.
     dropped_for_exec_rps: float
+    dropped_for_links_rps: float
     dropped_for_loads_rps: float
     dropped_for_pages_rps: float
     #: Requests that one more worker of the kind would answer, per second.
@@ -86,7 +88,10 @@ class Shortages:
         if refusal is _OVERLOADED or refusal is _COLD:
             for copy in request.model.copies.values():
                 if copy.resident:
-                    copy.worker.counts.num_for_exec += 1
+                    if copy.worker.link.is_thin and _waits_for_link(copy, request):
+                        copy.worker.counts.num_for_links += 1
+                    else:
+                        copy.worker.counts.num_for_exec += 1
                     return
             for worker in request.model.ready:
                 if request.model.evicted:
@@ -130,6 +135,13 @@ class Shortages:
         return older[-1] if older else self._samples[0]
 
 
+def _waits_for_link(copy: Copy, request: Request) -> bool:
+    """Whether a link carries fewer of such requests than the lane behind it runs in full batches."""
+    out_bytes = request.rows * request.model.output_row_bytes
+    wire_ns = copy.worker.link.wire_ns(request.num_bytes, out_bytes)
+    return wire_ns > request.rows * copy.estimates.ns_per_row
+
+
 def _statistics(
     kind: GpuKind, before: KindCounts, counts: KindCounts, over_ns: int, now_ns: int
 ) -> KindStatistics:
@@ -140,11 +152,12 @@ def _statistics(
 
     exec_ns = counts.exec_ns - before.exec_ns
     run_rps = rate("num_run")
-    for_exec, for_loads, for_pages = map(rate, ("num_for_exec", "num_for_loads", "num_for_pages"))
-    # In batches as dense as now; and of what is cold, as much as each worker there serves with its pages and PCIe.
+    for_exec, for_links = rate("num_for_exec"), rate("num_for_links")
+    for_loads, for_pages = rate("num_for_loads"), rate("num_for_pages")
+    # In batches as dense as now; and of the rest, as much as each worker there serves with its link, pages and PCIe.
     most_rps = run_rps * over_ns / exec_ns if exec_ns else 0.0
     per_worker_rps = run_rps * over_ns / worker_ns
-    cold_rps = min(for_loads + for_pages, per_worker_rps)
+    other_rps = min(for_links + for_loads + for_pages, per_worker_rps)
     return KindStatistics(
         gpu_kind=kind,
         num_workers=counts.num_workers,
@@ -155,7 +168,8 @@ def _statistics(
         loads_per_s=rate("num_loads"),
         evictions_per_s=rate("num_evictions"),
         dropped_for_exec_rps=for_exec,
+        dropped_for_links_rps=for_links,
         dropped_for_loads_rps=for_loads,
         dropped_for_pages_rps=for_pages,
-        one_more_rps=min(for_exec + cold_rps, most_rps),
+        one_more_rps=min(for_exec + other_rps, most_rps),
     )

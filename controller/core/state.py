@@ -288,6 +288,7 @@ class KindCounts:
     num_evictions: int = 0
     #: Requests dropped for want of each.
     num_for_exec: int = 0
+    num_for_links: int = 0
     num_for_loads: int = 0
     num_for_pages: int = 0
 

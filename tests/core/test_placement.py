@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ArchitectureId, GpuKind, ModelId, WorkerId
+from controller.core import EdfMhConfig, SchedulerConfig
 from controller.core.estimator import Estimates
 from controller.core.link import LinkPlan
 from controller.core.lost import Lost
+from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policies.eviction import NextUse
 from controller.core.policies.suits import Suits
-from controller.core.state import Copy, Model, Readiness, WorkerState
+from controller.core.state import MANY_COPIES, Copy, Model, Readiness, WorkerState
 
 MS = NS_PER_MS
 CARD, PROCESSOR = GpuKind("card"), GpuKind("processor")
@@ -136,6 +138,55 @@ def test_a_timer_is_loaded_ahead_where_all_that_it_displaces_is_farther_away() -
     assert NextUse(prefetches=False).expected(one, 2910 * MS, 2910 * MS) is None
 
 
+def test_a_timer_is_loaded_ahead_on_a_worker_that_has_it_whoever_looks_first() -> None:
+    uses = NextUse()
+    without, _ = full(2)
+    having, (resident, _) = full(2)
+    timer = Model(ModelId("timer"), 9)
+    timer.ready_on(having, Readiness(1, ArchitectureId("a"), resident.estimates))
+    uses.asked(timer, 1000 * MS)
+    uses.asked(timer, 2000 * MS)
+    assert uses.expected(without, 2950 * MS, 2950 * MS) is None
+    assert uses.expected(having, 2950 * MS, 2950 * MS) is timer
+
+
+def test_expected_uses_that_nobody_looks_at_do_not_pile_up() -> None:
+    uses = NextUse()
+    timer = Model(ModelId("timer"), 0)
+    for number in range(10_000):
+        uses.asked(timer, (number + 1) * MS)
+    assert uses.num_expected <= 1025
+
+
+def test_a_model_with_many_copies_is_no_timer_on_each_of_their_workers() -> None:
+    uses = NextUse()
+    _, (copy,) = full(1)
+    workers = [worker(number=number) for number in range(MANY_COPIES)]
+    for other in workers:
+        copy.model.copies[other] = Copy(copy.model, other, 1, copy.estimates, resident=True)
+    ask(uses, copy, 1000, 2000)
+    assert not any(other.timers for other in workers)
+
+
+def test_a_refused_model_takes_pages_of_copies_that_served_much_less_than_it_lost() -> None:
+    policy = EdfMhPolicy(SchedulerConfig())
+    one, (least_used, _) = full(2)
+    hot = Model(ModelId("hot"), 9)
+    for _ in range(4):
+        hot.lost.count(NS_PER_S)
+    # The victim was asked a second ago: a quarter of four lost is no more than that.
+    assert policy.victims_of_refused(hot, one, 1, NS_PER_S) is None
+    hot.lost.count(NS_PER_S)
+    assert policy.victims_of_refused(hot, one, 1, NS_PER_S) == [least_used]
+    hot.lost.count(NS_PER_S)
+    assert policy.victims_of_refused(hot, one, 1, NS_PER_S + MS) is None, "asked a moment ago"
+    least_used.num_pins = 1
+    assert policy.victims_of_refused(hot, one, 2, 2 * NS_PER_S) is None
+    without = EdfMhPolicy(SchedulerConfig(edf_mh=EdfMhConfig(take_pages=False)))
+    least_used.num_pins = 0
+    assert without.victims_of_refused(hot, one, 1, 3 * NS_PER_S) is None
+
+
 def test_what_was_lost_fades() -> None:
     lost = Lost()
     for _ in range(8):
@@ -192,3 +243,13 @@ def test_what_is_measured_changes_where_a_model_is_better_off() -> None:
                 estimates.measured_exec(1, 80 * MS)
                 estimates.measured_exec(4, 160 * MS)
     assert suits.better(one, CARD, 1, 2 * NS_PER_S) == ()
+
+
+def test_a_removed_model_counts_no_more_for_the_others() -> None:
+    small, large = model(0, card=4, processor=8), model(1, card=4, processor=80)
+    suits = known(small, large)
+    assert suits.better(large, PROCESSOR, 1, NS_PER_S) == (CARD,)
+    small.removed = True
+    for seconds in range(2, 5):  # each look at one model also looks at another
+        found = suits.better(large, PROCESSOR, 1, seconds * NS_PER_S)
+    assert found == ()

@@ -9,7 +9,7 @@ import pytest
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import KindStatistics, Scheduler, Statistics
 from controller.schedulers import make_scheduler
-from experiments.simulator import Case, Cluster, copies_of, run
+from experiments.simulator import Case, Cluster, Network, copies_of, run
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson, Workload
 
@@ -88,3 +88,17 @@ def test_models_that_do_not_fit_are_a_want_of_pages_and_of_the_bus_that_fills_th
     assert kind.load_busy > 0.9
     after_rps, _ = ran(replace(given, cluster=replace(given.cluster, num_workers=2)))
     assert kind.one_more_rps == pytest.approx(after_rps - before_rps, rel=0.2)
+
+
+def test_a_link_that_carries_less_than_the_lane_runs_is_what_is_short_and_no_exec_time() -> None:
+    # A request has 602 kB of inputs: the link carries 200 of them a second.
+    given = replace(
+        case(workers=1, rate_rps=450, models=3, slo_ms=100),
+        network=Network(bytes_per_s=120_000_000),
+    )
+    before_rps, statistics = ran(given)
+    kind = kind_of(statistics)
+    assert kind.dropped_for_links_rps > 10 * kind.dropped_for_exec_rps
+    assert kind.exec_busy < 0.8
+    after_rps, _ = ran(replace(given, cluster=replace(given.cluster, num_workers=2)))
+    assert kind.one_more_rps == pytest.approx(after_rps - before_rps, rel=0.25)

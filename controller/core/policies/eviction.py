@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 
 from clockwright.units import NS_PER_MS
-from controller.core.state import Copy, Model, WorkerState
+from controller.core.state import MANY_COPIES, Copy, Model, WorkerState
 
 # A gap may differ from the one before by this part of it, and a timer be late by as much.
 _TOLERANCE = 8
@@ -24,6 +24,8 @@ _MAX_PASSED_OVER = 8
 # A timer is loaded ahead when it is expected so soon after the end of its load. Timers that stay resident are asked
 # one after the other, and meanwhile the load lane would be idle; three times as much gave the same.
 _AHEAD_NS = 100 * NS_PER_MS
+# Expected uses below this number are never swept.
+_SWEEP_MIN = 1024
 # Where there is nothing to load ahead, this is looked at again after so long.
 _LOOK_NS = 2 * NS_PER_MS
 
@@ -59,7 +61,7 @@ class NextUse:
     some worker's cache is half full.
     """
 
-    __slots__ = ("_enabled", "_serial", "_soon", "watches")
+    __slots__ = ("_enabled", "_serial", "_soon", "_sweep_at", "watches")
 
     def __init__(self, *, enabled: bool = True, prefetches: bool = True) -> None:
         """Begin where nothing has been evicted.
@@ -73,8 +75,14 @@ class NextUse:
         self.watches = False
         #: Heap of (expected next use, serial, model); None: nothing is loaded ahead.
         self._soon: list[tuple[int, int, Model]] | None = [] if prefetches else None
+        self._sweep_at = _SWEEP_MIN
         # Breaks every tie in a heap, so that records are never compared.
         self._serial = count()
+
+    @property
+    def num_expected(self) -> int:
+        """How many expected uses are kept, those included that stand no more."""
+        return len(self._soon or ())
 
     def asked(self, model: Model, arrival_ns: int) -> None:
         """A request of the model that arrived then was sent, or refused."""
@@ -97,6 +105,10 @@ class NextUse:
         model.expected_ns = expected_ns = arrival_ns + model.gap_ns
         if self._soon is not None:
             heappush(self._soon, (expected_ns, next(self._serial), model))
+            if len(self._soon) > self._sweep_at:
+                self._sweep(self._soon)
+        if len(model.copies) >= MANY_COPIES:
+            return  # one of so many may go
         for copy in model.copies.values():
             timers = copy.worker.timers
             copy.expected_ns = expected_ns
@@ -105,6 +117,14 @@ class NextUse:
             if len(timers) > 64 + 4 * len(copy.worker.copies):
                 timers[:] = [entry for entry in timers if _stands(entry)]
                 heapify(timers)
+
+    def _sweep(self, soon: list[tuple[int, int, Model]]) -> None:
+        """Drop uses that stand no more: while load lanes have other work, nobody meets them at the top."""
+        soon[:] = [
+            entry for entry in soon if entry[0] == entry[2].expected_ns and not entry[2].removed
+        ]
+        heapify(soon)
+        self._sweep_at = max(_SWEEP_MIN, 4 * len(soon))
 
     def expected(self, worker: WorkerState, begin_ns: int, now_ns: int) -> Model | None:
         """The timer without a copy that is expected soonest, if all that it would displace is farther away.
@@ -116,31 +136,46 @@ class NextUse:
         """
         soon = self._soon
         worker.ahead_ns = now_ns + _LOOK_NS
-        while soon:
+        if soon is None:
+            return None
+        elsewhere: list[tuple[int, int, Model]] = []
+        found: Model | None = None
+        while soon and len(elsewhere) < _MAX_PASSED_OVER:
             expected_ns, _, model = soon[0]
             readiness = model.ready.get(worker)
             load_ns = readiness.estimates.load_ns if readiness is not None else 0
             if expected_ns > begin_ns + load_ns + _AHEAD_NS:
-                return None
+                break
+            entry = heappop(soon)
             if (
-                readiness is None
-                or expected_ns != model.expected_ns
+                expected_ns != model.expected_ns
                 or expected_ns < begin_ns
                 or model.copies
                 or model.queue
             ):
-                heappop(soon)
                 continue
-            victims = self.victims(worker, readiness.num_pages, now_ns)
-            if victims is None:
-                return None
-            for victim in victims:
-                if _away_ns(victim.model, now_ns) <= expected_ns - now_ns:
-                    return None
-            heappop(soon)
+            if readiness is None:
+                elsewhere.append(entry)
+                continue
+            if not self._displaces(worker, readiness.num_pages, expected_ns, now_ns):
+                elsewhere.append(entry)
+                break
             worker.ahead_ns = now_ns
-            return model
-        return None
+            found = model
+            break
+        for entry in elsewhere:
+            heappush(soon, entry)
+        return found
+
+    def _displaces(
+        self, worker: WorkerState, num_pages: int, expected_ns: int, now_ns: int
+    ) -> bool:
+        """Whether all that has to go for a timer is farther away than it."""
+        victims = self.victims(worker, num_pages, now_ns)
+        if victims is None:
+            return False
+        away_ns = expected_ns - now_ns
+        return all(_away_ns(victim.model, now_ns) > away_ns for victim in victims)
 
     def victims(self, worker: WorkerState, num_pages: int, now_ns: int) -> list[Copy] | None:
         """Copies not in use, and not waited for, that free `num_pages` pages; None when they cannot be freed."""

@@ -85,6 +85,7 @@ class Suits:
 
     def _look(self, model: Model, suit: _Suit, now_ns: int) -> _Suit:
         """Count what is measured now instead of what was."""
+        self._forget_removed()
         if not suit.until_ns:
             self._suits[model] = suit
         suit.until_ns = now_ns + _KEEP_NS
@@ -94,14 +95,28 @@ class Suits:
         slowness = {kind: cost - least for kind, cost in costs.items()}
         for kind in self._means:
             slowness.setdefault(kind, log(_CANNOT))
-        for kind, before in suit.slowness.items():
-            total, models = self._means[kind]
-            self._means[kind] = total - before, models - 1
+        self._leave_out(suit)
         for kind, value in slowness.items():
             total, models = self._means.get(kind, (0.0, 0))
             self._means[kind] = total + value, models + 1
         suit.slowness = slowness
         return suit
+
+    def _forget_removed(self) -> None:
+        """Forget the first model if it was removed, else make it the last: so all have their turn."""
+        for model in self._suits:
+            suit = self._suits.pop(model)
+            if model.removed:
+                self._leave_out(suit)
+            else:
+                self._suits[model] = suit
+            return
+
+    def _leave_out(self, suit: _Suit) -> None:
+        """Count what was found for a model no more."""
+        for kind, before in suit.slowness.items():
+            total, models = self._means[kind]
+            self._means[kind] = total - before, models - 1
 
 
 def _cost(estimates: Estimates) -> float:
