@@ -61,7 +61,7 @@ class EdfMhConfig:
     #: Under overload, this share of all requests dropped is refused at arrival (gate.py); the others when
     #: their slack is gone. The larger, the sooner clients know, and the less is served: batches are densest
     #: where all wait and the sparse are dropped in the end. 0: whatever may be served waits.
-    at_once: float = 0.57
+    at_once: float = 0.62
 
     def __post_init__(self) -> None:
         if not 0 <= self.pressure_gain <= 100:

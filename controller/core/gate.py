@@ -7,11 +7,16 @@ drops the fewer. Refusing at random would thin every model's batches. All reques
 for some SLOs, then those of others, which leaves the batches of the rest as dense as they were.
 
 A model is closed between two of its batches, not while one gathers. Models of which the policy drops more are
-closed for longer, so that who is refused stays the policy's choice.
+closed for longer, so that who is refused stays the policy's choice. Where full batches wait, there are none to
+cut: a request is refused that would wait for more of them than its model has run in such a time of late.
+
+A request is let in whose SLO is longer than the time between two batches of its model, and whoever is within its
+fair share (`Policy.has_share_left`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
 from clockwright.errors import Refusal
@@ -19,6 +24,7 @@ from clockwright.units import NS_PER_MS
 from controller.core.shares import ServedShare
 
 if TYPE_CHECKING:
+    from controller.core.policy import Policy
     from controller.core.state import Model, Request, WorkerState
 
 # What was counted before counts half as much after each window.
@@ -28,9 +34,14 @@ _WINDOW_NS = 50 * NS_PER_MS
 _FROM = 0.01
 
 # Each model's turn comes once in so many SLOs. Shorter turns cut more batches; longer ones refuse a client for
-# longer. Where a full batch waits anyway, there are none to cut, and a turn is short.
+# longer.
 _SLOS = 16.0
-_SLOS_FULL = 0.5
+
+# The time between two batches of a model is the mean of about so many.
+_GAPS = 4
+
+# A request waits while so many batches of its model come by, in the mean, before it would be too late.
+_LET = 4
 
 # The share closed follows what is missing of the aim, by this much per window.
 _STEP = 0.3
@@ -77,22 +88,36 @@ class Gate:
         """
         if now_ns >= self._until_ns:
             self._follow(at_once, now_ns)
-        if not self._share:
+        share = self._share
+        if not share:
             return False
         model = request.model
+        if not request.cold:
+            queue, due_ns, fastest = model.queue, request.due_ns, model.fastest
+            full = 0
+            if queue and fastest is not None:
+                ahead = len(queue)
+                if due_ns < queue[-1].due_ns:
+                    ahead = bisect_right(queue, due_ns, key=_due_ns_of)
+                full = ahead // fastest.sizes[-1]
+            late_ns = (1 + full) * model.served_gap_ns - (due_ns - now_ns)
+            if full:
+                return now_ns - model.sent_ns < share * late_ns
+            if _LET * model.served_gap_ns < due_ns - now_ns:
+                return False  # its turn may well come before it is too late
         mean = 1.0 - self._fate.beside(1.0)
         own = 1.0 - model.fate.beside(1.0 - mean)
-        share = min(self._share * own / mean, _MOST) if mean > 0.0 else self._share
-        estimates = model.fastest
-        full = estimates is not None and len(model.queue) >= estimates.sizes[-1]
-        turn_ns = int(request.slo_ns * (_SLOS_FULL if full else _SLOS))
+        share = min(share * own / mean, _MOST) if mean > 0.0 else share
+        turn_ns = int(request.slo_ns * _SLOS)
         place = (model.sequence * _GOLDEN + now_ns * _CIRCLE // turn_ns) % _CIRCLE
         if place >= share * _CIRCLE:
             return False
-        if model.queue and model.sent_ns < now_ns - place * turn_ns // _CIRCLE:
-            return False  # a batch has been gathering since before it was closed
+        # If not: a batch has been gathering since before it was closed.
+        return not model.queue or model.sent_ns >= now_ns - place * turn_ns // _CIRCLE
+
+    def turned_away(self) -> None:
+        """A request is refused because its model is closed."""
         self._turned_away += 1
-        return True
 
     def _follow(self, at_once: float, now_ns: int) -> None:
         """A window is over: close more models, or fewer."""
@@ -116,13 +141,15 @@ class Gate:
 class Gates:
     """A gate for each worker's exec lane, and one for loads."""
 
-    def __init__(self, at_once: float, batch_slo_ns: int) -> None:
+    def __init__(self, policy: Policy, at_once: float, batch_slo_ns: int) -> None:
         """Make them open.
 
         Args:
+            policy: says who is within its fair share.
             at_once: share of all requests dropped that is to be refused at arrival; 0: the gates stay open.
             batch_slo_ns: requests with such an SLO wait for time left over, and are let in.
         """
+        self._policy = policy
         self._at_once = at_once
         #: Whether they ever close; else nothing has to be told.
         self.active = at_once > 0.0
@@ -132,6 +159,8 @@ class Gates:
     def sent(self, worker: WorkerState, model: Model, requests: list[Request], now_ns: int) -> None:
         """A batch goes to a worker."""
         number = len(requests)
+        if model.sent_ns:
+            model.served_gap_ns += (now_ns - model.sent_ns - model.served_gap_ns) / _GAPS
         model.ran_on, model.sent_ns = worker, now_ns
         model.fate.count(now_ns, served=number)
         worker.gate.served(number, now_ns)
@@ -155,12 +184,20 @@ class Gates:
         """Why a request that arrives is refused although it could be in time; None: it is not."""
         if request.slo_ns >= self._batch_slo_ns:
             return None
-        if request.cold:
-            return Refusal.COLD if self._loads.turns_away(request, self._at_once, now_ns) else None
-        worker = request.model.ran_on
-        # What finds a lane idle is served.
-        if worker is None or not worker.exec_lane:
+        gate, refusal = self._loads, Refusal.COLD
+        if not request.cold:
+            worker = request.model.ran_on
+            # What finds a lane idle is served.
+            if worker is None or not worker.exec_lane:
+                return None
+            gate, refusal = worker.gate, Refusal.OVERLOADED
+        if not gate.turns_away(request, self._at_once, now_ns) or self._policy.has_share_left(
+            request, now_ns
+        ):
             return None
-        return (
-            Refusal.OVERLOADED if worker.gate.turns_away(request, self._at_once, now_ns) else None
-        )
+        gate.turned_away()
+        return refusal
+
+
+def _due_ns_of(request: Request) -> int:
+    return request.due_ns

@@ -92,6 +92,10 @@ class Policy(Protocol):
     def leaves_room(self, request: Request, now_ns: int) -> float:
         """The part of its slack, 0 to 1, that an arriving request with a tenant leaves to others."""
 
+    def has_share_left(self, request: Request, now_ns: int) -> bool:
+        """Whether who asks is within its fair share while others are beyond theirs: the gate lets it in."""
+        return False
+
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded; its copy holds one pin less."""
 

@@ -146,7 +146,7 @@ class Scheduler:
         self._books = Books(self._policy)
         self._health = Health(self._books)
         at_once = self._policy.at_once if self._predicts else 0.0
-        self._gates = Gates(at_once, self.config.batch_slo_ns)
+        self._gates = Gates(self._policy, at_once, self.config.batch_slo_ns)
         self._dispatch = Dispatch(
             self.config,
             kind.traits,

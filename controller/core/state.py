@@ -114,6 +114,8 @@ class Model:
     #: The worker that ran it last, and when a batch was sent; what became of its requests. `Gates` notes them.
     ran_on: WorkerState | None = None
     sent_ns: int = 0
+    #: Mean time between its latest batches.
+    served_gap_ns: float = 0.0
     fate: ServedShare = field(default_factory=ServedShare)
     #: Requests in Infer actions.
     num_sent: int = 0

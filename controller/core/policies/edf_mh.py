@@ -273,6 +273,10 @@ class EdfMhPolicy(Policy):
         return self._fairness.leaves_room(request, now_ns)
 
     @override
+    def has_share_left(self, request: Request, now_ns: int) -> bool:
+        return self._fairness.has_share_left(request, now_ns)
+
+    @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:
         """Requests that other than batch clients lose for want of time on a lane count as dropped."""
         clients = self._batch_clients
