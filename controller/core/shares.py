@@ -32,6 +32,10 @@ _FLOOR = 0.5
 # How fast the level moves: it halves in about this part of the half-life when twice too much is within it.
 _GAIN = 8.0
 
+# Between those who can count on no more, whoever was served less of what it asked weighs up to so much more, as
+# though some more of it, the time of the prior, had been served at the mean share.
+_MOST_FAVOUR = 8.0
+
 #: Clients name tenants, so there may be any number of names: the latest ones are kept, so many.
 MAX_TENANTS = 1024
 
@@ -144,6 +148,22 @@ class FairShare:
             return True
         part = 1.0 - (1.0 - _FLOOR) * excess / ((1.0 - _SMALL) * self._asked_by_dropped)
         return usage.used_ns < level_ns * max(part, _FLOOR)
+
+    def favour(self, usage: Usage, prior_ns: float) -> float:
+        """How much a request weighs of somebody who has nothing left: the mean served share over its own.
+
+        Whoever has the whole level already is not favoured for asking for still more.
+
+        Args:
+            usage: what it used, and asked for, faded to the present.
+            prior_ns: so little use says nothing yet.
+        """
+        asked_ns = self._served_ns + self._dropped_ns
+        if not self._served_ns or not asked_ns:
+            return 1.0
+        mean = self._served_ns / asked_ns
+        favour = mean * (usage.asked_ns + prior_ns) / (usage.used_ns + prior_ns * mean)
+        return min(favour, _MOST_FAVOUR if usage.used_ns < self.level_ns else 1.0)
 
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""

@@ -25,6 +25,9 @@ from controller.core.state import Model, Request
 # A request of whoever has some of its share left weighs so much that no other is preferred.
 _NEVER_STRUCK = 1e9
 
+# A model counts as having had so many more requests, served at the mean share.
+_PRIOR = 16
+
 # A tenant is known after so many requests.
 _KNOWN_AFTER = 4
 
@@ -131,9 +134,11 @@ class Fairness:
         isolation, step = self._isolation, now_ns // STEP_NS
         if not isolation:
             return [float(batch.count) for batch in batches]
-        has_left = self._exec.has_left
+        has_left, favour = self._exec.has_left, self._exec.favour
         weights = [
-            _NEVER_STRUCK if has_left(batch.copy.model.usage, 1.0, isolation, step) else 1.0
+            _NEVER_STRUCK
+            if has_left(batch.copy.model.usage, 1.0, isolation, step)
+            else favour(batch.copy.model.usage, _PRIOR * batch.copy.estimates.ns_per_row)
             for batch in batches
         ]
         if self._tenants:
