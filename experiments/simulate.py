@@ -23,6 +23,9 @@ from experiments.simulator.case import Case
 # Enough buckets to tell the end of the arrivals from the time after; few enough for a run of any length.
 _BUCKETS = 200
 
+# With more tenants than this, none is counted apart: each has buckets of its own.
+_MOST_TENANTS = 100
+
 # Short runs end before anybody wonders about their progress.
 _QUIET_S = 2.0
 # Time between two updates of the progress line, which counts all buckets.
@@ -63,8 +66,10 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
                 update_s = progress.wall_s + _UPDATE_S
                 live.update(Text(progress_line(progress, case.duration_ns)))
 
+        tenants = [name for name in case.workload.tenants if name]
         done = run(
             case,
+            groups={name: name for name in tenants} if len(tenants) <= _MOST_TENANTS else None,
             # Answers come for milliseconds after the last request, however soon that was.
             bucket_ns=max(NS_PER_MS, case.duration_ns // _BUCKETS),
             telemetry=telemetry,
@@ -72,10 +77,13 @@ def simulate(case: Case, *, telemetry_dir: Path | None, as_json: bool) -> None:
             progress_ns=NS_PER_S // 10,
         )
     found = {**figures(done), **bound_figures(done)}
+    by_tenant = tenant_figures(done)
     if as_json:
-        print(json.dumps(found, indent=1))
-    else:
-        _print(found)
+        print(json.dumps({**found, "tenants": by_tenant}, indent=1))
+        return
+    _print(found)
+    if by_tenant:
+        _print_tenants(by_tenant)
 
 
 def progress_line(progress: Progress, duration_ns: int) -> str:
@@ -131,6 +139,23 @@ def figures(done: Run) -> dict[str, object]:
     }
 
 
+def tenant_figures(done: Run) -> dict[str, dict[str, float]]:
+    """What became of each tenant's requests; empty where they are nobody's, or of too many tenants."""
+    seconds = done.case.duration_ns / NS_PER_S
+    found = {}
+    for name, summary in done.groups.items():
+        total = summary.total()
+        found[name] = {
+            "requests": total.arrived,
+            "answered": total.answered,
+            "goodput_rps": summary.total(0, done.case.duration_ns).answered / seconds,
+            "refused": total.refused.total(),
+            "latency_p50_ms": total.latency_ns(50) / NS_PER_MS,
+            "latency_p99_ms": total.latency_ns(99) / NS_PER_MS,
+        }
+    return found
+
+
 def bound_figures(done: Run) -> dict[str, object]:
     """The most that any policy could have answered in time, and what part of it this one did.
 
@@ -154,8 +179,19 @@ def _print(found: Mapping[str, object]) -> None:
         elif isinstance(value, dict):
             text = ", ".join(f"{name}: {count:,}" for name, count in value.items()) or "none"
         else:
-            text = f"{value:,.3f}" if isinstance(value, float) else f"{value}"
+            text = _number(value)
         table.add_row(key.replace("_", " "), text)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _number(value: object) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else f"{value}"
+
+
+def _print_tenants(by_tenant: Mapping[str, Mapping[str, float]]) -> None:
+    table = Table("tenant", *(key.replace("_", " ") for key in next(iter(by_tenant.values()))))
+    for name, row in by_tenant.items():
+        table.add_row(name, *map(_number, row.values()))
     Console(highlight=False, markup=False).print(table)
 
 

@@ -131,7 +131,7 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
         )
     _doubt(request, shortest_ns, now_ns)
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
-    if shortest_ns > due_ns - request.arrival_ns:
+    if shortest_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
         best.exec_ns, best.load_ns, best.queue_ns = shortest_ns, 0, 0
     elif any(copy.resident for copy in copies.values()):

@@ -466,6 +466,9 @@ class Books:
         for copy in list(worker.copies.values()):
             self.drop(copy)
         for model in self.models.values():
+            model.loose.pop(worker, None)
+            if model.ran_on is worker:
+                model.ran_on = None
             if model.not_ready_on(worker) and model.queue:
                 touched[model] = None
         return in_flight, touched

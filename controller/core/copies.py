@@ -37,7 +37,9 @@ class Reason(enum.Enum):
 
     DEMAND = "the policy finds that its copies cannot serve the requests that wait"
     IDLE_PAGES = "requests wait for its lanes, and a worker with free pages has nothing to do"
-    REFUSED_FULL = "a request was refused though the model has a copy, and pages are free elsewhere"
+    REFUSED_FULL = (
+        "a request was refused though the model has a copy, and another worker has pages to spare"
+    )
     REFUSED_COLD = (
         "a request was refused because the model has no copy; the next one shall find one"
     )

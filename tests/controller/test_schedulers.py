@@ -32,6 +32,8 @@ def oldest(copy, begin_ns):
 
 
 class OneAtATime:
+    at_once = 0.0
+
     def __init__(self, config):
         self.lookahead_ns = config.lookahead_ns
         self.max_outstanding = config.max_outstanding
@@ -58,6 +60,9 @@ class OneAtATime:
 
     def infer_ended(self, sent, event, now_ns):
         pass
+
+    def leaves_room(self, request, now_ns):
+        return 0.0
 
     def refused(self, request, refusal, *, now_ns):
         pass
@@ -88,6 +93,9 @@ class OneAtATime:
 
     def victims(self, worker, num_pages, now_ns):
         return least_recently_used(worker, num_pages, wanted=False)
+
+    def victims_of_refused(self, model, worker, num_pages, now_ns):
+        return None
 
 
 KIND = PolicyKind(OneAtATime, Traits(predicts=True))

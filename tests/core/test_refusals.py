@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from typing_extensions import override
 
 from clockwright.errors import Refusal
 from clockwright.units import ModelId, RequestId, WorkerId
 from controller.core import SchedulerConfig
-from controller.core.events import Command, ModelAdded, RequestArrived, RequestsArrived
+from controller.core.events import (
+    Command,
+    ModelAdded,
+    RefuseRequest,
+    RequestArrived,
+    RequestsArrived,
+)
+from controller.core.policies.edf_mh import EdfMhPolicy
+from controller.core.policy import PolicyKind, Traits
+from controller.core.state import Request
 from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, loads, refusals
 
 
@@ -60,3 +70,32 @@ def test_a_burst_takes_no_idle_worker_from_the_other_models_in_it() -> None:
     commands = burst(bench, {A: 12, B: 12}, slo_ms=100)
     assert refusals(commands) == []
     assert sorted(loads(commands))[:2] == [(GPU, A), (GPU2, B)]
+
+
+class Crowded(EdfMhPolicy):
+    """All tenants used up their share, and somebody else's request was dropped a moment ago."""
+
+    @override
+    def leaves_room(self, request: Request, now_ns: int) -> float:
+        return 1.0
+
+
+def test_a_large_request_of_a_tenant_beyond_its_share_is_no_impossible_one() -> None:
+    bench = CoreBench(
+        SchedulerConfig(policy="edf_mh"), PolicyKind(Crowded, Traits(predicts=True, punctual=True))
+    )
+    bench.join()
+    bench.warm()
+    (refusal,) = bench.tell(
+        RequestArrived(
+            request_id=RequestId(1000),
+            model_id=A,
+            rows=4,
+            arrival_ns=bench.now_ns,
+            slo_ns=100 * MS,
+            tenant="flood",
+        )
+    )
+    assert isinstance(refusal, RefuseRequest)
+    assert refusal.refusal is Refusal.OVERLOADED
+    assert "'flood' used up its share" in refusal.detail

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+from types import FunctionType, ModuleType
+from typing import TypeVar
+
 import pytest
 
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights
@@ -33,6 +37,8 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
+from controller.core.policies import POLICIES
+from controller.core.state import Model, WorkerState
 from experiments.simulator import HostedModel
 from tests.kit.core_bench import (
     GPU,
@@ -48,6 +54,8 @@ from tests.kit.core_bench import (
     sends,
 )
 from tests.kit.simulated_cluster import SimulatedCluster, row
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -699,3 +707,36 @@ def test_the_lookahead_is_limited_in_number_as_well_as_in_time() -> None:
 def test_settings_that_cannot_work_are_refused_by_name(setting: str, value: float) -> None:
     with pytest.raises(ConfigError, match=setting):
         SchedulerConfig(**{setting: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nothing_remembers_a_worker_that_was_lost_nor_a_model_that_was_removed(policy: str) -> None:
+    """Workers come and go for months; each that left would keep its heaps and what they hold."""
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0))
+    bench.join()
+    for model in (A, B):
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model)
+        for _ in range(3):
+            bench.request(model, slo_ms=1000)
+        while bench.in_flight:
+            bench.finish(next(iter(bench.in_flight.values())))
+    bench.tell(WorkerLost(worker_id=GPU))
+    bench.tell(ModelRemoved(model_id=B))
+    bench.wait(bench.now_ns + 20 * NS_PER_S)
+    assert not reachable(bench.scheduler, WorkerState)
+    assert [model.model_id for model in reachable(bench.scheduler, Model)] == [A]
+
+
+def reachable(root: object, kind: type[T]) -> list[T]:
+    """All objects of a kind that a scheduler holds, however far away."""
+    found: list[T] = []
+    seen, todo = {id(root)}, [root]
+    while todo:
+        for each in gc.get_referents(todo.pop()):
+            if id(each) not in seen and not isinstance(each, type | ModuleType | FunctionType):
+                seen.add(id(each))
+                todo.append(each)
+                if isinstance(each, kind):
+                    found.append(each)
+    return found

@@ -222,6 +222,23 @@ def test_a_missing_case_is_named(tmp_path: Path) -> None:
         read_case(tmp_path / "nowhere.toml")
 
 
+def test_simulate_says_what_became_of_each_tenants_requests(tmp_path: Path) -> None:
+    flood = SMALL.partition("[[clients]]")[2].replace("rate_rps = 200", "rate_rps = 2000")
+    text = f'{SMALL}tenant = "ann"\n\n[[clients]]{flood}tenant = "flood"\n'
+    path = str(write(tmp_path, text))
+    found = json.loads(CliRunner().invoke(app, ["simulate", path, "--json"]).stdout)
+    tenants = found["tenants"]
+    assert list(tenants) == ["ann", "flood"]
+    for key in ("requests", "answered"):
+        assert sum(row[key] for row in tenants.values()) == found[key]
+    assert sum(row["refused"] for row in tenants.values()) == sum(found["refused"].values())
+    assert tenants["ann"]["answered"] > 0.8 * tenants["ann"]["requests"]
+    assert tenants["flood"]["answered"] < 0.8 * tenants["flood"]["requests"]
+    words = CliRunner().invoke(app, ["simulate", path]).stdout
+    assert "tenant" in words
+    assert "flood" in words
+
+
 def test_simulate_prints_figures_and_writes_rows(tmp_path: Path) -> None:
     path = write(tmp_path, SMALL)
     arguments = ["simulate", str(path), "--json", "--seed=5", f"--telemetry={tmp_path / 'rows'}"]

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
@@ -73,6 +74,33 @@ def test_every_open_loop_request_is_sent_when_due_and_has_its_row(
     assert report.latency_ns_p50 == latencies[(len(latencies) + 1) // 2 - 1]
     lateness = [int(row["sent_ns"]) - int(row["due_ns"]) for row in rows]
     assert report.lateness_ns_max == max(lateness)
+
+
+def test_the_controller_hears_whose_each_request_is(
+    server: FrontEndInThread, tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.csv"
+    end_ns = NS_PER_S // 2
+    owned = Workload(
+        models=("double",),
+        tenants=("", "ann", "bob"),
+        sources=(
+            FixedRate(models=(0,), tenants=(1,), rate_rps=40, slo_ns=SLO_NS, end_ns=end_ns),
+            FixedRate(models=(0,), rate_rps=20, slo_ns=SLO_NS, end_ns=end_ns),
+        ),
+        closed_loops=(
+            ClosedLoop(model=0, tenant=2, concurrency=1, slo_ns=SLO_NS, end_ns=NS_PER_MS),
+        ),
+    )
+    before = server.do(lambda front_end: len(front_end.runtime.telemetry.requests))
+    report = replay(server.address, owned, requests_csv=path)
+    assert report.outcomes["OK"] == report.num_requests
+    heard = server.do(lambda front_end: list(front_end.runtime.telemetry.requests)[before:])
+    expected = Counter(owned.tenants[request.tenant] for request in owned)
+    assert len(expected) == 2
+    expected["bob"] = report.num_closed
+    assert Counter(row.tenant for row in heard) == expected
+    assert Counter(row["tenant"] for row in rows_of(path)) == expected
 
 
 def test_refusals_are_counted_by_their_reason(server: FrontEndInThread) -> None:
