@@ -152,18 +152,19 @@ class FairShare:
     def favour(self, usage: Usage, prior_ns: float) -> float:
         """How much a request weighs of somebody who has nothing left: the mean served share over its own.
 
-        Whoever has the whole level already is not favoured for asking for still more.
+        Nobody weighs less for having been served more, which would cost answers; and whoever has the whole level
+        already is not favoured for asking for still more.
 
         Args:
             usage: what it used, and asked for, faded to the present.
             prior_ns: so little use says nothing yet.
         """
         asked_ns = self._served_ns + self._dropped_ns
-        if not self._served_ns or not asked_ns:
+        if usage.used_ns >= self.level_ns or not self._served_ns:
             return 1.0
         mean = self._served_ns / asked_ns
         favour = mean * (usage.asked_ns + prior_ns) / (usage.used_ns + prior_ns * mean)
-        return min(favour, _MOST_FAVOUR if usage.used_ns < self.level_ns else 1.0)
+        return min(max(favour, 1.0), _MOST_FAVOUR)
 
     def _move(self, excess_ns: float) -> None:
         """More was served than is within the level, or less: it rises, or falls."""
