@@ -427,7 +427,8 @@ def scenarios() -> list[Scenario]:
 def further_scenarios() -> list[Scenario]:
     """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs; timers and others."""
     # The families are made of this module's loads.
-    from experiments.unseen import averse, copies, timers, unlike as unlike_kinds
+    from experiments.unseen import averse, copies, timers
+    from experiments.unseen import unlike as unlike_kinds
 
     families = (*averse.FAMILIES, *copies.FAMILIES, *timers.FAMILIES, *unlike_kinds.FAMILIES)
     return [
