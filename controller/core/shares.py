@@ -39,6 +39,7 @@ _FLOOR = 0.5
 # How fast the level moves: it halves in about this part of the half-life when twice too much is within it.
 _GAIN = 8.0
 
+
 #: Clients name tenants, so there may be any number of names: the latest ones are kept, so many.
 MAX_TENANTS = 1024
 

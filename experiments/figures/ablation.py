@@ -49,6 +49,22 @@ OFF = {
     "limit_batch": EdfMhConfig(limit_batch=False),
     "deferral": EdfMhConfig(deferral=False),
     "densest": EdfMhConfig(densest=False),
+    "next_use": EdfMhConfig(next_use=False),
+    "prefetch": EdfMhConfig(prefetch=False),
+    "take_pages": EdfMhConfig(take_pages=False),
+    "suits": EdfMhConfig(suits=False),
+    "at_once": EdfMhConfig(at_once=0.0),
+}
+
+#: Where a piece with a switch is compared besides: it matters in few other places.
+BESIDES = {
+    "deferral": ("few",),
+    "densest": ("unseen_averse",),
+    "next_use": ("unseen_timers", "unseen_halftimers", "unseen_random"),
+    "prefetch": ("unseen_timers", "unseen_halftimers", "unseen_random"),
+    "take_pages": ("unseen_hot",),
+    "suits": ("unseen_unlike", "unlike"),
+    "at_once": ("overload",),
 }
 
 #: How its scheduler is made, and the scenarios that it runs, whose keys begin so.
@@ -88,7 +104,7 @@ def contenders() -> list[Contender]:
             Contender(
                 name=name,
                 config=replace(ALL, edf_mh=off),
-                only=(*SCENARIOS, "few") if name == "deferral" else SCENARIOS,
+                only=(*SCENARIOS, *BESIDES.get(name, ())),
             )
             for name, off in OFF.items()
         ),

@@ -425,8 +425,14 @@ def scenarios() -> list[Scenario]:
 
 
 def further_scenarios() -> list[Scenario]:
-    """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs."""
+    """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs; timers and others."""
+    # The families are made of this module's loads.
+    from experiments.unseen import averse, copies, timers
+    from experiments.unseen import unlike as unlike_kinds
+
+    families = (*averse.FAMILIES, *copies.FAMILIES, *timers.FAMILIES, *unlike_kinds.FAMILIES)
     return [
+        *(Scenario(f.name, "unseen", f.case, f.begin_ns, bound="") for f in families),
         # Full batches could answer 730 per GPU and second.
         *(_few(num_models, 8, rps) for num_models in (1, 2, 4, 8) for rps in (550, 625)),
         *(_few(num_models, 32, rps) for num_models in (1, 4) for rps in (600, 690)),

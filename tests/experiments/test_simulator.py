@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -484,7 +485,7 @@ def test_a_live_request_whose_clock_starts_before_the_run_counts_as_of_its_begin
     assert summarise(rows[:1], [], bucket_ns=1, num_workers=1, origin_ns=1000).at(0).arrived == 1
 
 
-_OK: dict[str, object] = {
+_OK: dict[str, Any] = {
     "request_id": 1,
     "model_id": "m",
     "rows": 1,
