@@ -46,6 +46,21 @@ class SchedulerFlags:
         ),
     ] = None
 
+    isolation: Annotated[
+        float,
+        typer.Option(
+            help="Of policy edf_mh: the part, 0 to 1, of its fair share of GPU time that each tenant can count on "
+            "beside a flood. Less answers more in total."
+        ),
+    ] = 1
+    at_once: Annotated[
+        float,
+        typer.Option(
+            help="Of policy edf_mh: the part, 0 to 1, of all refusals under overload that leave at arrival. More "
+            "answers less; with 0 whatever may be in time waits."
+        ),
+    ] = 0
+
     def config(self) -> SchedulerConfig:
         """The settings of a scheduler.
 
@@ -62,7 +77,11 @@ class SchedulerFlags:
             batch_delay_ns=ns(self.batch_delay_ms, "--batch-delay-ms")
             if self.batch_delay_ms
             else 0,
-            edf_mh=EdfMhConfig(tenant_weights=dict(map(_tenant_weight, self.tenant_weights or ()))),
+            edf_mh=EdfMhConfig(
+                isolation=self.isolation,
+                at_once=self.at_once,
+                tenant_weights=dict(map(_tenant_weight, self.tenant_weights or ())),
+            ),
         )
         if self.policy is None:
             return config

@@ -26,7 +26,7 @@ from controller.core.copies import (
     reason_for_copy,
 )
 from controller.core.events import Command, SendAction
-from controller.core.gate import Gates
+from controller.core.gates import Gates
 from controller.core.policy import Batch, Policy, Traits
 from controller.core.state import (
     MANY_COPIES,

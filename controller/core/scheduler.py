@@ -69,7 +69,7 @@ from controller.core.events import (
     WorkerLost,
 )
 from controller.core.forecast import Forecast, forecast
-from controller.core.gate import Gates
+from controller.core.gates import Gates
 from controller.core.health import Health
 from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES

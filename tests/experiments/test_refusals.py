@@ -29,7 +29,7 @@ def under(case: Case, policy: str = "edf_mh", **pieces: float) -> Run:
 @pytest.mark.parametrize("name", ["refusal_15", "refusal_15_deep", "refusal_600"])
 def test_most_refusals_leave_at_once_however_many_models_there_are(name: str) -> None:
     case = case_of(name)
-    waiting, gated = under(case, at_once=0.0), under(case)
+    waiting, gated = under(case, at_once=0.0), under(case, at_once=0.62)
     assert waiting.summary.total(5 * SLO_NS).refusal_ns(50) > 0.5 * SLO_NS
     assert gated.summary.total(5 * SLO_NS).refusal_ns(50) < 0.1 * SLO_NS
     lost = waiting.summary.total().answered - gated.summary.total().answered
@@ -46,7 +46,7 @@ def test_models_are_closed_in_turn_so_that_each_is_served() -> None:
 
 def test_what_is_calm_is_not_refused() -> None:
     """The second before a load that triples, and the one after it, lose next to nothing once what waits is served."""
-    done = under(case_of("refusal_step"))
+    done = under(case_of("refusal_step"), at_once=0.62)
     assert done.summary.total(0, 9 * SLO_NS).num_refused <= 5
     assert done.summary.total(25 * SLO_NS, 30 * SLO_NS).num_refused <= 5
 
