@@ -71,13 +71,14 @@ from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.link import LinkPlan
-from controller.core.policy import Batch, Policy
+from controller.core.policy import Policy
 from controller.core.shortages import Shortages
 from controller.core.state import (
     DONE,
     MANY_COPIES,
     SENT,
     WAITING,
+    Batch,
     Copy,
     Model,
     Readiness,

@@ -27,9 +27,10 @@ from controller.core.copies import (
 )
 from controller.core.events import Command, SendAction
 from controller.core.gates import Gates
-from controller.core.policy import Batch, Policy, Traits
+from controller.core.policy import Policy, Traits
 from controller.core.state import (
     MANY_COPIES,
+    Batch,
     Copy,
     Model,
     Readiness,
@@ -448,6 +449,7 @@ class Dispatch:
         begin_ns: int,
         now_ns: int,
     ) -> None:
+        readiness.estimates.try_load_once()
         load_ns, back_ns = readiness.estimates.load_ns, worker.link.back.ns
         action = LoadWeights(
             action_id=ActionId(next(self._action_ids)),

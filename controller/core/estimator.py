@@ -172,6 +172,11 @@ class DurationWindow:
         """Smallest recent sample: what is possible on a good day."""
         return min(self._latest())
 
+    @property
+    def supposed(self) -> bool:
+        """Whether the estimate is to be tried, and does not follow from the samples."""
+        return self._supposed
+
     def suppose(self, duration_ns: int) -> None:
         """Expect this until the next measurement."""
         self._supposed = True
@@ -405,6 +410,12 @@ class Estimates:
         """The load estimate alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
         self._load.doubt(limit_ns, now_ns, tries=tries)
         self.load_ns = self._load.estimate_ns
+
+    def try_load_once(self) -> None:
+        """A load is sent: if it is to try something, its lane is held for as long as is known all the same."""
+        if self._load.supposed:
+            self._load.try_once()
+            self.load_ns = self._load.estimate_ns
 
     def _batch_ended(self, index: int) -> None:
         if self._exec[index].estimate_ns != self.exec_ns[index]:

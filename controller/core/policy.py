@@ -9,22 +9,7 @@ from typing import Protocol
 from clockwright.errors import Refusal
 from controller.core.config import SchedulerConfig
 from controller.core.events import ActionSucceeded
-from controller.core.state import Copy, Model, Request, SentAction, WorkerState
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """A run of one model's queue to put into one Infer."""
-
-    copy: Copy
-    #: Requests `first` to `first + count` of the queue.
-    first: int
-    count: int
-    size_index: int
-    #: Latest begin at which the earliest deadline in it is still met.
-    required_start_ns: int
-    #: When it could begin: the lane is free and the weights are there.
-    begin_ns: int
+from controller.core.state import Batch, Copy, Model, Request, SentAction, WorkerState
 
 
 @dataclass(frozen=True, slots=True)

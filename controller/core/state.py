@@ -14,7 +14,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from clockwright.actions import Infer, LoadWeights
 from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
@@ -25,9 +25,6 @@ from controller.core.lost import Lost
 from controller.core.shares import ServedShare, Usage
 from controller.core.sums import SumsInOrder
 from controller.core.timeline import Timeline
-
-if TYPE_CHECKING:
-    from controller.core.policy import Batch
 
 # From so many copies on, a worker hears of a change of the model's queue when it looks, and idle workers are
 # found by a list of them: nothing that is done per request grows with the copies.
@@ -252,6 +249,21 @@ class Copy:
     batch: Batch | None = None
     #: When its model is expected next, as its entry among the worker's timers says.
     expected_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A run of one model's queue to put into one Infer."""
+
+    copy: Copy
+    #: Requests `first` to `first + count` of the queue.
+    first: int
+    count: int
+    size_index: int
+    #: Latest begin at which the earliest deadline in it is still met.
+    required_start_ns: int
+    #: When it could begin: the lane is free and the weights are there.
+    begin_ns: int
 
 
 @dataclass(slots=True, eq=False)

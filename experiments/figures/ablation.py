@@ -53,7 +53,6 @@ OFF = {
     "prefetch": EdfMhConfig(prefetch=False),
     "take_pages": EdfMhConfig(take_pages=False),
     "suits": EdfMhConfig(suits=False),
-    "at_once": EdfMhConfig(at_once=0.0),
 }
 
 #: Where a piece with a switch is compared besides: it matters in few other places.
@@ -64,7 +63,6 @@ BESIDES = {
     "prefetch": ("unseen_timers", "unseen_halftimers", "unseen_random"),
     "take_pages": ("unseen_hot",),
     "suits": ("unseen_unlike", "unlike"),
-    "at_once": ("overload",),
 }
 
 #: How its scheduler is made, and the scenarios that it runs, whose keys begin so.
@@ -87,8 +85,14 @@ REPLACED: dict[str, _Trial] = {
     "wanted_not_evicted": (partial(tried.with_policy, tried.PlainLru), _LOADS),
 }
 
-#: Left out: how it was tried, and where.
+
+def _most_refused_at_once(case: Case) -> Scheduler:
+    return Scheduler(replace(ALL, edf_mh=EdfMhConfig(at_once=0.62)))
+
+
+#: Left out, or off: how it was tried, and where.
 LEFT_OUT: dict[str, _Trial] = {
+    "at_once": (_most_refused_at_once, ("overload", "zoo_zoo600_slo100")),
     "batch_beside_idle": (
         partial(tried.with_policy, tried.batch_beside_idle),
         ("fig7_right_m12c16_x3.38",),

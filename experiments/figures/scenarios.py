@@ -11,17 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.figures import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
-from experiments.simulator import Case, Cluster, HostedModel, WorkerKind, copies_of, slower_kind
-from modelzoo.profile import Noise, ProfileRow, load_profile
-from traces.arrivals import ClosedLoop, Poisson, TraceReplay, Workload
+from experiments.figures.loads import NOISE, poisson, pressed, resnets, zoo
+from experiments.simulator import Case, Cluster, WorkerKind, copies_of, slower_kind
+from experiments.unseen import averse, copies, timers
+from experiments.unseen import unlike as unlike_kinds
+from modelzoo.profile import Noise, ProfileRow
+from traces.arrivals import ClosedLoop, Poisson, Workload
 
-#: The figures' own noise.
-NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
 #: Noise of the Azure replay: none at all, and Figure 9's.
 NOISE_MODELS = {
     model.name: model
@@ -37,9 +36,6 @@ STEEP = ProfileRow(
 )
 
 BATCH_SLO_NS = 3600 * NS_PER_S
-_MINUTE_NS = 60 * NS_PER_S
-# Counts of a replay are whole numbers; scaled by this, the rare models keep their rates.
-_COUNT_SCALE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,70 +57,6 @@ class Scenario:
 
 
 # --- workloads ------------------------------------------------------------------------------------
-
-
-def zoo(count: int, seed: int) -> tuple[HostedModel, ...]:
-    """Models of Table 1, drawn with replacement."""
-    rows = list(load_profile("table1").rows.values())
-    picks = np.random.default_rng(seed).integers(len(rows), size=count)
-    return tuple(HostedModel(ModelId(f"m{i}"), rows[pick]) for i, pick in enumerate(picks))
-
-
-def resnets(count: int) -> tuple[HostedModel, ...]:
-    """Copies of the paper's ResNet50."""
-    return copies_of(load_profile("table1").row_for(fig5.ARCHITECTURE), count)
-
-
-def poisson(
-    models: tuple[HostedModel, ...],
-    seed: int,
-    *,
-    num_gpus: int,
-    rate_rps: float,
-    slo_ns: int,
-    duration_ns: int,
-) -> Case:
-    """Equally popular models, asked at random."""
-    source = Poisson(
-        models=range(len(models)), rate_rps=rate_rps, slo_ns=slo_ns, end_ns=duration_ns, seed=seed
-    )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_workers=num_gpus, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
-    )
-
-
-def pressed(
-    models: tuple[HostedModel, ...],
-    seed: int,
-    *,
-    zipf: float,
-    num_gpus: int,
-    num_pages: int,
-    rate_rps: float,
-    slo_ns: int,
-    duration_ns: int,
-) -> Case:
-    """More models than memory holds, with Zipf popularity, dealt out at random."""
-    popularity = 1.0 / np.arange(1, len(models) + 1) ** zipf
-    popularity /= popularity.sum()
-    popularity = np.random.default_rng(seed + 100).permutation(popularity)
-    per_minute = np.rint(popularity * rate_rps * 60 / _COUNT_SCALE).astype(np.int32)
-    source = TraceReplay(
-        counts=np.repeat(per_minute[:, None], -(-duration_ns // _MINUTE_NS), axis=1),
-        models=np.arange(len(models)),
-        slo_ns=slo_ns,
-        seed=seed,
-        scale=_COUNT_SCALE,
-    )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=NOISE),
-        duration_ns=duration_ns,
-        seed=seed,
-    )
 
 
 def closed(seed: int, *, slo_ms: int, duration_ns: int) -> Case:
@@ -198,7 +130,7 @@ def azure(
     )
     trace = azure_replay.generated(setting)
     case = azure_replay.case_of(setting, trace, SchedulerConfig())
-    hour_ns = (-trace.first_minute % 60) * _MINUTE_NS
+    hour_ns = (-trace.first_minute % 60) * 60 * NS_PER_S
     begin_ns = hour_ns - measured_ns // 4 - warmup_ns
     duration_ns = warmup_ns + measured_ns
     return replace(
@@ -426,10 +358,6 @@ def scenarios() -> list[Scenario]:
 
 def further_scenarios() -> list[Scenario]:
     """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs; timers and others."""
-    # The families are made of this module's loads.
-    from experiments.unseen import averse, copies, timers
-    from experiments.unseen import unlike as unlike_kinds
-
     families = (*averse.FAMILIES, *copies.FAMILIES, *timers.FAMILIES, *unlike_kinds.FAMILIES)
     return [
         *(Scenario(f.name, "unseen", f.case, f.begin_ns, bound="") for f in families),

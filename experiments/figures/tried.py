@@ -23,8 +23,8 @@ from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.edf_mh import EdfMhPolicy
 from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.runs import best_batch
-from controller.core.policy import Batch, PolicyKind
-from controller.core.state import Copy, Model, WorkerState
+from controller.core.policy import PolicyKind
+from controller.core.state import Batch, Copy, Model, WorkerState
 from experiments.simulator import Case
 
 

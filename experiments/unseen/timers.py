@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.figures.scenarios import NOISE, pressed, resnets
+from experiments.figures.loads import NOISE, pressed, resnets
 from experiments.simulator import Case, Cluster
 from experiments.unseen.family import Family
 from traces.arrivals import FixedRate, Poisson, Recorded, Source, Workload

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.figures.scenarios import NOISE
+from experiments.figures.loads import NOISE
 from experiments.simulator import Case, Cluster, HostedModel, WorkerKind
 from experiments.unseen.family import Family
 from modelzoo.profile import ProfileRow

@@ -21,7 +21,8 @@ from collections import deque
 
 from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.strategies import Strategies
-from controller.core.policy import Batch, PolicyKind, Traits
+from controller.core.policy import PolicyKind, Traits
+from controller.core.state import Batch
 
 
 def oldest(copy, begin_ns):

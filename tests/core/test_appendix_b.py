@@ -15,8 +15,8 @@ from controller.core.estimator import Estimates
 from controller.core.link import LinkPlan
 from controller.core.policies import POLICIES
 from controller.core.policies.clockwork import ClockworkPolicy
-from controller.core.policy import Batch, PolicyKind
-from controller.core.state import Copy, Model, Readiness, Request, WorkerState
+from controller.core.policy import PolicyKind
+from controller.core.state import Batch, Copy, Model, Readiness, Request, WorkerState
 from experiments.simulator import HostedModel
 from tests.kit import appendix_b
 from tests.kit.examples import examples

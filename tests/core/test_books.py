@@ -97,7 +97,7 @@ def test_the_policy_hears_of_every_change_what_the_table_says(
 ) -> None:
     listening = Listening(monkeypatch)
     for policy in ("clockwork", "edf_mh"):
-        for seed in range(4):
+        for seed in (0, 1, 2, 13, 16):  # with 13 and 16 what a silent worker has is given to others
             Chaos(seed, policy, listening.kind(policy)).run()
     assert listening.unasked == [], "somebody else told the policy"
     assert listening.seen == TOLD.keys(), "a row that nothing came to pass of"

@@ -13,8 +13,8 @@ import pytest
 from controller.core.policies import POLICIES
 from controller.core.policies.deferral import Deferral
 from controller.core.policies.edf_mh import EdfMhPolicy
-from controller.core.policy import Batch, PolicyKind
-from controller.core.state import Copy, WorkerState
+from controller.core.policy import PolicyKind
+from controller.core.state import Batch, Copy, WorkerState
 from tests.kit.chaos import Chaos
 
 

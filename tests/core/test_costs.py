@@ -22,8 +22,7 @@ from controller.core.forecast import forecast
 from controller.core.link import LinkPlan
 from controller.core.policies.batch_clients import BatchClients
 from controller.core.policies.clockwork import ClockworkPolicy
-from controller.core.policy import Batch
-from controller.core.state import Copy, Model, Readiness, Request
+from controller.core.state import Batch, Copy, Model, Readiness, Request
 from controller.core.sums import SumsInOrder
 from tests.kit.core_bench import GPU, GPU2, MS, A, CoreBench, infers
 

@@ -44,9 +44,9 @@ from controller.core.policies.lookahead import SHORTEST_LOOKAHEAD_NS, adapted_lo
 from controller.core.policies.margin import Margin
 from controller.core.policies.moore_hodgson import Job, first_kept
 from controller.core.policies.pressure import pressure_of
-from controller.core.policy import Batch, Policy, PolicyKind, Traits
+from controller.core.policy import Policy, PolicyKind, Traits
 from controller.core.shares import MAX_TENANTS, STEP_NS, FairShare, RecentDrops, Usage
-from controller.core.state import Copy, Model, Readiness, Request, WorkerState
+from controller.core.state import Batch, Copy, Model, Readiness, Request, WorkerState
 from tests.kit.core_bench import MS, NO_DELAY, CoreBench, sends
 
 EXEC = {1: 3 * MS, 2: 4 * MS, 4: 6 * MS, 8: 10 * MS}

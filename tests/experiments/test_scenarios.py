@@ -21,6 +21,7 @@ from experiments.figures import (
     scale,
 )
 from experiments.figures.edf_mh import COMPARED, Row
+from experiments.figures.loads import poisson, pressed, resnets, zoo
 from experiments.figures.scenario_runs import ScenarioOutcome, bound_of, measure
 from experiments.figures.scenarios import (
     NOISE_MODELS,
@@ -29,14 +30,10 @@ from experiments.figures.scenarios import (
     closed,
     further_scenarios,
     larger,
-    poisson,
-    pressed,
     ramp,
-    resnets,
     scenarios,
     shared,
     unlike,
-    zoo,
 )
 from experiments.figures.study import POLICIES
 from experiments.results_file import write_results

@@ -8,8 +8,7 @@ fewer GPUs after a period in which they suffered, else slowly more, and 1 at lea
 from __future__ import annotations
 
 from clockwright.units import NS_PER_MS
-from controller.core.policy import Batch
-from controller.core.state import WorkerState
+from controller.core.state import Batch, WorkerState
 
 _PERIOD_NS = 100 * NS_PER_MS
 # Others suffer when they lose more than this share of their requests in a period.

@@ -33,8 +33,8 @@ from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.load_queue import Entry, LoadQueue
 from controller.core.policies.runs import best_batch
 from controller.core.policies.strategies import Strategies, soonest
-from controller.core.policy import Batch, Policy
-from controller.core.state import Copy, Model, Request, SentAction, WorkerState, due_ns_of
+from controller.core.policy import Policy
+from controller.core.state import Batch, Copy, Model, Request, SentAction, WorkerState, due_ns_of
 
 # Clockwork's floor for a GPU's load, so that an idle one has a finite priority (load_tracker.cpp).
 _MIN_GPU_LOAD_NS = 1e6

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from clockwright.units import NS_PER_S
 from controller.core.policies.runs import best_batch, urgent_run
-from controller.core.policy import Batch
-from controller.core.state import Copy, WorkerState
+from controller.core.state import Batch, Copy, WorkerState
 
 # On a GPU that holds more models than this no batch waits to grow: several would end their wait together, and
 # some of them would be late.

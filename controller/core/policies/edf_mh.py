@@ -59,9 +59,9 @@ from controller.core.policies.pressure import pressure_of
 from controller.core.policies.runs import Run, largest_run, urgent_run
 from controller.core.policies.strategies import Strategies, soonest
 from controller.core.policies.suits import Suits
-from controller.core.policy import Batch, Policy
+from controller.core.policy import Policy
 from controller.core.shares import RecentDrops
-from controller.core.state import Copy, Model, Request, SentAction, WorkerState, due_ns_of
+from controller.core.state import Batch, Copy, Model, Request, SentAction, WorkerState, due_ns_of
 
 # The rule chooses among so many of the most urgent batches, or loads. In overload more are seldom in time;
 # 64 gave the same.

@@ -23,9 +23,8 @@ from __future__ import annotations
 from itertools import repeat
 
 from controller.core.config import EdfMhConfig
-from controller.core.policy import Batch
 from controller.core.shares import MAX_TENANTS, STEP_NS, FairShare, ServedShare, Usage
-from controller.core.state import Model, Request
+from controller.core.state import Batch, Model, Request
 
 # A request of whoever has some of its share left weighs so much that no other is preferred.
 _NEVER_STRUCK = 1e9

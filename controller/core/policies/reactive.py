@@ -36,8 +36,8 @@ from controller.core.events import ActionSucceeded
 from controller.core.policies.batching import Batching, make_batching
 from controller.core.policies.eviction import least_recently_used
 from controller.core.policies.margin import NO_MARGIN_NS
-from controller.core.policy import Batch, Policy
-from controller.core.state import Copy, Model, Request, SentAction, WorkerState
+from controller.core.policy import Policy
+from controller.core.state import Batch, Copy, Model, Request, SentAction, WorkerState
 
 # How often a model may get a further replica.
 SCALE_INTERVAL_NS = NS_PER_S

@@ -21,8 +21,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from controller.core.estimator import Estimates
-from controller.core.policy import Batch
-from controller.core.state import Copy, Request, due_ns_of
+from controller.core.state import Batch, Copy, Request, due_ns_of
 
 #: A rule: the batch of a copy's model, given the earliest begin.
 Run = Callable[[Copy, int], Batch | None]

@@ -20,8 +20,7 @@ from bisect import bisect_left, insort
 from itertools import count
 
 from controller.core.policies.runs import Run
-from controller.core.policy import Batch
-from controller.core.state import MANY_COPIES, Copy, Model, WorkerState
+from controller.core.state import MANY_COPIES, Batch, Copy, Model, WorkerState
 
 
 class Strategies:
