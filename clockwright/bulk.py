@@ -33,7 +33,7 @@ HEADER_BYTES_MAX = 1 << 20
 
 
 def split_bulk(
-    message: bytes, field: int, *, entries_max: int | None = ENTRIES_MAX
+    message: Buffer, field: int, *, entries_max: int | None = ENTRIES_MAX
 ) -> tuple[bytes, list[memoryview]]:
     """Separate the entries of one top-level `bytes` field from the rest of a message.
 
@@ -123,7 +123,7 @@ def _check_header_bytes(num_bytes: int) -> None:
         )
 
 
-def _field(message: bytes, position: int, end: int) -> tuple[int, int, int]:
+def _field(message: Buffer, position: int, end: int) -> tuple[int, int, int]:
     """Read a field's tag; returns it, and where the field's content begins and ends."""
     try:
         tag, position = _varint(message, position)
@@ -146,7 +146,7 @@ def _field(message: bytes, position: int, end: int) -> tuple[int, int, int]:
     raise ProtocolError(f"field {tag >> 3} has wire type {kind}, which does not exist")
 
 
-def _varint(message: bytes, position: int) -> tuple[int, int]:
+def _varint(message: Buffer, position: int) -> tuple[int, int]:
     byte = message[position]
     position += 1
     if byte < 0x80:

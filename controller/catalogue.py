@@ -136,6 +136,8 @@ class Catalogue:
         """
         self._runtime = runtime
         self._directory = directory
+        #: Another number whenever a name means another model, or a model takes other tensors or batches.
+        self.generation = 0
         #: Models that are served, by public name.
         self._by_name: dict[str, Entry] = {}
         #: Models that workers may know: all that are served, and new ones on trial.
@@ -235,9 +237,11 @@ class Catalogue:
                 if path.name not in self._by_name:
                     fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
                     self._by_name[path.name] = fault
+                    self.generation += 1
                 continue
             for model in await self._start_trial(folder):
                 self._by_name[model.name] = model
+                self.generation += 1
 
     async def add(
         self,
@@ -307,6 +311,7 @@ class Catalogue:
         for model in models:
             del self._by_name[model.name]
             self._forget(model)
+        self.generation += 1
 
     def _instances(self, folder_name: str) -> list[Entry]:
         return [
@@ -351,6 +356,7 @@ class Catalogue:
                 self._retire(old)
         for model in models:
             self._by_name[model.name] = model
+        self.generation += 1
         return models
 
     def _retire(self, old: Entry) -> None:
@@ -435,6 +441,7 @@ class Catalogue:
         finish that in vain before it leaves.
         """
         self._workers.pop(worker_id, None)
+        self.generation += 1
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
             model.refused_by.pop(worker_id, None)
@@ -475,6 +482,7 @@ class Catalogue:
         model = self._by_id.get(event.model_id)
         if model is None:
             return False
+        self.generation += 1
         described = (model.inputs, model.outputs)
         if model.ready_on and described != (inputs, outputs):
             reason = (

@@ -5,8 +5,10 @@ the methods that answer put bytes into a queue that `take_output` empties. No pe
 may have open, send in vain, or leave unread is bounded, and whatever it does against the protocol is an
 `Http2Error`, which ends this connection and nothing else.
 
-Two things make it cheap. A block of headers that leaves the HPACK table alone is decoded once, and its
-like are a dictionary look-up afterwards. Answers never use the table, so their blocks are constants.
+Four things make it cheap. A block of headers that leaves the HPACK table alone is decoded once, and its
+like are a dictionary look-up afterwards. Answers never use the table, so their blocks are constants. A call
+that is here whole, headers and message behind each other, is one event and one look. A large message can be
+received right where it belongs (`direct`).
 
 Source: RFC 9113 (HTTP/2), RFC 7541 (HPACK), and gRPC's "gRPC over HTTP2" (PROTOCOL-HTTP2.md).
 """
@@ -19,7 +21,7 @@ import enum
 import struct
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, unquote
@@ -61,6 +63,13 @@ UNREAD_BYTES_MAX: Final = 4 * WINDOW_BYTES
 # Larger blocks of headers are decoded each time: nobody fills this memory.
 _BLOCKS_KEPT: Final = 256
 _BLOCK_KEPT_BYTES_MAX: Final = 1024
+
+#: A message of which so much is to come in one frame is received where it belongs.
+DIRECT_BYTES_MIN: Final = 16 << 10
+# Room for a message is at most so many times what has come of it.
+_ROOM_GROWS: Final = 16
+# Longer answers are not copied once more for the sake of one piece.
+_JOINED_BYTES_MAX: Final = 16 << 10
 
 _DATA, _HEADERS, _PRIORITY, _RST, _SETTINGS, _PUSH, _PING, _GOAWAY, _WINDOW, _CONTINUATION = range(
     10
@@ -114,6 +123,20 @@ class CallHeaders:
 
 
 @dataclass(slots=True)
+class CallReceived:
+    """A call that came in one piece: opened, its one message, and nothing more to come.
+
+    The message does not count as unread.
+    """
+
+    stream_id: int
+    request: CallHeaders
+    message: bytes
+    #: What `receive` was told of the bytes with which the headers began.
+    arrival_ns: int
+
+
+@dataclass(slots=True)
 class RequestBegun:
     """A call was opened."""
 
@@ -128,7 +151,8 @@ class MessageReceived:
     """A message is complete. It counts as unread until `message_read`."""
 
     stream_id: int
-    message: bytes
+    #: A view of it when it is large and came in parts.
+    message: bytes | memoryview
     #: What `receive` was told of the bytes with which the message began.
     arrival_ns: int
 
@@ -157,61 +181,43 @@ class MessageBroken:
     text: str
 
 
-Event = RequestBegun | MessageReceived | HalfClosed | StreamReset | MessageBroken
+Event = CallReceived | RequestBegun | MessageReceived | HalfClosed | StreamReset | MessageBroken
 
 # The numbers of gRPC's statuses that this file needs.
 _UNIMPLEMENTED, _INTERNAL, _RESOURCE_EXHAUSTED = 12, 13, 8
 
 
 class _Stream:
-    """A call that is open."""
+    """A call that is open. Most calls change few of these, so that they begin as the class's."""
 
-    __slots__ = (
-        "arrival_ns",
-        "begun",
-        "compressed",
-        "gathered",
-        "headers_sent",
-        "message",
-        "missing",
-        "outgoing",
-        "prefix",
-        "remote_closed",
-        "request",
-        "room",
-        "stream_id",
-        "trailers",
-        "uncredited",
-        "unread",
-        "window",
-    )
+    #: Bytes that we let the peer send.
+    room = WINDOW_BYTES
+    #: Bytes taken in for which the peer has not got new room.
+    uncredited = 0
+    #: Bytes of messages that are complete and nobody has read, with `MESSAGE_COST_BYTES` each.
+    unread = 0
+    remote_closed = False
+    headers_sent = False
+    #: The client has sent at least one whole message.
+    begun = False
+    # The message that is being gathered: its first five bytes, then room for some or all of the rest, how
+    # much of it has come, and how much is to come.
+    prefix = b""
+    message: memoryview | None = None
+    gathered = 0
+    missing = 0
+    compressed = False
+    arrival_ns = 0
+    #: The block that ends the call, when it waits behind `outgoing`.
+    trailers: bytes | None = None
+    #: Frames' worth of answers that wait for the peer's window; None: there never were any.
+    outgoing: deque[memoryview] | None = None
 
     def __init__(self, stream_id: int, request: CallHeaders, window: int) -> None:
         self.stream_id = stream_id
         self.request = request
         #: Bytes that the peer lets us send.
         self.window = window
-        #: Bytes that we let the peer send.
-        self.room = WINDOW_BYTES
-        #: Bytes taken in for which the peer has not got new room.
-        self.uncredited = 0
-        #: Bytes of messages that are complete and nobody has read, with `MESSAGE_COST_BYTES` each.
-        self.unread = 0
-        self.remote_closed = False
-        self.headers_sent = False
-        #: The client has sent at least one whole message.
-        self.begun = False
-        # The message that is being gathered: its first five bytes, then what has come of the rest.
-        self.prefix = b""
-        self.message: bytearray | None = None
-        self.gathered = 0
-        self.missing = 0
-        self.compressed = False
-        self.arrival_ns = 0
-        #: Frames' worth of answers that wait for the peer's window.
-        self.outgoing: deque[memoryview] = deque()
-        #: The block that ends the call, when it waits behind `outgoing`.
-        self.trailers: bytes | None = None
 
 
 class _Table(HeaderTable):
@@ -230,12 +236,19 @@ class _Table(HeaderTable):
 class Http2Connection:
     """The server's end of one connection."""
 
-    def __init__(self, *, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_message_bytes: int,
+        allocate: Callable[[int], memoryview] = lambda num_bytes: memoryview(bytearray(num_bytes)),
+    ) -> None:
         """Begin with a peer that has sent nothing yet.
 
         Args:
             max_message_bytes: longest message that is taken, compressed or not.
+            allocate: makes room for a message that comes in parts; what it holds at first is nobody's matter.
         """
+        self._allocate = allocate
         self._max_message_bytes = max_message_bytes
         #: Bytes of messages that are not complete, or complete and unread, with `MESSAGE_COST_BYTES` each.
         self.held_bytes = 0
@@ -284,18 +297,38 @@ class Http2Connection:
 
     # --- bytes in -----------------------------------------------------------------------------
 
-    def receive(self, data: bytes, arrival_ns: int = 0) -> list[Event]:
+    def direct(self) -> memoryview | None:
+        """Where the next bytes of the peer belong, if they are of a large message; None: nowhere yet.
+
+        Who has some of them received there says so to `receive`, before anything else happens.
+        """
+        if self._data_left < DIRECT_BYTES_MIN:
+            return None
+        stream = self._streams.get(self._data_stream_id)
+        if stream is None or stream.missing < DIRECT_BYTES_MIN or stream.message is None:
+            return None
+        room = self._room_for(stream, DIRECT_BYTES_MIN)
+        begin = stream.gathered
+        return room[begin : begin + min(self._data_left, stream.missing)]
+
+    def receive(self, data: bytes, arrival_ns: int = 0, *, num_direct: int = 0) -> list[Event]:
         """Take in what the peer sent; returns what happened, in order.
 
         Args:
             data: the bytes.
             arrival_ns: when the first of them came, on any clock; the events hand it back.
+            num_direct: bytes that came before them, and lie in `direct` already.
 
         Raises:
             Http2Error: the peer broke the protocol. Say so with `close`, and hang up.
         """
         events: list[Event] = []
         self._arrival_ns = arrival_ns
+        if num_direct:
+            self._data_left -= num_direct
+            self._took(self._streams[self._data_stream_id], num_direct, events)
+            if not self._data_left and not self._padding_left:
+                self._end_data(events)
         if self._partial:
             data = self._partial + data
             self._arrival_ns = self._partial_since_ns
@@ -331,6 +364,12 @@ class Http2Connection:
                     ErrorCode.PROTOCOL_ERROR,
                     f"found a frame of type {kind} inside the headers of stream {self._block[0]}",
                 )
+            if kind == _HEADERS and flags == _END_HEADERS:
+                behind = self._whole_call(data, position, stream_id, length, events)
+                if behind:
+                    position = behind
+                    self._arrival_ns = arrival_ns
+                    continue
             if kind == _DATA:
                 padding = 0
                 if flags & _PADDED:
@@ -373,6 +412,58 @@ class Http2Connection:
     def _keep(self, rest: bytes) -> None:
         self._partial, self._partial_since_ns = rest, self._arrival_ns
 
+    def _whole_call(
+        self, data: bytes, position: int, stream_id: int, length: int, events: list[Event]
+    ) -> int:
+        """Take in a call that is all there in two frames; returns the position behind it.
+
+        Returns 0, and does nothing, where anything about it is out of the ordinary.
+        """
+        begin = position + 9 + length
+        if len(data) < begin + 14:
+            return 0
+        word, flags, data_stream_id = _FRAME.unpack_from(data, begin)
+        size: int = word >> 8
+        behind = begin + 9 + size
+        if (
+            word & 0xFF
+            or flags != _END_STREAM
+            or data_stream_id != stream_id
+            or not 5 <= size <= FRAME_BYTES_MAX
+            or size > self._room
+            or behind > len(data)
+            or stream_id <= self._last_stream_id
+            or not stream_id & 1
+            or len(self._streams) >= STREAMS_MAX
+        ):
+            return 0
+        request = self._blocks.get(data[position + 9 : begin])
+        flag, num_bytes = _PREFIX.unpack_from(data, begin + 9)
+        if (
+            not isinstance(request, CallHeaders)
+            or flag
+            or num_bytes != size - 5
+            or num_bytes > self._max_message_bytes
+        ):
+            return 0
+        self._last_stream_id = stream_id
+        self._take_room(size)
+        stream = _Stream(stream_id, request, self._peer_initial_window)
+        stream.remote_closed = stream.begun = True
+        self._streams[stream_id] = stream
+        self._earn()
+        events.append(CallReceived(stream_id, request, data[begin + 14 : behind], self._arrival_ns))
+        return behind
+
+    def _take_room(self, length: int) -> None:
+        """Count DATA against the connection's window, and open it again when much of it is used."""
+        self._room -= length
+        self._uncredited += length
+        if self._uncredited >= WINDOW_BYTES // 4:
+            self._out.append(_frame(_WINDOW, 0, 0, _U32.pack(self._uncredited)))
+            self._room += self._uncredited
+            self._uncredited = 0
+
     def _begin_data(
         self, stream_id: int, flags: int, length: int, data_left: int, padding: int
     ) -> None:
@@ -385,12 +476,7 @@ class Http2Connection:
                 ErrorCode.FLOW_CONTROL_ERROR,
                 f"found {length} bytes of DATA, expected {self._room} at most on this connection",
             )
-        self._room -= length
-        self._uncredited += length
-        if self._uncredited >= WINDOW_BYTES // 4:
-            self._out.append(_frame(_WINDOW, 0, 0, _U32.pack(self._uncredited)))
-            self._room += self._uncredited
-            self._uncredited = 0
+        self._take_room(length)
         stream = self._streams.get(stream_id)
         if stream is not None:
             if stream.remote_closed:
@@ -470,25 +556,48 @@ class Http2Connection:
                     self._message(stream, data[position : position + length], events)
                     position += length
                     continue
-                stream.message = bytearray()
+                stream.message = memoryview(b"")
                 if position == end:
                     return
             if stream.missing < 0:
                 return  # What comes is of a call that was broken.
             assert stream.message is not None
             taken = min(stream.missing, end - position)
-            # The array grows as bytes truly come, so a length that is a lie costs nothing.
-            stream.message += memoryview(data)[position : position + taken]
-            self.held_bytes += taken
-            stream.gathered += taken
-            stream.missing -= taken
+            taken = min(stream.missing, end - position)
+            gathered = stream.gathered
+            room = self._room_for(stream, taken)
+            room[gathered : gathered + taken] = data[position : position + taken]
             position += taken
-            if not stream.missing:
-                message = bytes(stream.message)
-                self.held_bytes -= stream.gathered
-                stream.gathered = 0
-                stream.message, stream.prefix = None, b""
-                self._message(stream, message, events)
+            self._took(stream, taken, events)
+
+    def _room_for(self, stream: _Stream, num_bytes: int) -> memoryview:
+        """Where the message that is being gathered lies, with room for some bytes more.
+
+        Room grows as bytes truly come, so that a length which is a lie costs next to nothing.
+        """
+        room = stream.message
+        assert room is not None
+        gathered = stream.gathered
+        if gathered + num_bytes > len(room):
+            total = gathered + stream.missing
+            larger = self._allocate(min(total, max(_ROOM_GROWS * (gathered + num_bytes), 1024)))
+            larger[:gathered] = room[:gathered]
+            stream.message = room = larger
+        return room
+
+    def _took(self, stream: _Stream, num_bytes: int, events: list[Event]) -> None:
+        """Count bytes of the message that is being gathered; they lie where they belong."""
+        self.held_bytes += num_bytes
+        stream.gathered += num_bytes
+        stream.missing -= num_bytes
+        if not stream.missing:
+            message = stream.message
+            assert message is not None
+            self.held_bytes -= stream.gathered
+            stream.gathered = 0
+            stream.message, stream.prefix = None, b""
+            small = len(message) < DIRECT_BYTES_MIN
+            self._message(stream, bytes(message) if small else message, events)
 
     def _find_fault(self, stream: _Stream, flag: int, length: int) -> MessageBroken | None:
         if length > self._max_message_bytes:
@@ -509,7 +618,7 @@ class Http2Connection:
             )
         return None
 
-    def _message(self, stream: _Stream, message: bytes, events: list[Event]) -> None:
+    def _message(self, stream: _Stream, message: bytes | memoryview, events: list[Event]) -> None:
         if stream.compressed:
             limit = self._max_message_bytes
             inflater = zlib.decompressobj(_WINDOW_BITS[stream.request.encoding])
@@ -818,6 +927,8 @@ class Http2Connection:
             self._out.append(_FRAME.pack(size << 8, 0, stream_id) + _PREFIX.pack(0, length))
             self._out.append(message)
             return
+        if stream.outgoing is None:
+            stream.outgoing = deque()
         stream.outgoing.append(memoryview(_PREFIX.pack(0, length)))
         if length:
             stream.outgoing.append(memoryview(message))
@@ -825,31 +936,32 @@ class Http2Connection:
         self._ready[stream_id] = stream
         self._pump()
 
-    def whole_answer(self, stream_id: int, message: bytes) -> bytes | None:
-        """Make all that ends a call with one message; None: the windows want it in parts.
-
-        Nothing is sent by this, and nothing changes before `answered`.
-        """
+    def answer(self, stream_id: int, message: Buffer) -> None:
+        """End a call with one message; as `send_message` and `send_end` do, at less cost."""
         stream = self._streams.get(stream_id)
+        if stream is None:
+            return
         size = len(message) + 5
-        if stream is None or stream.headers_sent or not stream.remote_closed:
-            return None
-        if size > min(stream.window, self._window, self._peer_frame_bytes) or self._out:
-            return None
-        return b"".join(
-            (
-                _frame(_HEADERS, _END_HEADERS, stream_id, _RESPONSE_HEADERS),
-                _FRAME.pack(size << 8, 0, stream_id),
-                _PREFIX.pack(0, size - 5),
-                message,
-                _frame(_HEADERS, _END_HEADERS | _END_STREAM, stream_id, _OK),
-            )
+        if (
+            stream.headers_sent
+            or stream.unread
+            or not stream.remote_closed
+            or size > min(stream.window, self._window, self._peer_frame_bytes)
+        ):
+            self.send_message(stream_id, message)
+            self.send_end(stream_id, _OK)
+            return
+        self._earn()
+        self._window -= size
+        del self._streams[stream_id]
+        number = _U32.pack(stream_id)
+        head = _ANSWER_HEAD.pack(
+            _HEAD_FRAME, number, _RESPONSE_HEADERS, size << 8, 0, stream_id, 0, size - 5
         )
-
-    def answered(self, stream_id: int, message: bytes) -> None:
-        """Take in that `whole_answer` was sent."""
-        self._window -= len(message) + 5
-        self._forget(self._streams[stream_id])
+        if size <= _JOINED_BYTES_MAX:
+            self._out.append(b"".join((head, message, _TAIL_FRAME, number, _OK)))
+        else:
+            self._out += (head, message, b"".join((_TAIL_FRAME, number, _OK)))
 
     def send_end(self, stream_id: int, trailers: bytes) -> None:
         """End a call, behind its messages; `trailers` is from `status_block`."""
@@ -893,10 +1005,12 @@ class Http2Connection:
                 continue
             parts: list[memoryview] = []
             size = 0
-            while stream.outgoing and size < allowed:
-                part = stream.outgoing.popleft()
+            outgoing = stream.outgoing
+            assert outgoing is not None
+            while outgoing and size < allowed:
+                part = outgoing.popleft()
                 if len(part) > allowed - size:
-                    stream.outgoing.appendleft(part[allowed - size :])
+                    outgoing.appendleft(part[allowed - size :])
                     part = part[: allowed - size]
                 parts.append(part)
                 size += len(part)
@@ -907,7 +1021,7 @@ class Http2Connection:
             self._out.extend(parts)
             # The peer has to make new room for it, by frames that bring nothing else.
             self._idle_frames_left += 2
-            if stream.outgoing:
+            if outgoing:
                 self._ready[stream_id] = stream
             elif stream.trailers is not None:
                 self._end(stream)
@@ -924,7 +1038,7 @@ class Http2Connection:
 
     def _forget(self, stream: _Stream) -> None:
         self._drop_unread(stream)
-        self.queued_bytes -= sum(len(part) for part in stream.outgoing)
+        self.queued_bytes -= sum(len(part) for part in stream.outgoing or ())
         self._ready.pop(stream.stream_id, None)
         del self._streams[stream.stream_id]
 
@@ -1046,3 +1160,7 @@ _RESPONSE_HEADERS: Final = (
     + _literal(b"content-type", b"application/grpc")
     + _literal(b"grpc-accept-encoding", b"identity,deflate,gzip")
 )
+# The frames of an answer, but for the number of its stream.
+_HEAD_FRAME: Final = _frame(_HEADERS, _END_HEADERS, 0, _RESPONSE_HEADERS)[:5]
+_TAIL_FRAME: Final = _frame(_HEADERS, _END_HEADERS | _END_STREAM, 0, _OK)[:5]
+_ANSWER_HEAD: Final = struct.Struct(f">5s4s{len(_RESPONSE_HEADERS)}sIBIBI")

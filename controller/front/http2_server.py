@@ -22,16 +22,21 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NoReturn
 
 import grpc
+import numpy as np
+from typing_extensions import override
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S
+from controller.front.calls import Call, Late
 from controller.front.door import Door
 from controller.front.http2 import (
     CallHeaders,
+    CallReceived,
     ErrorCode,
     Event,
     HalfClosed,
@@ -50,7 +55,8 @@ log = logging.getLogger(__name__)
 
 EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
 
-_READ_BYTES = 256 << 10
+#: Small requests that come together fit in, and what is read of a large one before its place is known is little.
+_READ_BYTES = 64 << 10
 #: From a client that compresses: what it sends may be a thousand times as large when it is unpacked, in one turn.
 _READ_BYTES_COMPRESSED = 16 << 10
 #: Connections beyond `max_connections` that are kept to tell their calls why they are refused; those beyond
@@ -60,6 +66,12 @@ _BACKLOG = 4096
 _ACCEPTS_PER_TURN = 64
 #: With so much that the socket does not take, nothing more is read from a peer until it reads itself.
 _UNSENT_BYTES_MAX = 1 << 20
+#: So much is made one piece before it is written; larger parts are not copied.
+_JOINED_BYTES_MAX = 64 << 10
+#: Pieces that the kernel is handed at once; Linux takes 1,024.
+_PARTS_PER_CALL = 256
+#: Answers that are written after one look at the clock: some 50 us' worth.
+_ANSWERS_PER_LOOK = 32
 #: Answers beyond this many bytes that one client leaves unread are replaced by refusals.
 _UNREAD_ANSWER_BYTES_MAX = 256 << 20
 #: The receive buffer of a connection, as the kernel counts it. What does not fit waits with the sender,
@@ -86,8 +98,6 @@ _TCP_INFO_BYTES = 160
 #: `tcpi_bytes_received` and `tcpi_data_segs_in` of Linux's `struct tcp_info`.
 _RECEIVED = struct.Struct("@128xQ16xI")
 
-Judge = Callable[[int], Exception | None]
-
 
 @dataclass(slots=True)
 class Method:
@@ -95,7 +105,7 @@ class Method:
 
     path: str
     #: Answers a call without a task; None: `handler` does.
-    directly: Callable[[Call, bytes], None] | None
+    directly: Callable[[Call, Buffer], None] | None
     handler: grpc.RpcMethodHandler[Any, Any] | None
     #: Refused when the front is full.
     bounded: bool
@@ -111,99 +121,133 @@ class Method:
         )
 
 
-class Call:
-    """One call, and the context that its handler gets."""
+class _Call:
+    """One call. Most change few of these, so that they begin as the class's."""
 
-    __slots__ = (
-        "_callbacks",
-        "_code",
-        "_details",
-        "_messages",
-        "_peer",
-        "_reader",
-        "_request",
-        "_stream_id",
-        "_sweeps",
-        "_trailing",
-        "arrival_ns",
-        "half_closed",
-        "method",
-        "over",
-        "task",
-        "when_gone",
-    )
+    #: The client sends no more.
+    half_closed = False
+    #: Nothing can be answered any more.
+    over = False
+    when_gone: Callable[[], object] | None = None
+    #: The answer that is to be written at the end of this turn.
+    ready: tuple[bytes, int, Late] | None = None
+    _message: Buffer | None = None
+    _sweeps = 0
 
     def __init__(
         self, peer: _Peer, stream_id: int, request: CallHeaders, method: Method, arrival_ns: int
     ) -> None:
-        #: The latest moment that is surely before the first byte came of the call, or in a stream of the
-        #: message that was read last, on the server's clock.
         self.arrival_ns = arrival_ns
         self.method = method
-        #: The client sends no more.
-        self.half_closed = False
-        #: Nothing can be answered any more.
-        self.over = False
-        #: Is called when the client gives the call up before it is answered.
-        self.when_gone: Callable[[], object] | None = None
-        self.task: asyncio.Task[None] | None = None
+        self.stream_id = stream_id
         self._peer = peer
-        self._stream_id = stream_id
-        self._sweeps = 0
         self._request = request
+
+    @property
+    def timeout_ns(self) -> int | None:
+        """Time from the arrival to the RPC deadline; None: there is none."""
+        return self._request.timeout_ns
+
+    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+        """End the call with an answer, which is written and judged with the others of this turn."""
+        if not self.over:
+            self.ready = (message, latest_ns, late)
+            self._peer.answer_soon(self)
+
+    def fail(self, error: Exception) -> None:
+        """End the call with the status of an error."""
+        if not self.over:
+            block = _block_of(error, self.method.path)
+            self._peer.connection.send_end(self.stream_id, block)
+            self.finish()
+            self._peer.flush_soon()
+
+    def served(self, *, slow: bool) -> None:
+        """Tell the throttle, which let the call in, how that ended."""
+        self._peer.server.throttle.ended(slow=slow)
+
+    # --- for the connection -------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start with what there is to do before a message is here."""
+
+    def message_received(self, message: Buffer, _arrival_ns: int) -> None:
+        """A message of the client is complete."""
+        if self._message is not None:
+            self.end_with(grpc.StatusCode.INTERNAL, "found 2 messages, expected one")
+            return
+        self._message = message
+
+    def closed_by_client(self) -> None:
+        """The client sends no more: answer its one message."""
+        self.half_closed = True
+        message, self._message = self._message, None
+        if message is None:
+            self.end_with(grpc.StatusCode.INTERNAL, "found 0 messages, expected one")
+            return
+        self._peer.message_read(self.stream_id, len(message))
+        self.received(message)
+
+    def received(self, message: Buffer) -> None:
+        """The one message of the call is here."""
+        self.half_closed = True
+        assert self.method.directly is not None
+        self.method.directly(self, message)
+
+    def gone(self) -> None:
+        """The client gave the call up, or cannot be reached any more."""
+        if not self.over:
+            self.finish()
+            self._stop()
+
+    def give_up(self, error: Exception) -> None:
+        """The server cannot go on with the call, whether it is being served or still comes in."""
+        self.fail(error)
+        self._stop()
+
+    def end_with(self, code: grpc.StatusCode, text: str) -> None:
+        """End the call with a status that is no refusal."""
+        if not self.over:
+            number: int = code.value[0]
+            self._peer.connection.send_end(self.stream_id, status_block(number, text))
+            self.finish()
+            self._peer.flush_soon()
+        self._stop()
+
+    def sweep(self) -> bool:
+        """Say, once a second, whether the request takes too long to come."""
+        self._sweeps += 1
+        return self._sweeps > _COMING_MAX and not self.half_closed
+
+    def finish(self) -> None:
+        """Nothing is answered any more."""
+        self.over = True
+        self._peer.call_over(self.stream_id)
+
+    def _stop(self) -> None:
+        """Whoever serves the call need not go on."""
+        if self.when_gone is not None:
+            self.when_gone()
+
+
+class HandledCall(_Call):
+    """A call that a coroutine answers, and the context that it gets: what is used of grpc.aio's."""
+
+    def __init__(
+        self, peer: _Peer, stream_id: int, request: CallHeaders, method: Method, arrival_ns: int
+    ) -> None:
+        super().__init__(peer, stream_id, request, method, arrival_ns)
+        #: In a stream, `arrival_ns` is of the message that was read last.
+        self.task: asyncio.Task[None] | None = None
         # Messages that nobody has read, with their arrivals.
-        self._messages: deque[tuple[bytes, int]] = deque()
+        self._messages: deque[tuple[Buffer, int]] = deque()
         self._reader: asyncio.Future[None] | None = None
         self._callbacks: list[Callable[[Any], None]] = []
         self._code = grpc.StatusCode.OK
         self._details = ""
         self._trailing: Sequence[tuple[str, str | bytes]] = ()
 
-    # --- for those who answer directly --------------------------------------------------------
-
-    def answer(self, message: bytes, judge: Judge) -> None:
-        """End the call with an answer, unless `judge` finds it too late as it is written."""
-        if self.over:
-            return
-        peer = self._peer
-        if peer.num_unread_bytes > _UNREAD_ANSWER_BYTES_MAX:
-            what = "bytes of answers that this client does not read"
-            door = peer.server.door
-            self.fail(door.crowded(what, peer.num_unread_bytes, _UNREAD_ANSWER_BYTES_MAX))
-            return
-        peer.flush()
-        connection = peer.connection
-        # All is ready before the last look at the clock: nothing but the write comes behind it.
-        whole = None if peer.num_unread_bytes else connection.whole_answer(self._stream_id, message)
-        error = judge(peer.server.clock())
-        if error is not None:
-            self.fail(error)
-            return
-        if whole is not None:
-            peer.send(whole)
-            if self.over:
-                return
-            connection.answered(self._stream_id, message)
-        else:
-            connection.send_message(self._stream_id, message)
-            connection.send_end(self._stream_id, status_block(0))
-            peer.flush()
-        self._finish()
-
-    def fail(self, error: Exception) -> None:
-        """End the call with the status of an error."""
-        if not self.over:
-            block = _block_of(error, self.method.path)
-            self._peer.connection.send_end(self._stream_id, block)
-            self._finish()
-            self._peer.flush_soon()
-
     # --- grpc.aio's context -------------------------------------------------------------------
-
-    @property
-    def timeout_ns(self) -> int | None:
-        """Time from the arrival to the RPC deadline; None: there is none."""
-        return self._request.timeout_ns
 
     async def read(self) -> Any:  # noqa: ANN401  what the method's deserializer makes
         """The next message; `EOF` when the client sends no more."""
@@ -213,7 +257,7 @@ class Call:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         message, self.arrival_ns = self._messages.popleft()
-        self._peer.message_read(self._stream_id, len(message))
+        self._peer.message_read(self.stream_id, len(message))
         return self._parse(message)
 
     async def write(self, message: Any) -> None:  # noqa: ANN401  what the method's serializer takes
@@ -224,9 +268,9 @@ class Call:
         if (serialize := self.method.handler.response_serializer) is not None:
             message = serialize(message)
         peer = self._peer
-        peer.connection.send_message(self._stream_id, message)
+        peer.connection.send_message(self.stream_id, message)
         peer.flush()
-        await peer.room(self._stream_id)
+        await peer.room(self.stream_id)
 
     async def abort(
         self,
@@ -258,11 +302,6 @@ class Call:
         """The text so far."""
         return self._details
 
-    @property
-    def throttle(self) -> Throttle:
-        """What let the call in; it wants to hear how that ended."""
-        return self._peer.server.throttle
-
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """The client's own headers."""
         return self._request.metadata
@@ -292,76 +331,60 @@ class Call:
 
     # --- for the connection -------------------------------------------------------------------
 
+    @override
     def begin(self) -> None:
-        """Start to answer what has a task from its first byte on."""
         handler = self.method.handler
         if handler is not None and handler.request_streaming:
             self.task = self._peer.server.begin_task(self._run(self._requests()))
 
-    def message_received(self, message: bytes, arrival_ns: int) -> None:
-        """A message of the client is complete."""
-        if self._messages and self.task is None:
-            self.end_with(grpc.StatusCode.INTERNAL, "found 2 messages, expected one")
-            return
-        self._messages.append((message, arrival_ns))
-        _wake(self._reader)
-
-    def closed_by_client(self) -> None:
-        """The client sends no more: answer what takes one message."""
-        self.half_closed = True
-        _wake(self._reader)
-        if self.task is not None:
-            return
-        if not self._messages:
-            self.end_with(grpc.StatusCode.INTERNAL, "found 0 messages, expected one")
-            return
-        message, _ = self._messages.popleft()
-        self._peer.message_read(self._stream_id, len(message))
-        if self.method.directly is not None:
-            self.method.directly(self, message)
+    @override
+    def message_received(self, message: Buffer, arrival_ns: int) -> None:
+        if self.task is None:
+            super().message_received(message, arrival_ns)
         else:
-            self.task = self._peer.server.begin_task(self._run(message))
+            self._messages.append((message, arrival_ns))
+            _wake(self._reader)
 
-    def gone(self) -> None:
-        """The client gave the call up, or cannot be reached any more."""
-        if not self.over:
-            self._finish()
-            if self.task is not None:
-                self.task.cancel()
-            if self.when_gone is not None:
-                self.when_gone()
+    @override
+    def closed_by_client(self) -> None:
+        if self.task is None:
+            super().closed_by_client()
+        else:
+            self.half_closed = True
+            _wake(self._reader)
 
-    def give_up(self, error: Exception) -> None:
-        """The server cannot go on with the call, whether it is being served or still comes in."""
-        self.fail(error)
-        if self.task is not None:
-            self.task.cancel()
-        if self.when_gone is not None:
-            self.when_gone()
+    @override
+    def received(self, message: Buffer) -> None:
+        self.half_closed = True
+        self.task = self._peer.server.begin_task(self._run(message))
 
-    def end_with(self, code: grpc.StatusCode, text: str) -> None:
-        """End the call with a status that is no refusal."""
-        if not self.over:
-            number: int = code.value[0]
-            self._peer.connection.send_end(self._stream_id, status_block(number, text))
-            self._finish()
-            self._peer.flush_soon()
-        if self.task is not None:
-            self.task.cancel()
-
+    @override
     def sweep(self) -> bool:
-        """Say, once a second, whether the request takes too long to come."""
-        self._sweeps += 1
-        return self._sweeps > _COMING_MAX and self.task is None and not self.half_closed
+        return super().sweep() and self.task is None
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        _wake(self._reader)
+        for callback in self._callbacks:
+            callback(self)
+
+    @override
+    def _stop(self) -> None:
+        super()._stop()
+        if self.task is not None:
+            self.task.cancel()
 
     async def _requests(self) -> AsyncIterator[Any]:
         while (message := await self.read()) is not EOF:
             yield message
 
-    def _parse(self, message: bytes) -> Any:  # noqa: ANN401
+    def _parse(self, message: Buffer) -> Any:  # noqa: ANN401
         assert self.method.handler is not None
         parse = self.method.handler.request_deserializer
-        return message if parse is None else parse(message)
+        # What comes in parts is a view, which not everybody can read.
+        data = bytes(message)
+        return data if parse is None else parse(data)
 
     async def _run(self, request: Any) -> None:  # noqa: ANN401  bytes, or the iterator of a stream
         handler = self.method.handler
@@ -383,7 +406,7 @@ class Call:
                 if self._code is grpc.StatusCode.OK and not self.over:
                     serialize = handler.response_serializer
                     self._peer.connection.send_message(
-                        self._stream_id, response if serialize is None else serialize(response)
+                        self.stream_id, response if serialize is None else serialize(response)
                     )
         except grpc.aio.AbortError:
             pass
@@ -395,16 +418,9 @@ class Call:
         if not self.over:
             number: int = self._code.value[0]
             block = status_block(number, self._details, self._trailing)
-            self._peer.connection.send_end(self._stream_id, block)
-            self._finish()
+            self._peer.connection.send_end(self.stream_id, block)
+            self.finish()
             self._peer.flush_soon()
-
-    def _finish(self) -> None:
-        self.over = True
-        self._peer.call_over(self._stream_id)
-        _wake(self._reader)
-        for callback in self._callbacks:
-            callback(self)
 
 
 class _Peer:
@@ -425,7 +441,9 @@ class _Peer:
             if len(address) > 2
             else (f"ipv4:{address[0]}:{address[1]}")
         )
-        self.connection = Http2Connection(max_message_bytes=server.max_message_bytes)
+        self.connection = Http2Connection(
+            max_message_bytes=server.max_message_bytes, allocate=_room
+        )
         #: There are too many connections: this one's calls are refused.
         self.crowded = crowded
         self.closed = False
@@ -433,7 +451,9 @@ class _Peer:
         self.idle_sweeps = 0
         self._socket = sock
         self._loop = asyncio.get_running_loop()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, _Call] = {}
+        # Calls whose answers are ready.
+        self._answers: list[_Call] = []
         self._held_bytes = 0
         # Every byte that is unread came later than this.
         self._floor_ns = floor_ns
@@ -463,22 +483,30 @@ class _Peer:
     def _readable(self) -> None:
         server = self.server
         server.turns.used()
+        connection = self.connection
+        direct = connection.direct()
+        shared = server.buffer[: self._read_bytes]
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(self._read_bytes, 64)
+            num_bytes, ancillary, _, _ = self._socket.recvmsg_into(
+                (shared,) if direct is None else (direct, shared), 64
+            )
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self.lost(error.strerror or str(error))
             return
-        if not data:
+        if not num_bytes:
             self.lost("the client hung up")
             return
-        arrival_ns = self._arrival_ns(len(data), ancillary)
+        num_direct = 0 if direct is None else min(num_bytes, len(direct))
+        room = len(shared) if direct is None else len(shared) + len(direct)
+        arrival_ns = self._arrival_ns(num_bytes, ancillary, emptied=num_bytes < room)
         self._silent_sweeps = 0
         # What this turn leads to is written at its end, all together.
         self._flushing = True
         try:
-            for event in self.connection.receive(data, arrival_ns):
+            data = bytes(shared[: num_bytes - num_direct])
+            for event in connection.receive(data, arrival_ns, num_direct=num_direct):
                 self._handle(event)
         except Http2Error as error:
             log.info("connection of %s: %s", self.name, error)
@@ -492,13 +520,18 @@ class _Peer:
         self.flush()
         self._wake_writers()
 
-    def _arrival_ns(self, num_bytes: int, ancillary: Sequence[tuple[int, int, bytes]]) -> int:
-        """Find a time that is not after the first of the bytes just read came; see to the next's."""
+    def _arrival_ns(
+        self, num_bytes: int, ancillary: Sequence[tuple[int, int, bytes]], *, emptied: bool
+    ) -> int:
+        """Find a time that is not after the first of the bytes just read came; see to the next's.
+
+        `emptied`: these were all.
+        """
         server = self.server
         if self._emptied and server.turns.bound_ns > self._floor_ns:
             self._floor_ns = server.turns.bound_ns
         arrival_ns = self._floor_ns
-        self._emptied = num_bytes < self._read_bytes
+        self._emptied = emptied
         self._bytes_read += num_bytes
         if not ancillary:
             return arrival_ns
@@ -521,6 +554,11 @@ class _Peer:
 
     def _handle(self, event: Event) -> None:
         stream_id = event.stream_id
+        if isinstance(event, CallReceived):
+            call = self._begin(stream_id, event.request, event.arrival_ns)
+            if call is not None:
+                call.received(event.message)
+            return
         if isinstance(event, RequestBegun):
             self._begin(stream_id, event.request, event.arrival_ns)
             return
@@ -536,31 +574,33 @@ class _Peer:
         else:
             call.end_with(_STATUS_CODES[event.status], event.text)
 
-    def _begin(self, stream_id: int, request: CallHeaders, arrival_ns: int) -> None:
+    def _begin(self, stream_id: int, request: CallHeaders, arrival_ns: int) -> _Call | None:
         server = self.server
         method = server.method(request)
         if method is None:
             text = f"Method not found: {request.path[:200]}"
             block = status_block(grpc.StatusCode.UNIMPLEMENTED.value[0], text)
             self.connection.send_end(stream_id, block)
-            return
+            return None
         if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
             self.connection.send_end(stream_id, _block_of(fault, method.path))
-            return
+            return None
         if method.directly is not None and not server.throttle.admit():
             self.connection.send_end(stream_id, server.busy_block(method.path))
-            return
+            return None
         self.idle_sweeps = 0
         if request.encoding != "identity":
             self._read_bytes = _READ_BYTES_COMPRESSED
-        call = self._calls[stream_id] = Call(self, stream_id, request, method, arrival_ns)
+        kind = HandledCall if method.directly is None else _Call
+        call = self._calls[stream_id] = kind(self, stream_id, request, method, arrival_ns)
         server.num_calls += 1
         call.begin()
+        return call
 
     def _weigh(self) -> None:
         """Tell the door how much of messages is here; refuse what is coming in if that is too much."""
-        if self.closed:
-            return  # The door was told that all of it is gone.
+        if self.connection.held_bytes == self._held_bytes or self.closed:
+            return  # The door knows it, or was told that all of it is gone.
         door = self.server.door
         before, self._held_bytes = self._held_bytes, self.connection.held_bytes
         door.num_bytes += self._held_bytes - before
@@ -580,6 +620,36 @@ class _Peer:
 
     # --- out ----------------------------------------------------------------------------------
 
+    def answer_soon(self, call: _Call) -> None:
+        """Write the answer that a call has ready, with the others of this turn."""
+        self._answers.append(call)
+        self.flush_soon()
+
+    def _write_answers(self) -> None:
+        """Put the answers that are ready, and still in time, behind what is queued."""
+        server, connection = self.server, self.connection
+        while self._answers:
+            answers, self._answers = (
+                self._answers[:_ANSWERS_PER_LOOK],
+                self._answers[_ANSWERS_PER_LOOK:],
+            )
+            now_ns = server.clock()
+            for call in answers:
+                if call.over or call.ready is None:
+                    continue
+                message, latest_ns, late = call.ready
+                if now_ns > latest_ns:
+                    call.fail(late(now_ns))
+                elif self.num_unread_bytes > _UNREAD_ANSWER_BYTES_MAX:
+                    what = "bytes of answers that this client does not read"
+                    unread = self.num_unread_bytes
+                    call.fail(server.door.crowded(what, unread, _UNREAD_ANSWER_BYTES_MAX))
+                else:
+                    connection.answer(call.stream_id, message)
+                    call.finish()
+            if self._answers:
+                self._write()
+
     def flush_soon(self) -> None:
         """Write what is queued at the end of this turn, with what else there will be."""
         if not self._flushing and not self.closed:
@@ -591,47 +661,36 @@ class _Peer:
         self.flush()
 
     def flush(self) -> None:
-        """Write what is queued, as far as the socket takes it."""
+        """Write what is ready and queued, as far as the socket takes it."""
+        if self._answers:
+            self._write_answers()
+        self._write()
+
+    def _write(self) -> None:
         if self.closed or (parts := self.connection.take_output()) == []:
             return
-        if self._unsent:
-            self._keep(parts)
-            return
-        if len(parts) > 1 and sum(map(len, parts)) <= _UNSENT_BYTES_MAX:
+        waiting = bool(self._unsent)
+        for part in parts:
+            self._unsent_bytes += len(part)
+        if len(parts) > 1 and self._unsent_bytes <= _JOINED_BYTES_MAX:
             parts = [b"".join(parts)]
-        self._keep(parts)
-        self._send()
-
-    def send(self, data: bytes) -> None:
-        """Write bytes at once; nothing is unsent."""
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            self.lost(error.strerror or str(error))
-            return
-        if sent < len(data):
-            self._keep([memoryview(data)[sent:]])
+        self._unsent.extend(memoryview(part) for part in parts if part)
+        if not waiting:
             self._send()
 
-    def _keep(self, parts: Sequence[Buffer]) -> None:
-        for part in parts:
-            if part:
-                view = memoryview(part)
-                self._unsent.append(view)
-                self._unsent_bytes += len(view)
-
     def _send(self) -> None:
+        unsent = self._unsent
         try:
-            while self._unsent:
-                first = self._unsent[0]
-                sent = self._socket.send(first)
-                self._unsent_bytes -= sent
-                if sent < len(first):
-                    self._unsent[0] = first[sent:]
+            while unsent:
+                if len(unsent) == 1:
+                    sent = self._socket.send(unsent[0])
                 else:
-                    self._unsent.popleft()
+                    sent = self._socket.sendmsg([*islice(unsent, _PARTS_PER_CALL)])
+                self._unsent_bytes -= sent
+                while unsent and sent >= len(unsent[0]):
+                    sent -= len(unsent.popleft())
+                if sent:
+                    unsent[0] = unsent[0][sent:]
         except (BlockingIOError, InterruptedError):
             self._loop.add_writer(self._socket, self._writable)
             if self._unsent_bytes > _UNSENT_BYTES_MAX and self._reading:
@@ -709,6 +768,7 @@ class _Peer:
 
     def drain(self) -> None:
         """Tell all calls that the server stops."""
+        self.flush()
         for call in list(self._calls.values()):
             text = "the server is shutting down and answers nothing more"
             call.give_up(RefusedError(Refusal.DRAINING, text))
@@ -763,6 +823,8 @@ class Http2Server:
         self.max_connections = max_connections
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
+        #: What every connection receives into, one at a time.
+        self.buffer = memoryview(bytearray(_READ_BYTES))
         self.turns = Turns(clock)
         self.throttle = Throttle(clock, thread_busy_ns())
         # What those hear whom the throttle keeps out, and the rate at which it was made.
@@ -786,7 +848,7 @@ class Http2Server:
         self._generic += handlers
 
     def answer_directly(
-        self, service: str, name: str, answer: Callable[[Call, bytes], None]
+        self, service: str, name: str, answer: Callable[[Call, Buffer], None]
     ) -> None:
         """Have a unary method answered by a function that is called with its message.
 
@@ -977,6 +1039,11 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 def _block_of(error: Exception, path: str) -> bytes:
     code, text = status_of(error, method=path.rpartition("/")[2])
     return status_block(code.value[0], text, details(error, code, text))
+
+
+def _room(num_bytes: int) -> memoryview:
+    """Make room that nobody has to fill with zeros first."""
+    return np.empty(num_bytes, np.uint8).data
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

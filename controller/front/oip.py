@@ -126,6 +126,8 @@ class CheckedRequest:
     context: str
     #: Tenant whose share of the GPUs the request uses; empty when none is named.
     tenant: str
+    #: How its answer begins, serialised.
+    answer_header: bytes
 
 
 @dataclass(slots=True)
@@ -138,7 +140,7 @@ class PeekedRequest:
     slo_ns: int | None = None
 
 
-def peek_request(data: bytes) -> PeekedRequest:
+def peek_request(data: Buffer) -> PeekedRequest:
     """Look at the first fields of a serialised ModelInferRequest, at the cost of some steps.
 
     Serialisers write fields in the order of their numbers, so name, id and parameters come before the
@@ -156,7 +158,7 @@ def peek_request(data: bytes) -> PeekedRequest:
                 break
             length = length & 0x7F | data[position] << 7
             position += 1
-        entry = data[position : position + length]
+        entry = bytes(data[position : position + length])
         position += length
         if field == 1:
             peeked.model_name = entry.decode(errors="replace")
@@ -180,7 +182,7 @@ def _peek_number(parameter: bytes, unit_ns: int) -> int | None:
     return round(value * unit_ns) if 0 < value <= SLO_NS_MAX / unit_ns else None
 
 
-def parse_request(data: bytes) -> ParsedRequest:
+def parse_request(data: Buffer) -> ParsedRequest:
     """Parse a serialised ModelInferRequest; tensors of big messages are not copied.
 
     Raises:
@@ -188,7 +190,7 @@ def parse_request(data: bytes) -> ParsedRequest:
     """
     try:
         if len(data) <= SMALL_MESSAGE_BYTES:
-            message = pb.ModelInferRequest.FromString(data)
+            message = pb.ModelInferRequest.FromString(bytes(data))
             return ParsedRequest(message, message.raw_input_contents)
         header, raw = split_bulk(data, RAW_INPUT_FIELD)
         return ParsedRequest(pb.ModelInferRequest.FromString(header), raw)
@@ -228,6 +230,7 @@ def read_request(
     )
     explain = _wants_explanation(message)
     context = _string(message, "context") if servable.has_contexts else ""
+    specs = tuple(servable.outputs[index] for index in outputs)
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
         message.id,
@@ -239,6 +242,7 @@ def read_request(
         explain,
         context,
         _string(message, "tenant"),
+        _response_header(servable.name, servable.version, rows, specs),
     )
 
 
@@ -260,6 +264,13 @@ def request_slo_ns(
     Raises:
         BadRequestError: a parameter is of the wrong type, not a positive number, or beyond a day.
     """
+    return stated_slo_ns(message) or unstated_slo_ns(
+        rpc_remaining_s, model_slo_ns=model_slo_ns, default_slo_ns=default_slo_ns
+    )
+
+
+def stated_slo_ns(message: pb.ModelInferRequest) -> tuple[int, str] | None:
+    """Read the objective that a request states itself, as `request_slo_ns`; None: it states none."""
     parameters = message.parameters
     if "slo_ms" in parameters:
         slo_ms = _number(parameters["slo_ms"])
@@ -273,6 +284,13 @@ def request_slo_ns(
             )
         timeout_us = getattr(parameters["timeout"], kind)
         return _positive_ns("timeout", timeout_us, NS_PER_US, "microseconds"), "timeout"
+    return None
+
+
+def unstated_slo_ns(
+    rpc_remaining_s: float | None, *, model_slo_ns: int | None, default_slo_ns: int
+) -> tuple[int, str]:
+    """Find the objective of a request that states none, as `request_slo_ns`."""
     if rpc_remaining_s is not None:
         remaining_s = min(max(rpc_remaining_s, 0.0), SLO_NS_MAX / NS_PER_S)
         remaining_s -= max(RPC_DEADLINE_ROUNDING_S, remaining_s * RPC_DEADLINE_ROUNDING)
@@ -283,7 +301,6 @@ def request_slo_ns(
 
 
 def encode_response(
-    servable: Servable,
     asked: CheckedRequest,
     outputs: Sequence[Buffer],
     *,
@@ -292,13 +309,11 @@ def encode_response(
     """Serialise a ModelInferResponse; each output is copied once.
 
     Args:
-        servable: the model or application that was asked.
         asked: the request.
-        outputs: bytes of all of the servable's outputs, `asked.rows` rows each; those asked for are sent.
+        outputs: bytes of all outputs of the servable that was asked, `asked.rows` rows each; those asked for are sent.
         parameters: the explanation, if asked for.
     """
-    specs = tuple(servable.outputs[index] for index in asked.outputs)
-    header = _response_header(servable.name, servable.version, asked.rows, specs)
+    header = asked.answer_header
     if asked.request_id or parameters:
         header += pb.ModelInferResponse(
             id=asked.request_id,

@@ -11,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
 from clockwright import __version__
-from clockwright.bulk import split_bulk
+from clockwright.bulk import Buffer, split_bulk
 from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState
+from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
 from controller.front.explanation import explain
-from controller.front.http2_server import Call, Http2Server
+from controller.front.http2_server import HandledCall, Http2Server
 from controller.front.methods import unary
 from controller.front.oip import (
     CheckedRequest,
@@ -39,6 +39,7 @@ from controller.front.oip import (
     wrap_for_stream,
 )
 from controller.front.statuses import fail, status_of
+from controller.front.templates import Templates, cut_request
 from controller.runtime import Answer, Runtime, late_error
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
@@ -69,41 +70,69 @@ _WAY_BACK_NS = 4 * NS_PER_MS
 _PEEK_AFTER_NS = 2 * NS_PER_MS
 
 
-@dataclass(slots=True)
-class _Work:
-    """A request that was found right, while it is being served."""
+class _Served:
+    """A request that was found right, while it is being served; it ends its call."""
 
-    servable: Servable
-    asked: CheckedRequest
-    arrival_ns: int
-    future: asyncio.Future[Answer] | asyncio.Future[Answered]
-    expected_latency_ns: int = 0
+    __slots__ = ("_asked", "_call", "_door", "_name", "_num_bytes", "_runtime")
 
-    def encode(self, result: Answer | Answered) -> bytes:
-        """Serialise the answer."""
-        asked = self.asked
+    def __init__(
+        self,
+        call: Call,
+        name: str,
+        asked: CheckedRequest,
+        runtime: Runtime,
+        door: Door,
+        num_bytes: int,
+    ) -> None:
+        self._call = call
+        self._name = name
+        self._asked = asked
+        self._runtime = runtime
+        self._door = door
+        self._num_bytes = num_bytes
+
+    def end(self, future: asyncio.Future[Answer] | asyncio.Future[Answered]) -> None:
+        """Answer with what became of the request."""
+        self._door.leave(self._num_bytes)
+        if future.cancelled():
+            return
+        call, asked = self._call, self._asked
+        # Raised, the exception would hold this frame and be held by it, with the request's tensors.
+        error = future.exception()
+        waited_ns = self._runtime.clock() - call.arrival_ns
+        call.served(slow=error is not None and waited_ns > asked.slo_ns / 2)
+        if isinstance(error, Exception):
+            call.fail(error)
+            return
         parameters: dict[str, bool | int | str] | None = None
-        if isinstance(result, Answered):
-            # An application explains every answer: feedback needs the query id.
-            parameters = result.parameters
-            self.expected_latency_ns = asked.slo_ns
-        else:
-            if asked.explain:
-                parameters = explain(result, slo_source=asked.slo_source)
-            self.expected_latency_ns = result.command.expected_departure_ns - self.arrival_ns
-        return encode_response(self.servable, asked, result.outputs, parameters=parameters)
+        try:
+            result = future.result()
+            if isinstance(result, Answered):
+                # An application explains every answer: feedback needs the query id.
+                parameters = result.parameters
+                expected_latency_ns = asked.slo_ns
+            else:
+                if asked.explain:
+                    parameters = explain(result, slo_source=asked.slo_source)
+                expected_latency_ns = result.command.expected_departure_ns - call.arrival_ns
+            message = encode_response(asked, result.outputs, parameters=parameters)
+        except Exception as fault:
+            # Nobody else would end the call: this is the loop's own callback.
+            call.fail(fault)
+            return
+        slo_ns = asked.slo_ns
+        latest_ns = call.arrival_ns + slo_ns - min(slo_ns // _WAY_BACK_PART, _WAY_BACK_NS)
+        call.answer(message, latest_ns, functools.partial(self._late, expected_latency_ns))
 
-    def judge(self, now_ns: int) -> Exception | None:
-        """Say why an encoded answer cannot leave any more; None: it is in time."""
-        slo_ns = self.asked.slo_ns
-        latency_ns = now_ns - self.arrival_ns + min(slo_ns // _WAY_BACK_PART, _WAY_BACK_NS)
-        if latency_ns <= slo_ns:
-            return None
+    def _late(self, expected_latency_ns: int, now_ns: int) -> Exception:
+        """Make the error of an answer that was ready, but too late."""
+        slo_ns = self._asked.slo_ns
+        way_back_ns = min(slo_ns // _WAY_BACK_PART, _WAY_BACK_NS)
         return late_error(
-            ModelId(self.servable.name),
-            slo_ns=self.asked.slo_ns,
-            latency_ns=latency_ns,
-            expected_latency_ns=self.expected_latency_ns,
+            ModelId(self._name),
+            slo_ns=slo_ns,
+            latency_ns=now_ns - self._call.arrival_ns + way_back_ns,
+            expected_latency_ns=expected_latency_ns,
         )
 
 
@@ -137,6 +166,7 @@ class InferenceService:
         self._default_slo_ns = default_slo_ns
         self._applications = applications
         self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
+        self._templates = Templates(catalogue)
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
@@ -160,9 +190,9 @@ class InferenceService:
             "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
         }
         if isinstance(server, Http2Server):
-            server.answer_directly(SERVICE, "ModelInfer", self._infer_directly)
+            server.answer_directly(SERVICE, "ModelInfer", self.infer)
         else:
-            methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
+            methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
         server.add_generic_rpc_handlers(
             (
@@ -173,57 +203,45 @@ class InferenceService:
 
     # --- inference ----------------------------------------------------------------------------
 
-    def _infer_directly(self, call: Call, data: bytes) -> None:
-        """Answer a call without a task: whoever resolves the runtime's future writes the answer."""
+    def infer(self, call: Call, data: Buffer) -> None:
+        """Serve a request; its call is answered sooner or later, and nothing is raised.
+
+        Args:
+            call: knows when the request came, and takes what there is to say.
+            data: a serialised ModelInferRequest.
+        """
+        num_bytes = len(data)
         try:
-            self._door.enter(len(data))
+            self._door.enter(num_bytes)
         except RefusedError as error:
             call.fail(error)
             return
         try:
-            work = self._begin(data, call.arrival_ns, call.timeout_ns)
+            name, asked, future = self._begin(data, call.arrival_ns, call.timeout_ns)
         except Exception as error:
-            self._door.leave(len(data))
+            self._door.leave(num_bytes)
             call.fail(error)
             return
-        call.when_gone = work.future.cancel
-        work.future.add_done_callback(functools.partial(self._end, call, work, len(data)))
+        call.when_gone = future.cancel
+        served = _Served(call, name, asked, self._runtime, self._door, num_bytes)
+        future.add_done_callback(served.end)
 
-    def _end(
-        self, call: Call, work: _Work, num_bytes: int, future: asyncio.Future[Answer | Answered]
-    ) -> None:
-        self._door.leave(num_bytes)
-        if future.cancelled():
-            return
-        waited_ns = self._runtime.clock() - work.arrival_ns
-        # Raised, the exception would hold this frame and be held by it, with the request's tensors.
-        error = future.exception()
-        call.throttle.ended(slow=error is not None and waited_ns > work.asked.slo_ns / 2)
-        if isinstance(error, Exception):
-            call.fail(error)
-            return
-        try:
-            message = work.encode(future.result())
-        except Exception as fault:
-            # Nobody else would end the call: this is the loop's own callback.
-            call.fail(fault)
-            return
-        call.answer(message, work.judge)
-
-    async def _infer(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    async def _infer_awaited(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        try:
-            message, work = await self._answer(data, self._runtime.clock() - lag_ns, timeout_ns)
-            if error := work.judge(self._runtime.clock()):
-                raise error
-        except Exception as error:
-            return fail(context, error, method="ModelInfer")
-        return message
+        message, find_error = await self._answer(
+            data, self._runtime.clock() - lag_ns, timeout_ns
+        )
+        error = find_error(self._runtime.clock())
+        return message if error is None else fail(context, error, method="ModelInfer")
 
     async def _stream_infer(
-        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any] | Call
+        self,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[Any, Any] | HandledCall,
     ) -> None:
         """Answer the requests of a stream as their answers get ready; errors do not end it.
 
@@ -234,63 +252,47 @@ class InferenceService:
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                message, judge = await self._answer_in_stream(data, arrival_ns)
+                message, find_error = await self._answer(data, arrival_ns, None)
                 async with writing:
-                    await context.write(judge(message))
+                    error = find_error(self._runtime.clock())
+                    if error is None:
+                        await context.write(wrap_for_stream(message))
+                    else:
+                        _, text = status_of(error, method="ModelStreamInfer")
+                        request_id = peek_request(data).request_id
+                        await context.write(encode_stream_error(text, request_id=request_id))
             finally:
                 room.release()
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                if isinstance(context, Call):
+                if isinstance(context, HandledCall):
                     arrival_ns = context.arrival_ns
                 else:
                     arrival_ns = self._runtime.clock() - self._lag_ns()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
-    async def _answer_in_stream(
-        self, data: bytes, arrival_ns: int
-    ) -> tuple[bytes, Callable[[bytes], bytes]]:
-        """Serve one request of a stream; returns the message, and what to send instead when it is late."""
-        try:
-            message, work = await self._answer(data, arrival_ns, None)
-        except Exception as error:
-            return self._stream_error(error, data), lambda message: message
-        request_id = work.asked.request_id
-
-        def judge(message: bytes) -> bytes:
-            error = work.judge(self._runtime.clock())
-            if error is None:
-                return message
-            _, text = status_of(error, method="ModelStreamInfer")
-            return encode_stream_error(text, request_id=request_id)
-
-        return wrap_for_stream(message), judge
-
-    def _stream_error(self, error: Exception, data: bytes) -> bytes:
-        _, text = status_of(error, method="ModelStreamInfer")
-        return encode_stream_error(text, request_id=peek_request(data).request_id)
-
     async def _answer(
         self, data: bytes, arrival_ns: int, timeout_ns: int | None
-    ) -> tuple[bytes, _Work]:
-        """Serve one request; returns a serialised ModelInferResponse, which `_Work.judge` is to judge.
+    ) -> tuple[bytes, Callable[[int], Exception | None]]:
+        """Serve one request; returns the answer, and what finds its error at the time of writing.
 
-        Raises:
-            RefusedError: there is no answer in time.
-            UnknownModelError: no such model or version.
-            BadRequestError: the request does not fit its model.
+        Where there is an error from the beginning, the answer is empty.
         """
-        self._door.enter(len(data))
-        try:
-            work = self._begin(data, arrival_ns, timeout_ns)
-            return work.encode(await work.future), work
-        finally:
-            self._door.leave(len(data))
+        call = AwaitedCall(arrival_ns, timeout_ns)
+        self.infer(call, data)
+        ended = await call.wait()
+        if isinstance(ended, Exception):
+            error = ended
+            return b"", lambda _: error
+        message, latest_ns, late = ended
+        return message, lambda now_ns: late(now_ns) if now_ns > latest_ns else None
 
-    def _begin(self, data: bytes, arrival_ns: int, timeout_ns: int | None) -> _Work:
-        """Check one request and have it served.
+    def _begin(
+        self, data: Buffer, arrival_ns: int, timeout_ns: int | None
+    ) -> tuple[str, CheckedRequest, asyncio.Future[Answer] | asyncio.Future[Answered]]:
+        """Check one request and have it served; returns whose name it has, and its answer to come.
 
         Args:
             data: a serialised ModelInferRequest.
@@ -305,15 +307,7 @@ class InferenceService:
         waited_ns = self._runtime.clock() - arrival_ns
         if waited_ns > _PEEK_AFTER_NS:
             self._refuse_if_late(data, waited_ns, timeout_ns)
-        parsed = parse_request(data)
-        message = parsed.message
-        answerer, servable = self._servable(message.model_name, message.model_version)
-        asked = read_request(
-            parsed,
-            servable,
-            rpc_remaining_s=None if timeout_ns is None else timeout_ns / NS_PER_S,
-            default_slo_ns=self._default_slo_ns,
-        )
+        answerer, servable, asked = self._check(data, timeout_ns)
         future: asyncio.Future[Answer] | asyncio.Future[Answered]
         if isinstance(answerer, LiveApplication):
             assert self._applications is not None
@@ -348,9 +342,36 @@ class InferenceService:
                 slo_ns=asked.slo_ns,
                 tenant=asked.tenant,
             )
-        return _Work(servable, asked, arrival_ns, future)
+        return servable.name, asked, future
 
-    def _refuse_if_late(self, data: bytes, waited_ns: int, timeout_ns: int | None) -> None:
+    def _check(
+        self, data: Buffer, timeout_ns: int | None
+    ) -> tuple[Entry | LiveApplication, Servable, CheckedRequest]:
+        """Find out who is to answer a request, and what is asked; as `_begin`."""
+        rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
+        cut = cut_request(data)
+        template = None if cut is None else self._templates.find(cut)
+        if cut is not None and template is not None:
+            asked = template.fill(
+                cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=self._default_slo_ns
+            )
+            if asked is not None:
+                return template.model, template.servable, asked
+        parsed = parse_request(data)
+        message = parsed.message
+        answerer, servable = self._servable(message.model_name, message.model_version)
+        asked = read_request(
+            parsed,
+            servable,
+            rpc_remaining_s=rpc_remaining_s,
+            default_slo_ns=self._default_slo_ns,
+        )
+        # What an application takes changes with its models, which the catalogue does not know.
+        if cut is not None and not isinstance(answerer, LiveApplication):
+            self._templates.add(cut, parsed, answerer, servable, asked)
+        return answerer, servable, asked
+
+    def _refuse_if_late(self, data: Buffer, waited_ns: int, timeout_ns: int | None) -> None:
         """Refuse a request that waited longer than its SLO, without a look at its tensors."""
         peeked = peek_request(data)
         slo_ns = peeked.slo_ns

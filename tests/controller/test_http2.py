@@ -21,6 +21,7 @@ from controller.front.http2 import (
     RESETS_MAX,
     UNREAD_BYTES_MAX,
     WINDOW_BYTES,
+    CallReceived,
     ErrorCode,
     Event,
     HalfClosed,
@@ -74,14 +75,38 @@ def sent_by(connection: Http2Connection) -> list[tuple[int, int, int, bytes]]:
     return frames
 
 
+def apart(events: list[Event]) -> list[Event]:
+    """The same events, with calls that came in one piece as if they had come in parts."""
+    found: list[Event] = []
+    for event in events:
+        if isinstance(event, CallReceived):
+            stream_id, arrival_ns = event.stream_id, event.arrival_ns
+            found.append(RequestBegun(stream_id, event.request, arrival_ns))
+            found.append(MessageReceived(stream_id, event.message, arrival_ns))
+            found.append(HalfClosed(stream_id))
+        else:
+            found.append(event)
+    return found
+
+
 def messages_in(events: list[Event]) -> list[bytes]:
-    return [event.message for event in events if isinstance(event, MessageReceived)]
+    return [bytes(event.message) for event in apart(events) if isinstance(event, MessageReceived)]
 
 
 def summary(events: list[Event]) -> list[object]:
     return [
-        (type(event).__name__, event.stream_id, getattr(event, "message", "")) for event in events
+        (type(event).__name__, event.stream_id, getattr(event, "message", ""))
+        for event in apart(events)
     ]
+
+
+def receive_as_a_server(connection: Http2Connection, data: bytes) -> list[Event]:
+    """Have a connection receive bytes as a socket would bring them, the first ones where they belong."""
+    room = connection.direct()
+    num_direct = 0 if room is None else min(len(room), len(data))
+    if room is not None:
+        room[:num_direct] = data[:num_direct]
+    return connection.receive(data[num_direct:], num_direct=num_direct)
 
 
 def refused(connection: Http2Connection, data: bytes) -> Http2Error:
@@ -100,6 +125,42 @@ def test_a_small_call_is_headers_a_message_and_the_end() -> None:
     assert begun.request.path == "/inference.GRPCInferenceService/ModelInfer"
     assert received == MessageReceived(1, b"hello", 17)
     assert closed == HalfClosed(1)
+
+
+def test_a_call_whose_headers_are_known_is_one_event_and_is_not_held() -> None:
+    connection = greeted()
+    connection.receive(call(1, b"first"), 17)
+    connection.message_read(1, len(b"first"))
+    [event] = connection.receive(call(3, b"second"), 18)
+    assert isinstance(event, CallReceived)
+    assert (event.stream_id, event.message, event.arrival_ns) == (3, b"second", 18)
+    assert event.request.path == "/inference.GRPCInferenceService/ModelInfer"
+    assert connection.held_bytes == 0
+    assert [type(e) for e in apart([event])] == [RequestBegun, MessageReceived, HalfClosed]
+
+
+def test_a_large_message_is_received_where_it_belongs() -> None:
+    connection = greeted()
+    content = bytes(range(256)) * 2000
+    data = call(1, content)
+    connection.receive(data[:60_000], 17)
+    room = connection.direct()
+    assert room is not None
+    assert len(room) == len(data) - 60_000
+    room[:100_000] = data[60_000:160_000]
+    assert connection.receive(b"", 18, num_direct=100_000) == []
+    assert connection.held_bytes == 160_000 - len(data) + len(content)
+    room = connection.direct()
+    assert room is not None
+    room[:] = data[160_000:]
+    # What lies behind it in the socket comes by the same look.
+    events = connection.receive(call(3, b"next"), 19, num_direct=len(room))
+    received, closed, *others = apart(events)
+    assert isinstance(received, MessageReceived)
+    assert (bytes(received.message), received.arrival_ns) == (content, 17)
+    assert closed == HalfClosed(1)
+    assert messages_in(others) == [b"next"]
+    assert connection.direct() is None
 
 
 def traffic() -> bytes:
@@ -127,7 +188,10 @@ def traffic() -> bytes:
             frame(RST, 0, 7, struct.pack(">I", 8)),
             frame(0xFA, 0, 0, b"whatever"),
             frame(DATA, END_STREAM | PADDED, 7, b"\x02" + bytes(2)),
-            call(9, b"last"),
+            call(9, b"in one piece"),
+            frame(HEADERS, END_HEADERS, 11, headers()),
+            frame(DATA, END_STREAM, 11, message(b"large" * 20_000)),
+            call(13, b"last"),
         )
     )
 
@@ -136,21 +200,34 @@ def traffic() -> bytes:
 @given(cuts=st.lists(st.integers(0, len(traffic())), max_size=40))
 def test_however_the_bytes_are_cut_the_events_are_the_same(cuts: list[int]) -> None:
     whole = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
-    expected = summary(whole.receive(traffic()))
+    events = whole.receive(traffic())
     connection = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
-    found: list[object] = []
+    cut_events: list[Event] = []
     data, previous = traffic(), 0
     for cut in [*sorted(cuts), len(data)]:
-        found += summary(connection.receive(data[previous:cut]))
+        cut_events += receive_as_a_server(connection, data[previous:cut])
         previous = cut
-    assert found == expected
-    assert connection.held_bytes == whole.held_bytes
+    assert summary(cut_events) == summary(events)
+    # Messages of calls that came in one piece were never held.
+    for each, event in [(whole, e) for e in events] + [(connection, e) for e in cut_events]:
+        if isinstance(event, MessageReceived):
+            each.message_read(event.stream_id, len(event.message))
+    assert connection.held_bytes == whole.held_bytes == 0
 
 
 def test_bytes_that_come_one_by_one_are_understood() -> None:
     connection = Http2Connection(max_message_bytes=MAX_MESSAGE_BYTES)
     events = [e for byte in traffic() for e in connection.receive(bytes((byte,)))]
-    assert messages_in(events) == [b"one", b"squeezed" * 100, b"", b"z", b"x" * 40_000, b"last"]
+    assert messages_in(events) == [
+        b"one",
+        b"squeezed" * 100,
+        b"",
+        b"z",
+        b"x" * 40_000,
+        b"in one piece",
+        b"large" * 20_000,
+        b"last",
+    ]
     assert StreamReset(7) in events
 
 
@@ -159,7 +236,7 @@ def test_a_message_has_the_arrival_of_its_first_byte() -> None:
     data = call(1, b"x" * 100)
     events = connection.receive(data[:5], 10)
     events += connection.receive(data[5:-50], 20)
-    events += connection.receive(data[-50:] + call(3, b"next"), 30)
+    events = apart(events + connection.receive(data[-50:] + call(3, b"next"), 30))
     assert [e.arrival_ns for e in events if isinstance(e, RequestBegun)] == [10, 30]
     assert [e.arrival_ns for e in events if isinstance(e, MessageReceived)] == [20, 30]
 

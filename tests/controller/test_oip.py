@@ -579,9 +579,7 @@ def test_responses_are_what_protobuf_would_make(
     request = message(
         id=request_id, inputs=tensors, raw_input_contents=[bytes(8 * rows), bytes(8 * rows)]
     )
-    data = encode_response(
-        servable(), decode(request), outputs, parameters=parameters if explained else None
-    )
+    data = encode_response(decode(request), outputs, parameters=parameters if explained else None)
     Tensor = pb.ModelInferResponse.InferOutputTensor
     expected = pb.ModelInferResponse(
         model_name="m",

@@ -1,0 +1,197 @@
+"""Requests that are alike but for their ids and tensors are parsed and checked once.
+
+A message is cut into its id, its raw tensors, and all the rest, which is the key. Equal keys mean equal
+requests, byte for byte: whatever parsing and checking found for the first, but the lengths of its tensors,
+holds for its like. What the cut does not know, or a template does not fit, goes the long way through `oip`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer
+from clockwright.units import NAME_CHARS_MAX
+from controller.catalogue import Catalogue, Entry
+from controller.front.oip import (
+    CheckedRequest,
+    ParsedRequest,
+    Servable,
+    stated_slo_ns,
+    unstated_slo_ns,
+)
+
+#: Templates that are kept. A server has thousands of models, and clients that ask each in two or three ways.
+TEMPLATES_MAX: Final = 16_384
+#: Longer keys are not looked up. A model of 20 inputs with long names comes to 1 KiB.
+KEY_BYTES_MAX: Final = 2048
+#: Messages of more fields are not cut: somebody would wait for it.
+FIELDS_MAX: Final = 128
+
+_ID, _RAW = 0x1A, 0x3A
+# model_name, model_version, parameters, inputs, outputs.
+_KEY_TAGS: Final = frozenset((0x0A, 0x12, 0x22, 0x2A, 0x32))
+
+
+@dataclass(slots=True)
+class CutRequest:
+    """A serialised ModelInferRequest in parts."""
+
+    #: All fields but the other two, in their order.
+    key: bytes
+    request_id: bytes
+    #: `raw_input_contents`; views into the message when that is big.
+    raw: list[Buffer]
+
+
+def cut_request(data: Buffer) -> CutRequest | None:
+    """Cut a message up; None: it is malformed, large but for its tensors, or of another kind."""
+    end = len(data)
+    source = data if end <= SMALL_MESSAGE_BYTES else memoryview(data)
+    position = kept_from = num_kept = num_fields = 0
+    kept: list[Buffer] = []
+    request_id = b""
+    raw: list[Buffer] = []
+    try:
+        while position < end:
+            start = position
+            tag, length = data[start], data[start + 1]
+            position += 2
+            if length >= 0x80:
+                length &= 0x7F
+                shift = 7
+                while (byte := data[position]) >= 0x80:
+                    length |= (byte & 0x7F) << shift
+                    position += 1
+                    shift += 7
+                    if shift > 28:
+                        return None
+                length |= byte << shift
+                position += 1
+            begin, position = position, position + length
+            if tag in _KEY_TAGS:
+                num_kept += position - start
+            else:
+                if tag == _RAW:
+                    raw.append(source[begin:position])
+                elif tag == _ID:
+                    request_id = bytes(source[begin:position])
+                else:
+                    return None
+                if kept_from < start:
+                    kept.append(source[kept_from:start])
+                kept_from = position
+            num_fields += 1
+            if num_fields > FIELDS_MAX or num_kept > KEY_BYTES_MAX:
+                return None
+    except IndexError:
+        return None
+    if position != end:
+        return None
+    if kept_from < end:
+        kept.append(source[kept_from:end])
+    return CutRequest(b"".join(kept), request_id, raw)
+
+
+@dataclass(slots=True)
+class Template:
+    """What all requests of a key have in common."""
+
+    model: Entry
+    servable: Servable
+    checked: CheckedRequest
+    #: The SLO that the request states, and where; None: it depends on the call.
+    stated_slo_ns: tuple[int, str] | None
+    #: Bytes of each raw tensor, in the message's order.
+    lengths: list[int]
+    #: Which of them are the servable's inputs, in its order; None: they stand in that order.
+    order: Sequence[int] | None
+
+    def fill(
+        self, cut: CutRequest, *, rpc_remaining_s: float | None, default_slo_ns: int
+    ) -> CheckedRequest | None:
+        """Make the request of a message of this key; None: it does not fit."""
+        raw = cut.raw
+        if self.lengths != [len(tensor) for tensor in raw]:
+            return None
+        request_id = ""
+        if cut.request_id:
+            try:
+                request_id = cut.request_id.decode()
+            except UnicodeDecodeError:
+                return None
+            if len(request_id) > NAME_CHARS_MAX:
+                return None
+        slo_ns, slo_source = self.stated_slo_ns or unstated_slo_ns(
+            rpc_remaining_s, model_slo_ns=self.servable.slo_ns, default_slo_ns=default_slo_ns
+        )
+        checked = self.checked
+        return CheckedRequest(
+            request_id,
+            checked.rows,
+            raw if self.order is None else [raw[position] for position in self.order],
+            checked.outputs,
+            slo_ns,
+            slo_source,
+            checked.explain,
+            checked.context,
+            checked.tenant,
+            checked.answer_header,
+        )
+
+
+class Templates:
+    """The templates of the requests that came lately."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        """Begin without any.
+
+        Args:
+            catalogue: whose models they are of; when anything in it changes they are all forgotten.
+        """
+        self._catalogue = catalogue
+        self._generation = catalogue.generation
+        self._templates: dict[bytes, Template] = {}
+
+    def find(self, cut: CutRequest) -> Template | None:
+        """Find the template of a message."""
+        if self._generation != self._catalogue.generation:
+            self._generation = self._catalogue.generation
+            self._templates.clear()
+        return self._templates.get(cut.key)
+
+    def add(
+        self,
+        cut: CutRequest,
+        parsed: ParsedRequest,
+        model: Entry,
+        servable: Servable,
+        checked: CheckedRequest,
+    ) -> None:
+        """Keep what was found out of a request that came the long way, right after `find` did not know it."""
+        if not cut.raw:
+            return  # Its tensors are in the key.
+        if len(self._templates) >= TEMPLATES_MAX:
+            self._templates.clear()
+        positions = {tensor.name: index for index, tensor in enumerate(parsed.message.inputs)}
+        order = [positions[spec.name] for spec in servable.inputs]
+        self._templates[cut.key] = Template(
+            model,
+            servable,
+            CheckedRequest(
+                "",
+                checked.rows,
+                [],
+                checked.outputs,
+                0,
+                "",
+                checked.explain,
+                checked.context,
+                checked.tenant,
+                checked.answer_header,
+            ),
+            stated_slo_ns(parsed.message),
+            [len(tensor) for tensor in cut.raw],
+            None if order == list(range(len(order))) else order,
+        )
