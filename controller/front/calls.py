@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from controller.front.statuses import Status, status_of
+
 #: Makes the error of an answer that is too late, from the present in ns.
 Late = Callable[[int], Exception]
 
@@ -33,38 +35,60 @@ class Call(Protocol):
 
 
 class AwaitedCall:
-    """A request whose answer somebody awaits: one of grpc.aio's, or one in a stream."""
+    """A request whose answer somebody awaits: one of grpc.aio's, or one in a stream.
 
-    def __init__(self, arrival_ns: int, timeout_ns: int | None) -> None:
+    Of an error its status is kept. The error holds the frames in which it was raised, and they would hold
+    whoever keeps it, with the request's tensors.
+    """
+
+    def __init__(self, method: str, arrival_ns: int, timeout_ns: int | None = None) -> None:
+        """Begin with a request that is not answered.
+
+        Args:
+            method: what was called, for people.
+            arrival_ns: as `Call`.
+            timeout_ns: as `Call`.
+        """
         self.arrival_ns = arrival_ns
         self.timeout_ns = timeout_ns
         self.when_gone: Callable[[], object] | None = None
-        self._ended: asyncio.Future[tuple[bytes, int, Late] | Exception] | None = (
-            asyncio.get_running_loop().create_future()
-        )
+        self._method = method
+        self._ended = asyncio.get_running_loop().create_future()
+        self._answer: tuple[bytes, int, Late] | None = None
+        self._status: Status | None = None
 
-    async def wait(self) -> tuple[bytes, int, Late] | Exception:
-        """Wait for the arguments of `answer`, or of `fail`; who stops waiting gives the request up."""
-        assert self._ended is not None
+    async def wait(self) -> None:
+        """Wait until the request is answered; who stops waiting gives it up."""
         try:
-            return await self._ended
+            await self._ended
         except asyncio.CancelledError:
             if self.when_gone is not None:
                 self.when_gone()
             raise
-        finally:
-            # An error holds the frames in which it was raised, and they this: it must not hold the error.
-            self._ended = None
+
+    def judge(self, now_ns: int) -> bytes | Status:
+        """Say what is to be written now: the answer, or a status in its place."""
+        if self._answer is not None:
+            message, latest_ns, late = self._answer
+            if now_ns <= latest_ns:
+                return message
+            self._status = status_of(late(now_ns), method=self._method)
+        assert self._status is not None
+        return self._status
 
     def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
         """Hand an answer on, to be judged as it is written."""
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result((message, latest_ns, late))
+        self._answer = (message, latest_ns, late)
+        self._end()
 
     def fail(self, error: Exception) -> None:
         """Hand an error on."""
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(error)
+        self._status = status_of(error, method=self._method)
+        self._end()
 
     def served(self, *, slow: bool) -> None:
         """Nobody throttles these."""
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)

@@ -158,6 +158,16 @@ class MessageReceived:
 
 
 @dataclass(slots=True)
+class LastMessage:
+    """A message came in one piece, and nothing more is to come. It does not count as unread."""
+
+    stream_id: int
+    message: bytes
+    #: What `receive` was told of the bytes with which the message began.
+    arrival_ns: int
+
+
+@dataclass(slots=True)
 class HalfClosed:
     """The client sends nothing more on this stream, and waits for the end of the call."""
 
@@ -181,7 +191,15 @@ class MessageBroken:
     text: str
 
 
-Event = CallReceived | RequestBegun | MessageReceived | HalfClosed | StreamReset | MessageBroken
+Event = (
+    CallReceived
+    | LastMessage
+    | RequestBegun
+    | MessageReceived
+    | HalfClosed
+    | StreamReset
+    | MessageBroken
+)
 
 # The numbers of gRPC's statuses that this file needs.
 _UNIMPLEMENTED, _INTERNAL, _RESOURCE_EXHAUSTED = 12, 13, 8
@@ -371,6 +389,12 @@ class Http2Connection:
                     self._arrival_ns = arrival_ns
                     continue
             if kind == _DATA:
+                if flags == _END_STREAM:
+                    behind = self._last_message(data, position, stream_id, length, events)
+                    if behind:
+                        position = behind
+                        self._arrival_ns = arrival_ns
+                        continue
                 padding = 0
                 if flags & _PADDED:
                     if end - position < 10:
@@ -453,6 +477,32 @@ class Http2Connection:
         self._streams[stream_id] = stream
         self._earn()
         events.append(CallReceived(stream_id, request, data[begin + 14 : behind], self._arrival_ns))
+        return behind
+
+    def _last_message(
+        self, data: bytes, position: int, stream_id: int, length: int, events: list[Event]
+    ) -> int:
+        """Take in a message that fills the last frame of its call; as `_whole_call`."""
+        stream = self._streams.get(stream_id)
+        begin = position + 9
+        behind = begin + length
+        if (
+            stream is None
+            or behind > len(data)
+            or not 5 <= length <= stream.room
+            or length > self._room
+            or stream.prefix
+            or stream.missing
+            or stream.remote_closed
+        ):
+            return 0
+        flag, num_bytes = _PREFIX.unpack_from(data, begin)
+        if flag or num_bytes != length - 5 or num_bytes > self._max_message_bytes:
+            return 0
+        self._take_room(length)
+        stream.remote_closed = stream.begun = True
+        self._earn()
+        events.append(LastMessage(stream_id, data[begin + 5 : behind], self._arrival_ns))
         return behind
 
     def _take_room(self, length: int) -> None:
@@ -873,9 +923,8 @@ class Http2Connection:
             )
 
     def _earn(self) -> None:
-        self._idle_frames_left = min(
-            self._idle_frames_left + IDLE_FRAMES_PER_MESSAGE, IDLE_FRAMES_MAX
-        )
+        if self._idle_frames_left < IDLE_FRAMES_MAX:
+            self._idle_frames_left += IDLE_FRAMES_PER_MESSAGE
 
     def forgive(self) -> None:
         """Let the peer send some more frames that bring nothing; called once a second or so."""
@@ -900,6 +949,13 @@ class Http2Connection:
         return stream is not None and bool(stream.outgoing)
 
     # --- answers ------------------------------------------------------------------------------
+
+    def hold(self, stream_id: int, num_bytes: int) -> None:
+        """A message that does not count as unread has to wait: count it until `message_read`."""
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.unread += num_bytes + MESSAGE_COST_BYTES
+            self.held_bytes += num_bytes + MESSAGE_COST_BYTES
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message of a stream is out of the way, so that the client may send on."""
@@ -946,7 +1002,9 @@ class Http2Connection:
             stream.headers_sent
             or stream.unread
             or not stream.remote_closed
-            or size > min(stream.window, self._window, self._peer_frame_bytes)
+            or size > stream.window
+            or size > self._window
+            or size > self._peer_frame_bytes
         ):
             self.send_message(stream_id, message)
             self.send_end(stream_id, _OK)

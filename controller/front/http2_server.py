@@ -42,12 +42,13 @@ from controller.front.http2 import (
     HalfClosed,
     Http2Connection,
     Http2Error,
+    LastMessage,
     MessageReceived,
     RequestBegun,
     StreamReset,
     status_block,
 )
-from controller.front.statuses import details, status_of
+from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.turns import Turns
 
@@ -177,6 +178,13 @@ class _Call:
             self.end_with(grpc.StatusCode.INTERNAL, "found 2 messages, expected one")
             return
         self._message = message
+
+    def last_received(self, message: Buffer, arrival_ns: int) -> None:
+        """A message of the client is complete, and it sends no more."""
+        if self._message is None:
+            self.received(message)
+        else:
+            self.message_received(message, arrival_ns)
 
     def closed_by_client(self) -> None:
         """The client sends no more: answer its one message."""
@@ -344,6 +352,15 @@ class HandledCall(_Call):
         else:
             self._messages.append((message, arrival_ns))
             _wake(self._reader)
+
+    @override
+    def last_received(self, message: Buffer, arrival_ns: int) -> None:
+        if self.task is None:
+            super().last_received(message, arrival_ns)
+        else:
+            self._peer.connection.hold(self.stream_id, len(message))
+            self.message_received(message, arrival_ns)
+            self.closed_by_client()
 
     @override
     def closed_by_client(self) -> None:
@@ -557,7 +574,7 @@ class _Peer:
         if isinstance(event, CallReceived):
             call = self._begin(stream_id, event.request, event.arrival_ns)
             if call is not None:
-                call.received(event.message)
+                call.last_received(event.message, event.arrival_ns)
             return
         if isinstance(event, RequestBegun):
             self._begin(stream_id, event.request, event.arrival_ns)
@@ -565,7 +582,9 @@ class _Peer:
         call = self._calls.get(stream_id)
         if call is None:
             return
-        if isinstance(event, MessageReceived):
+        if isinstance(event, LastMessage):
+            call.last_received(event.message, event.arrival_ns)
+        elif isinstance(event, MessageReceived):
             call.message_received(event.message, event.arrival_ns)
         elif isinstance(event, HalfClosed):
             call.closed_by_client()
@@ -1037,8 +1056,8 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def _block_of(error: Exception, path: str) -> bytes:
-    code, text = status_of(error, method=path.rpartition("/")[2])
-    return status_block(code.value[0], text, details(error, code, text))
+    code, text, details = status_of(error, method=path.rpartition("/")[2])
+    return status_block(code.value[0], text, details)
 
 
 def _room(num_bytes: int) -> memoryview:

@@ -38,7 +38,7 @@ from controller.front.oip import (
     read_request,
     wrap_for_stream,
 )
-from controller.front.statuses import fail, status_of
+from controller.front.statuses import Status, end, fail
 from controller.front.templates import Templates, cut_request
 from controller.runtime import Answer, Runtime, late_error
 from controller.selection.applications import Applications
@@ -232,11 +232,11 @@ class InferenceService:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        message, find_error = await self._answer(
-            data, self._runtime.clock() - lag_ns, timeout_ns
-        )
-        error = find_error(self._runtime.clock())
-        return message if error is None else fail(context, error, method="ModelInfer")
+        call = AwaitedCall("ModelInfer", self._runtime.clock() - lag_ns, timeout_ns)
+        self.infer(call, data)
+        await call.wait()
+        answer = call.judge(self._runtime.clock())
+        return end(context, answer) if isinstance(answer, Status) else answer
 
     async def _stream_infer(
         self,
@@ -252,15 +252,17 @@ class InferenceService:
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                message, find_error = await self._answer(data, arrival_ns, None)
+                call = AwaitedCall("ModelStreamInfer", arrival_ns)
+                self.infer(call, data)
+                await call.wait()
                 async with writing:
-                    error = find_error(self._runtime.clock())
-                    if error is None:
-                        await context.write(wrap_for_stream(message))
-                    else:
-                        _, text = status_of(error, method="ModelStreamInfer")
+                    answer = call.judge(self._runtime.clock())
+                    if isinstance(answer, Status):
                         request_id = peek_request(data).request_id
-                        await context.write(encode_stream_error(text, request_id=request_id))
+                        message = encode_stream_error(answer.text, request_id=request_id)
+                    else:
+                        message = wrap_for_stream(answer)
+                    await context.write(message)
             finally:
                 room.release()
 
@@ -272,22 +274,6 @@ class InferenceService:
                     arrival_ns = self._runtime.clock() - self._lag_ns()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
-
-    async def _answer(
-        self, data: bytes, arrival_ns: int, timeout_ns: int | None
-    ) -> tuple[bytes, Callable[[int], Exception | None]]:
-        """Serve one request; returns the answer, and what finds its error at the time of writing.
-
-        Where there is an error from the beginning, the answer is empty.
-        """
-        call = AwaitedCall(arrival_ns, timeout_ns)
-        self.infer(call, data)
-        ended = await call.wait()
-        if isinstance(ended, Exception):
-            error = ended
-            return b"", lambda _: error
-        message, latest_ns, late = ended
-        return message, lambda now_ns: late(now_ns) if now_ns > latest_ns else None
 
     def _begin(
         self, data: Buffer, arrival_ns: int, timeout_ns: int | None
@@ -304,10 +290,7 @@ class InferenceService:
             UnknownModelError: no such model or version.
             BadRequestError: the request does not fit its model.
         """
-        waited_ns = self._runtime.clock() - arrival_ns
-        if waited_ns > _PEEK_AFTER_NS:
-            self._refuse_if_late(data, waited_ns, timeout_ns)
-        answerer, servable, asked = self._check(data, timeout_ns)
+        answerer, servable, asked = self._check(data, arrival_ns, timeout_ns)
         future: asyncio.Future[Answer] | asyncio.Future[Answered]
         if isinstance(answerer, LiveApplication):
             assert self._applications is not None
@@ -345,9 +328,10 @@ class InferenceService:
         return servable.name, asked, future
 
     def _check(
-        self, data: Buffer, timeout_ns: int | None
+        self, data: Buffer, arrival_ns: int, timeout_ns: int | None
     ) -> tuple[Entry | LiveApplication, Servable, CheckedRequest]:
         """Find out who is to answer a request, and what is asked; as `_begin`."""
+        waited_ns = self._runtime.clock() - arrival_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
         cut = cut_request(data)
         template = None if cut is None else self._templates.find(cut)
@@ -356,7 +340,11 @@ class InferenceService:
                 cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=self._default_slo_ns
             )
             if asked is not None:
+                if waited_ns > asked.slo_ns:
+                    self._refuse_late(template.servable.name, waited_ns, asked.slo_ns)
                 return template.model, template.servable, asked
+        if waited_ns > _PEEK_AFTER_NS:
+            self._peek(data, waited_ns, timeout_ns)
         parsed = parse_request(data)
         message = parsed.message
         answerer, servable = self._servable(message.model_name, message.model_version)
@@ -371,21 +359,25 @@ class InferenceService:
             self._templates.add(cut, parsed, answerer, servable, asked)
         return answerer, servable, asked
 
-    def _refuse_if_late(self, data: Buffer, waited_ns: int, timeout_ns: int | None) -> None:
+    def _peek(self, data: Buffer, waited_ns: int, timeout_ns: int | None) -> None:
         """Refuse a request that waited longer than its SLO, without a look at its tensors."""
         peeked = peek_request(data)
         slo_ns = peeked.slo_ns
         if slo_ns is None:
             slo_ns = timeout_ns if timeout_ns is not None else self._slo_ns(peeked.model_name)
-        # What no model could do anyway is for the scheduler to say, with its figures.
-        if waited_ns > slo_ns > _PEEK_AFTER_NS:
-            self._runtime.telemetry.refused_at_door(Refusal.LATE)
-            raise RefusedError(
-                Refusal.LATE,
-                f"model {quote(peeked.model_name)}: waited {format_ns(waited_ns)} before the controller"
-                f" could look at it > SLO {format_ns(slo_ns)}",
-                figures={"slo_ns": slo_ns, "waited_ns": waited_ns},
-            )
+        if waited_ns > slo_ns:
+            self._refuse_late(peeked.model_name, waited_ns, slo_ns)
+
+    def _refuse_late(self, name: str, waited_ns: int, slo_ns: int) -> None:
+        if slo_ns <= _PEEK_AFTER_NS:
+            return  # What no model could do anyway is for the scheduler to say, with its figures.
+        self._runtime.telemetry.refused_at_door(Refusal.LATE)
+        raise RefusedError(
+            Refusal.LATE,
+            f"model {quote(name)}: waited {format_ns(waited_ns)} before the controller"
+            f" could look at it > SLO {format_ns(slo_ns)}",
+            figures={"slo_ns": slo_ns, "waited_ns": waited_ns},
+        )
 
     def _slo_ns(self, name: str) -> int:
         if self._applications is not None and (running := self._applications.find(name)):

@@ -563,7 +563,7 @@ def test_typed_contents_are_answered_raw(server: FrontEndInThread) -> None:
 def test_what_nobody_foresaw_is_internal_and_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    code, text = status_of(ZeroDivisionError("a secret"), method="ModelInfer")
+    code, text, _ = status_of(ZeroDivisionError("a secret"), method="ModelInfer")
     assert code is grpc.StatusCode.INTERNAL
     assert text == "internal error in ModelInfer: ZeroDivisionError"
     (record,) = [each for each in caplog.records if each.name == "controller.front.statuses"]
@@ -573,6 +573,6 @@ def test_what_nobody_foresaw_is_internal_and_one_line_in_the_log(
 
 @pytest.mark.parametrize("refusal", list(Refusal))
 def test_every_refusal_has_a_code_and_its_text_starts_with_its_name(refusal: Refusal) -> None:
-    code, text = status_of(RefusedError(refusal, "because"), method="ModelInfer")
+    code, text, _ = status_of(RefusedError(refusal, "because"), method="ModelInfer")
     assert code is CODES[refusal]
     assert text == f"{refusal.value}: because"
