@@ -329,11 +329,11 @@ class Http2Connection:
         begin = stream.gathered
         return room[begin : begin + min(self._data_left, stream.missing)]
 
-    def receive(self, data: bytes, arrival_ns: int = 0, *, num_direct: int = 0) -> list[Event]:
+    def receive(self, view: Buffer, arrival_ns: int = 0, *, num_direct: int = 0) -> list[Event]:
         """Take in what the peer sent; returns what happened, in order.
 
         Args:
-            data: the bytes.
+            view: the bytes. They may change when this returns.
             arrival_ns: when the first of them came, on any clock; the events hand it back.
             num_direct: bytes that came before them, and lie in `direct` already.
 
@@ -348,8 +348,12 @@ class Http2Connection:
             if not self._data_left and not self._padding_left:
                 self._end_data(events)
         if self._partial:
-            data = self._partial + data
+            data = self._partial + view
             self._arrival_ns = self._partial_since_ns
+        elif self.held_bytes >= DIRECT_BYTES_MIN:
+            data = bytes(view[self._gather_frames(view, events) :])
+        else:
+            data = bytes(view)
         position, end = 0, len(data)
         if not self._greeted:
             if not data.startswith(PREFACE[:end]):
@@ -616,7 +620,7 @@ class Http2Connection:
             taken = min(stream.missing, end - position)
             gathered = stream.gathered
             room = self._room_for(stream, taken)
-            room[gathered : gathered + taken] = data[position : position + taken]
+            room[gathered : gathered + taken] = memoryview(data)[position : position + taken]
             position += taken
             self._took(stream, taken, events)
 
@@ -648,6 +652,66 @@ class Http2Connection:
             stream.message, stream.prefix = None, b""
             small = len(message) < DIRECT_BYTES_MIN
             self._message(stream, bytes(message) if small else message, events)
+
+    def _gather_frames(self, view: Buffer, events: list[Event]) -> int:
+        """Take in frames of DATA from the middle of large messages; returns the position behind them.
+
+        Nothing else is looked at, and nothing copied but to its place.
+        """
+        position, end = 0, len(view)
+        streams = self._streams
+        if self._data_left:
+            stream = streams.get(self._data_stream_id)
+            if stream is None or self._data_left >= stream.missing:
+                return 0
+            position = min(self._data_left, end)
+            self._data_left -= position
+            self._put(stream, view[:position])
+            if self._data_left or self._padding_left:
+                return position
+            self._end_data(events)
+        while end - position >= 9:
+            word, flags, stream_id = _FRAME.unpack_from(view, position)
+            length = word >> 8
+            stream = streams.get(stream_id)
+            if (
+                stream is None
+                or word & 0xFF
+                or flags
+                or not 0 < length < stream.missing
+                or length > stream.room
+                or length > self._room
+                or length > FRAME_BYTES_MAX
+                or stream.remote_closed
+                or self._block is not None
+            ):
+                break
+            self._take_room(length)
+            stream.room -= length
+            stream.uncredited += length
+            position += 9
+            taken = min(length, end - position)
+            self._put(stream, view[position : position + taken])
+            position += taken
+            if taken < length:
+                self._data_stream_id, self._data_left = stream_id, length - taken
+                self._padding_left, self._data_ends = 0, False
+                break
+            if stream.uncredited >= WINDOW_BYTES // 4:
+                self._credit(stream)
+        return position
+
+    def _put(self, stream: _Stream, part: Buffer) -> None:
+        """Put a part of the message that is being gathered, not its end, where it belongs."""
+        num_bytes = len(part)
+        begin = stream.gathered
+        room = stream.message
+        if room is None or begin + num_bytes > len(room):
+            room = self._room_for(stream, num_bytes)
+        room[begin : begin + num_bytes] = part
+        self.held_bytes += num_bytes
+        stream.gathered += num_bytes
+        stream.missing -= num_bytes
 
     def _find_fault(self, stream: _Stream, flag: int, length: int) -> MessageBroken | None:
         if length > self._max_message_bytes:

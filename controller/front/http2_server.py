@@ -58,6 +58,8 @@ EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
 
 #: Small requests that come together fit in, and what is read of a large one before its place is known is little.
 _READ_BYTES = 64 << 10
+#: Where that was not all.
+_READ_BYTES_MORE = 256 << 10
 #: From a client that compresses: what it sends may be a thousand times as large when it is unpacked, in one turn.
 _READ_BYTES_COMPRESSED = 16 << 10
 #: Connections beyond `max_connections` that are kept to tell their calls why they are refused; those beyond
@@ -477,7 +479,8 @@ class _Peer:
         # The last read took all that was there.
         self._emptied = False
         self._bytes_read = 0
-        self._read_bytes = _READ_BYTES
+        # Bytes to read at a time, if they are few; None: it depends on what there is.
+        self._read_bytes: int | None = None
         self._segments: int | None = 0
         self._reading = True
         self._writers: dict[int, asyncio.Future[None]] = {}
@@ -502,7 +505,10 @@ class _Peer:
         server.turns.used()
         connection = self.connection
         direct = connection.direct()
-        shared = server.buffer[: self._read_bytes]
+        num_wanted = self._read_bytes
+        if num_wanted is None:
+            num_wanted = _READ_BYTES if self._emptied else _READ_BYTES_MORE
+        shared = server.buffer[:num_wanted]
         try:
             num_bytes, ancillary, _, _ = self._socket.recvmsg_into(
                 (shared,) if direct is None else (direct, shared), 64
@@ -522,8 +528,8 @@ class _Peer:
         # What this turn leads to is written at its end, all together.
         self._flushing = True
         try:
-            data = bytes(shared[: num_bytes - num_direct])
-            for event in connection.receive(data, arrival_ns, num_direct=num_direct):
+            view = shared[: num_bytes - num_direct]
+            for event in connection.receive(view, arrival_ns, num_direct=num_direct):
                 self._handle(event)
         except Http2Error as error:
             log.info("connection of %s: %s", self.name, error)
@@ -843,7 +849,7 @@ class Http2Server:
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
         #: What every connection receives into, one at a time.
-        self.buffer = memoryview(bytearray(_READ_BYTES))
+        self.buffer = memoryview(bytearray(_READ_BYTES_MORE))
         self.turns = Turns(clock)
         self.throttle = Throttle(clock, thread_busy_ns())
         # What those hear whom the throttle keeps out, and the rate at which it was made.

@@ -164,6 +164,20 @@ def test_a_large_message_is_received_where_it_belongs() -> None:
     assert connection.direct() is None
 
 
+def interleaved(contents: dict[int, bytes]) -> list[bytes]:
+    """Frames of several streams in turns, the last ones padded."""
+    parts = [frame(HEADERS, END_HEADERS, stream_id, headers()) for stream_id in contents]
+    for begin in range(0, max(map(len, contents.values())), 16_000):
+        for stream_id, content in contents.items():
+            part = content[begin : begin + 16_000]
+            if begin + 16_000 < len(content):
+                parts.append(frame(DATA, 0, stream_id, part))
+            elif part:
+                padded = b"\x03" + part + bytes(3)
+                parts.append(frame(DATA, END_STREAM | PADDED, stream_id, padded))
+    return parts
+
+
 def traffic() -> bytes:
     """Everything that a peer may send: split, padded, compressed, continued, mixed."""
     block = headers("/a/B", ("grpc-encoding", "gzip"), ("grpc-timeout", "10S"))
@@ -192,7 +206,8 @@ def traffic() -> bytes:
             call(9, b"in one piece"),
             frame(HEADERS, END_HEADERS, 11, headers()),
             frame(DATA, END_STREAM, 11, message(b"large" * 20_000)),
-            call(13, b"last"),
+            *interleaved({13: message(b"split" * 20_000), 15: message(b"parts" * 30_000)}),
+            call(17, b"last"),
         )
     )
 
@@ -227,6 +242,8 @@ def test_bytes_that_come_one_by_one_are_understood() -> None:
         b"x" * 40_000,
         b"in one piece",
         b"large" * 20_000,
+        b"split" * 20_000,
+        b"parts" * 30_000,
         b"last",
     ]
     assert StreamReset(7) in events
