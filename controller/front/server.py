@@ -166,7 +166,7 @@ class InferenceService:
         self._default_slo_ns = default_slo_ns
         self._applications = applications
         self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
-        self._templates = Templates(catalogue)
+        self._templates = Templates()
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
@@ -334,7 +334,9 @@ class InferenceService:
         waited_ns = self._runtime.clock() - arrival_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
         cut = cut_request(data)
-        template = None if cut is None else self._templates.find(cut)
+        template = None
+        if cut is not None:
+            template = self._templates.find(cut, generation=self._catalogue.generation)
         if cut is not None and template is not None:
             asked = template.fill(
                 cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=self._default_slo_ns

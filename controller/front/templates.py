@@ -8,12 +8,12 @@ holds for its like. What the cut does not know, or a template does not fit, goes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer
 from clockwright.units import NAME_CHARS_MAX
-from controller.catalogue import Catalogue, Entry
+from controller.catalogue import Entry
 from controller.front.oip import (
     CheckedRequest,
     ParsedRequest,
@@ -52,6 +52,7 @@ def cut_request(data: Buffer) -> CutRequest | None:
     position = kept_from = num_kept = num_fields = 0
     kept: list[Buffer] = []
     request_id = b""
+    has_id = False
     raw: list[Buffer] = []
     try:
         while position < end:
@@ -75,7 +76,8 @@ def cut_request(data: Buffer) -> CutRequest | None:
             else:
                 if tag == _RAW:
                     raw.append(source[begin:position])
-                elif tag == _ID:
+                elif tag == _ID and not has_id:
+                    has_id = True
                     request_id = bytes(source[begin:position])
                 else:
                     return None
@@ -100,6 +102,7 @@ class Template:
 
     model: Entry
     servable: Servable
+    #: The first of them, without what is its own.
     checked: CheckedRequest
     #: The SLO that the request states, and where; None: it depends on the call.
     stated_slo_ns: tuple[int, str] | None
@@ -144,20 +147,19 @@ class Template:
 class Templates:
     """The templates of the requests that came lately."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        """Begin without any.
-
-        Args:
-            catalogue: whose models they are of; when anything in it changes they are all forgotten.
-        """
-        self._catalogue = catalogue
-        self._generation = catalogue.generation
+    def __init__(self) -> None:
+        self._generation = 0
         self._templates: dict[bytes, Template] = {}
 
-    def find(self, cut: CutRequest) -> Template | None:
-        """Find the template of a message."""
-        if self._generation != self._catalogue.generation:
-            self._generation = self._catalogue.generation
+    def find(self, cut: CutRequest, *, generation: int) -> Template | None:
+        """Find the template of a message.
+
+        Args:
+            cut: the message.
+            generation: the catalogue's; with another one than before all templates are forgotten.
+        """
+        if generation != self._generation:
+            self._generation = generation
             self._templates.clear()
         return self._templates.get(cut.key)
 
@@ -179,18 +181,7 @@ class Templates:
         self._templates[cut.key] = Template(
             model,
             servable,
-            CheckedRequest(
-                "",
-                checked.rows,
-                [],
-                checked.outputs,
-                0,
-                "",
-                checked.explain,
-                checked.context,
-                checked.tenant,
-                checked.answer_header,
-            ),
+            replace(checked, request_id="", inputs=[]),
             stated_slo_ns(parsed.message),
             [len(tensor) for tensor in cut.raw],
             None if order == list(range(len(order))) else order,
