@@ -7,6 +7,7 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -23,6 +24,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
+from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
@@ -112,11 +114,15 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         if config.front == "http2":
+            tls: ssl.SSLContext | None = None
+            if config.tls_certificate is not None and config.tls_key is not None:
+                tls = server_context(config.tls_certificate, config.tls_key)
             server = Http2Server(
                 clock=runtime.clock,
                 door=door,
                 max_message_bytes=config.max_message_bytes,
                 max_connections=config.max_connections,
+                tls=tls,
             )
         else:
             server = grpc.aio.server(options=_server_options(config))

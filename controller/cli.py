@@ -122,6 +122,11 @@ class ControllerFlags:
             "waited in its queue.",
         ),
     ] = "http2"
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
     max_open_requests: Annotated[
         int, typer.Option(help="Requests that are open at once; more are refused.")
     ] = 10_000
@@ -156,6 +161,8 @@ class ControllerFlags:
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
             front=self.front,
+            tls_certificate=self.tls_cert,
+            tls_key=self.tls_key,
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
             max_connections=self.max_connections,

@@ -42,6 +42,10 @@ class ControllerConfig:
     #: which does not tell how long a request waited in its own queue, so that only the event loop's lag
     #: counts there. Below, what bounds `http2` alone is marked so.
     front: str = "http2"
+    #: PEM files of the server's certificate and of its key, for `http2`; None: no TLS. With them, whoever
+    #: comes from another machine has to use it, workers too; on this machine nobody has to.
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
     #: Requests that are open at once, over all connections. Too few: bursts that could be served are refused;
     #: too many: memory, and time to find out that most are late. 10,000 is a second's worth of what one
     #: controller process carries.
@@ -80,6 +84,12 @@ class ControllerConfig:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
         if self.front not in FRONTS:
             raise ConfigError(f"front is {self.front!r}, expected {' or '.join(FRONTS)}")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError(
+                "tls_certificate and tls_key: found one of them, expected both or none"
+            )
+        if self.tls_certificate is not None and self.front != "http2":
+            raise ConfigError(f"front is {self.front!r}, which has no TLS here, expected http2")
         if self.drain_limit_s < 0:
             raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:

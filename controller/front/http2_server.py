@@ -15,6 +15,7 @@ import errno
 import inspect
 import logging
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -22,6 +23,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from itertools import islice
 from typing import Any, NoReturn
 
@@ -50,6 +52,7 @@ from controller.front.http2 import (
 )
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
+from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -484,6 +487,10 @@ class _Peer:
         self._segments: int | None = 0
         self._reading = True
         self._writers: dict[int, asyncio.Future[None]] = {}
+        # Whether this connection is encrypted is known when its first byte is here.
+        self._begun = server.tls is None
+        self._tls: TlsSession | None = None
+        self._is_local = ip_address(address[0].partition("%")[0]).is_loopback
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
         self._flushing = False
@@ -504,7 +511,7 @@ class _Peer:
         server = self.server
         server.turns.used()
         connection = self.connection
-        direct = connection.direct()
+        direct = None if self._tls is not None else connection.direct()
         num_wanted = self._read_bytes
         if num_wanted is None:
             num_wanted = _READ_BYTES if self._emptied else _READ_BYTES_MORE
@@ -525,10 +532,15 @@ class _Peer:
         room = len(shared) if direct is None else len(shared) + len(direct)
         arrival_ns = self._arrival_ns(num_bytes, ancillary, emptied=num_bytes < room)
         self._silent_sweeps = 0
+        view: Buffer = shared[: num_bytes - num_direct]
+        if server.tls is not None:
+            plaintext = self._unsealed(shared[:num_bytes])
+            if plaintext is None:
+                return
+            view = plaintext
         # What this turn leads to is written at its end, all together.
         self._flushing = True
         try:
-            view = shared[: num_bytes - num_direct]
             for event in connection.receive(view, arrival_ns, num_direct=num_direct):
                 self._handle(event)
         except Http2Error as error:
@@ -542,6 +554,34 @@ class _Peer:
         self._weigh()
         self.flush()
         self._wake_writers()
+
+    def _unsealed(self, data: memoryview) -> Buffer | None:
+        """Read what came on a server that has TLS; None: the connection is over.
+
+        Clients on this machine may come without it, as workers and operators do.
+        """
+        tls_context = self.server.tls
+        assert tls_context is not None
+        if not self._begun:
+            self._begun = True
+            if data[0] == HANDSHAKE_RECORD:
+                self._tls = TlsSession(tls_context)
+            elif not self._is_local:
+                self.lost("found no TLS, expected it")
+                return None
+        if self._tls is None:
+            return data
+        try:
+            plaintext = self._tls.receive(data)
+        except ssl.SSLError as error:
+            log.info("connection of %s: %s", self.name, error)
+            self._seal_output()
+            self.lost(str(error))
+            return None
+        if self._tls.closed and not plaintext:
+            self.lost("the client hung up")
+            return None
+        return plaintext
 
     def _arrival_ns(
         self, num_bytes: int, ancillary: Sequence[tuple[int, int, bytes]], *, emptied: bool
@@ -692,8 +732,22 @@ class _Peer:
         self._write()
 
     def _write(self) -> None:
-        if self.closed or (parts := self.connection.take_output()) == []:
+        if self.closed or not self._begun:
             return
+        if self._tls is not None:
+            self._seal_output()
+            return
+        if parts := self.connection.take_output():
+            self._queue(parts)
+
+    def _seal_output(self) -> None:
+        assert self._tls is not None
+        if self._tls.established and (parts := self.connection.take_output()):
+            self._tls.seal(b"".join(parts))
+        if sealed := self._tls.take_output():
+            self._queue([sealed])
+
+    def _queue(self, parts: Sequence[Buffer]) -> None:
         waiting = bool(self._unsent)
         for part in parts:
             self._unsent_bytes += len(part)
@@ -832,6 +886,7 @@ class Http2Server:
         door: Door,
         max_message_bytes: int,
         max_connections: int,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         """Make a server that listens nowhere yet.
 
@@ -841,11 +896,13 @@ class Http2Server:
             max_message_bytes: longest message that is taken.
             max_connections: connections beyond which calls of methods that are answered directly, and of
                 their services, are refused.
+            tls: is required of clients on other machines; None: nobody has it.
         """
         self.clock = clock
         self.door = door
         self.max_message_bytes = max_message_bytes
         self.max_connections = max_connections
+        self.tls = tls
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
         #: What every connection receives into, one at a time.

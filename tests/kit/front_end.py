@@ -5,6 +5,7 @@ catalogue and front end on a port of their own, and a worker that is a script.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -87,6 +88,8 @@ async def serving(
     front: str = "http2",
     door: Door | None = None,
     max_connections: int = 1000,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
@@ -100,6 +103,7 @@ async def serving(
                 door=door,
                 max_message_bytes=MESSAGE_BYTES_MAX,
                 max_connections=max_connections,
+                tls=tls,
             )
         else:
             server = grpc.aio.server(
@@ -119,7 +123,7 @@ async def serving(
             spool=Spool(directory, bytes_max=1 << 30),
         )
         server.add_generic_rpc_handlers(control.handlers())
-        front_end.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        front_end.address = f"127.0.0.1:{server.add_insecure_port(f'{host}:0')}"
         await server.start()
         try:
             yield front_end
@@ -167,6 +171,8 @@ def serving_in_thread(
     front: str = "http2",
     door: Door | None = None,
     max_connections: int = 1000,
+    tls: ssl.SSLContext | None = None,
+    host: str = "127.0.0.1",
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -174,7 +180,13 @@ def serving_in_thread(
 
     async def main() -> None:
         async with serving(
-            directory, clock=clock, front=front, door=door, max_connections=max_connections
+            directory,
+            clock=clock,
+            front=front,
+            door=door,
+            max_connections=max_connections,
+            tls=tls,
+            host=host,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()

@@ -1,0 +1,81 @@
+"""The server's end of TLS on one connection: ciphertext in, plaintext out, and back. No I/O here."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from clockwright.bulk import Buffer
+from clockwright.errors import ConfigError
+
+#: Each connection of TLS begins with a record of this type; HTTP/2's own preface begins with a P.
+HANDSHAKE_RECORD = 22
+
+_PROTOCOL = "h2"
+_READ_BYTES = 64 << 10
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Make what all connections of a server share.
+
+    Args:
+        certificate: PEM file of the server's certificate, and of those up to its authority's.
+        key: PEM file of the certificate's private key, without a passphrase.
+
+    Raises:
+        ConfigError: the files cannot be read, or do not belong together.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols([_PROTOCOL])
+    try:
+        # A key with a passphrase would be asked for on the terminal.
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    except OSError as error:
+        text = error.strerror or str(error)
+        raise ConfigError(f"TLS certificate {certificate} and key {key}: {text}") from error
+    return context
+
+
+class TlsSession:
+    """One connection's."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        #: The peers know each other: what is sent from now on can be sealed.
+        self.established = False
+        #: The peer has said goodbye.
+        self.closed = False
+
+    def receive(self, ciphertext: Buffer) -> bytes:
+        """Take in what a socket brought; returns what is readable of it.
+
+        Raises:
+            ssl.SSLError: that is no TLS, somebody changed it, or the peers do not agree. `take_output` says so.
+        """
+        self._incoming.write(ciphertext)
+        parts = []
+        try:
+            if not self.established:
+                self._tls.do_handshake()
+                if (found := self._tls.selected_alpn_protocol()) != _PROTOCOL:
+                    raise ssl.SSLError(f"found ALPN protocol {found}, expected {_PROTOCOL}")
+                self.established = True
+            while part := self._tls.read(_READ_BYTES):
+                parts.append(part)
+            self.closed = True
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.closed = True
+        return b"".join(parts)
+
+    def seal(self, plaintext: Buffer) -> None:
+        """Encrypt for the peer, once `established`."""
+        self._tls.write(plaintext)
+
+    def take_output(self) -> bytes:
+        """Take what is to be sent."""
+        return self._outgoing.read()
