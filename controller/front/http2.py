@@ -610,7 +610,7 @@ class Http2Connection:
                     self._message(stream, data[position : position + length], events)
                     position += length
                     continue
-                stream.message = memoryview(b"")
+                stream.message = memoryview(bytearray())
                 if position == end:
                     return
             if stream.missing < 0:
