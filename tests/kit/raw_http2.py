@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from hpack import Decoder
@@ -182,10 +183,9 @@ class RawClient:
         elif kind == RST:
             self.reset[stream_id] = struct.unpack(">I", payload)[0]
             self.ended.setdefault(stream_id, End(None, "reset", [], now_ns))
-        elif kind == SETTINGS and not flags & ACK:
-            self.socket.sendall(frame(SETTINGS, ACK, 0))
-        elif kind == PING and not flags & ACK:
-            self.socket.sendall(frame(PING, ACK, 0, payload))
+        elif kind in (SETTINGS, PING) and not flags & ACK:
+            with suppress(BrokenPipeError, ConnectionResetError):  # It may have hung up behind it.
+                self.socket.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
         elif kind == GOAWAY:
             code = struct.unpack_from(">I", payload, 4)[0]
             self.goodbye = (code, payload[8:].decode())

@@ -1,0 +1,243 @@
+"""Peers that mean harm: others are served meanwhile and afterwards, and our own server says what was wrong."""
+
+from __future__ import annotations
+
+import resource
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from clockwright.v1 import inference_pb2 as pb
+from controller.front.door import Door
+from tests.kit.front_end import serving_in_thread
+from tests.kit.raw_http2 import (
+    CONTINUATION,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PING,
+    RST,
+    SETTINGS,
+    WINDOW,
+    RawClient,
+    frame,
+    headers,
+    literal,
+    message,
+)
+
+#: More of them than any bound allows, or so many that memory would tell.
+MANY = 25_000
+MIB = 1 << 20
+
+
+def question() -> bytes:
+    request = pb.ModelInferRequest(model_name="double")
+    request.parameters["slo_ms"].int64_param = 600_000
+    request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
+    request.raw_input_contents.append(struct.pack("<3f", 1, 2, 3))
+    return request.SerializeToString()
+
+
+def opened(stream_id: int) -> bytes:
+    return frame(HEADERS, END_HEADERS, stream_id, headers())
+
+
+def rapid_reset() -> Iterator[bytes]:
+    for stream_id in range(1, 2 * MANY, 2):
+        yield opened(stream_id) + frame(RST, 0, stream_id, bytes(4))
+
+
+def continuations() -> Iterator[bytes]:
+    yield frame(HEADERS, 0, 1, literal("a", "b"))
+    for _ in range(MANY):
+        yield frame(CONTINUATION, 0, 1, literal("a", "b"))
+
+
+def empty_continuations() -> Iterator[bytes]:
+    yield frame(HEADERS, 0, 1)
+    for _ in range(MANY):
+        yield frame(CONTINUATION, 0, 1)
+
+
+def settings_flood() -> Iterator[bytes]:
+    for number in range(MANY):
+        yield frame(SETTINGS, 0, 0, struct.pack(">HI", 4, number))
+
+
+def settings_with_many_streams() -> Iterator[bytes]:
+    for stream_id in range(1, 10_000, 2):
+        yield opened(stream_id)
+    for number in range(MANY):
+        yield frame(SETTINGS, 0, 0, struct.pack(">HI", 4, number))
+
+
+def pings() -> Iterator[bytes]:
+    for _ in range(MANY):
+        yield frame(PING, 0, 0, bytes(8))
+
+
+def hpack_bomb() -> Iterator[bytes]:
+    # One long value goes into the table; each octet behind it is the whole of it again.
+    value = b"\x40\x01a\x7f\x81\x1e" + b"v" * 4000
+    yield frame(HEADERS, END_HEADERS, 1, headers() + value + b"\xbe" * 12_000)
+
+
+def empty_fields() -> Iterator[bytes]:
+    # A field without name or value takes three octets on the wire.
+    for stream_id in range(1, 2 * 1100, 2):
+        yield frame(HEADERS, END_HEADERS, stream_id, b"\x00\x00\x00" * 5400)
+
+
+def long_padding() -> Iterator[bytes]:
+    yield opened(1)
+    for _ in range(MANY):
+        yield frame(DATA, PADDED, 1, b"\xff" + bytes(255))
+
+
+def window_beyond_all() -> Iterator[bytes]:
+    yield opened(1)
+    for _ in range(3):
+        yield frame(WINDOW, 0, 1, struct.pack(">I", 2**31 - 1))
+
+
+def windows_of_one() -> Iterator[bytes]:
+    yield opened(1)
+    for _ in range(MANY):
+        yield frame(WINDOW, 0, 1, struct.pack(">I", 1))
+
+
+def too_long_a_frame() -> Iterator[bytes]:
+    yield opened(1) + struct.pack(">IBI", (16 * MIB - 1) << 8 | DATA, 0, 1)
+
+
+def too_short_a_frame() -> Iterator[bytes]:
+    yield frame(PING, 0, 0, b"1234567")
+
+
+def data_behind_the_end() -> Iterator[bytes]:
+    yield opened(1) + frame(DATA, END_STREAM, 1, message(question())[:9])
+    for _ in range(1000):
+        yield frame(DATA, 0, 1, bytes(1000))
+
+
+def headers_behind_the_end() -> Iterator[bytes]:
+    for _ in range(MANY):
+        yield frame(HEADERS, END_HEADERS | END_STREAM, 1, headers())
+
+
+ATTACKS = [
+    rapid_reset,
+    continuations,
+    empty_continuations,
+    settings_flood,
+    settings_with_many_streams,
+    pings,
+    hpack_bomb,
+    empty_fields,
+    long_padding,
+    window_beyond_all,
+    windows_of_one,
+    too_long_a_frame,
+    too_short_a_frame,
+    data_behind_the_end,
+    headers_behind_the_end,
+]
+
+
+def send_all(client: RawClient, frames: Iterator[bytes]) -> None:
+    """Send it in large pieces, as far as the server listens."""
+    pending = bytearray()
+    with suppress(BrokenPipeError, ConnectionResetError):
+        for each in frames:
+            pending += each
+            if len(pending) > 64 << 10:
+                client.send(bytes(pending))
+                pending.clear()
+                client.take()
+        client.send(bytes(pending))
+        client.take(0.05)
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc"])
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_others_are_served_while_somebody_attacks_and_afterwards(
+    tmp_path: Path, attack: Callable[[], Iterator[bytes]], front: str
+) -> None:
+    door = Door(max_requests=10_000, max_bytes=64 * MIB)
+    with (
+        serving_in_thread(tmp_path, front=front, door=door) as server,
+        RawClient(server.address) as other,
+        RawClient(server.address, settings=b"", window=b"") as attacker,
+    ):
+        assert other.wait([other.infer(question())])[0].status == 0
+        before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        thread = threading.Thread(target=send_all, args=(attacker, attack()))
+        thread.start()
+        statuses = set()
+        while thread.is_alive():
+            statuses.add(other.wait([other.infer(question())])[0].status)
+        thread.join()
+        if front == "grpc":
+            # It is the reference for peers that mean well: here it cancels calls of others, too.
+            while other.wait([other.infer(question())])[0].status:
+                pass
+            return
+        assert other.wait([other.infer(question())])[0].status == 0
+        assert statuses <= {0}
+        grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+        assert grown_kib < 100 << 10
+        attacker.socket.close()
+        server.until(lambda _: door.num_bytes == 0)
+
+
+#: What our own server says of each before it hangs up; of the others nothing is worth an end.
+SAID = {
+    "rapid_reset": "calls taken back before they were sent",
+    "continuations": "found headers of",
+    "empty_continuations": "found headers of 0 bytes in 18 frames",
+    "settings_flood": "frames that bring nothing",
+    "settings_with_many_streams": "frames that bring nothing",
+    "pings": "frames that bring nothing",
+    "hpack_bomb": "A header list larger than",
+    "empty_fields": "A header list larger than",
+    "long_padding": "frames that bring nothing",
+    "window_beyond_all": "found WINDOW_UPDATE by",
+    "windows_of_one": "frames that bring nothing",
+    "too_long_a_frame": "found a frame of 16777215 bytes",
+    "too_short_a_frame": "found PING of 7 bytes",
+    "headers_behind_the_end": "found headers again on stream 1",
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attacker_is_told_what_was_wrong(
+    tmp_path: Path, attack: Callable[[], Iterator[bytes]]
+) -> None:
+    with (
+        serving_in_thread(tmp_path) as server,
+        RawClient(server.address, settings=b"", window=b"") as attacker,
+    ):
+        send_all(attacker, attack())
+        said = SAID.get(attack.__name__)
+        if said is None:
+            assert not attacker.closed
+            return
+        attacker.wait_closed(10)
+        assert attacker.goodbye is None or said in attacker.goodbye[1]
+        assert attacker.closed
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc"])
+def test_hundreds_of_idle_connections_keep_nobody_out(tmp_path: Path, front: str) -> None:
+    with serving_in_thread(tmp_path, front=front) as server, ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(RawClient(server.address))
+        with RawClient(server.address) as client:
+            assert client.wait([client.infer(question())])[0].status == 0
