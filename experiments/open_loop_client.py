@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import gc
 import json
 import pickle
@@ -134,27 +135,35 @@ _HEAD = struct.Struct(">IBI")
 _TIMESPEC = struct.Struct("@qq")
 # The kernel begins to stamp what comes at some time after the first socket asked for it.
 _STAMPS_BEGIN_S = 2.0
+# Stamps that come without a gap for so long do not come from a kernel that is just switching them off.
+_STAMPS_STAY_S = 0.05
 # A server says how much it takes in the first frame that it sends; one that does not costs this wait.
 _SETTINGS_WAIT_S = 2.0
 
 
-def _stamping_socket() -> socket.socket:
-    """Make the kernel stamp whatever comes, for as long as the socket returned is open.
+@functools.cache
+def _make_kernel_stamp() -> socket.socket:
+    """Make the kernel stamp whatever comes, for as long as this process lives.
 
     Linux switches stamps on for the whole machine, in a task of its own, when the first socket asks for
-    them; what comes before that is not stamped. So this one asks, and sends itself datagrams until one is.
-    A kernel that never stamps is given up after two seconds, and the account says so.
+    them, and off likewise when the last one that asked is closed; what comes while they are off is not
+    stamped. So this socket asks, is never closed, and sends itself datagrams until their stamps stay: where
+    another process has just ended, the first may still be on their way out. A kernel that never stamps is
+    given up after two seconds, and the account says so.
     """
     stamped = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     stamped.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     stamped.bind(("127.0.0.1", 0))
     stamped.settimeout(0.1)
-    end_s = time.monotonic() + _STAMPS_BEGIN_S
-    while time.monotonic() < end_s:
+    since_s = time.monotonic()
+    end_s = since_s + _STAMPS_BEGIN_S
+    while since_s + _STAMPS_STAY_S > (now_s := time.monotonic()) < end_s:
         stamped.sendto(b"?", stamped.getsockname())
         with contextlib.suppress(TimeoutError):
             if stamped.recvmsg(1, 64)[1]:
-                break
+                time.sleep(0.001)
+                continue
+        since_s = now_s
     return stamped
 
 
@@ -353,10 +362,7 @@ class _RawClient:
 
     def run(self, begin: Callable[[], None]) -> Account:
         """Ask all requests; calls `begin` just before the first."""
-        with _stamping_socket():
-            return self._run(begin)
-
-    def _run(self, begin: Callable[[], None]) -> Account:
+        _make_kernel_stamp()
         load = self._load
         for _ in range(load.connections):
             self._connections.append(self._connect())

@@ -280,9 +280,12 @@ class Dispatch:
             return
         index = estimates.cover[request.rows]
         duration_ns = estimates.exec_ns[index]
-        there_ns = now_ns + worker.link.expected_ns(now_ns, request.num_bytes)
+        link, out_bytes = worker.link, request.rows * copy.model.output_row_bytes
+        there_ns = now_ns + link.expected_ns(now_ns, request.num_bytes, out_bytes)
         begin_ns = max(worker.exec_lane.available_ns(now_ns), there_ns)
-        back_ns = worker.link.back.ns
+        back_ns = link.back.ns
+        if link.is_thin:
+            back_ns += link.back.wire_ns(out_bytes)
         action = Infer(
             action_id=ActionId(next(self._action_ids)),
             model_id=copy.model.model_id,
@@ -302,6 +305,9 @@ class Dispatch:
             shared=True,
             back_ns=back_ns,
         )
+        if not link.is_usual:
+            sent.in_bytes = request.num_bytes
+            sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
         self._books.begin_probe(sent, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(

@@ -212,6 +212,7 @@ class Scheduler:
         slo_ns: int,
         now_ns: int,
         together: bool,
+        num_bytes: int = 0,
     ) -> list[Forecast]:
         """Predict what a request to each of some models would come to.
 
@@ -227,6 +228,7 @@ class Scheduler:
             slo_ns: SLO of the request.
             now_ns: the present, not before the last event.
             together: all are asked at once, and share the lanes; else each as if it were alone.
+            num_bytes: of the inputs that each gets.
 
         Returns:
             One per model. Where a policy does not predict, only whether there is a worker for it.
@@ -241,10 +243,11 @@ class Scheduler:
             due_ns=arrival_ns + slo_ns - margin_ns,
             now_ns=now_ns,
             together=together,
+            num_bytes=num_bytes,
         )
         if not self._predicts:
             for row in forecasts:
-                if row.refusal is not Refusal.NO_WORKER:
+                if row.exec_ns:  # some worker could run it
                     row.refusal = None
         return forecasts
 

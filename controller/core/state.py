@@ -203,6 +203,10 @@ class Suspension:
     #: A load failed; else it is a run that failed, or the worker that is slow or silent.
     load: bool
 
+    def is_last_resort(self, now_ns: int) -> bool:
+        """Whether the model may be tried here all the same, where nobody else offers it."""
+        return not self.load or self.until_ns <= now_ns
+
 
 @dataclass(slots=True, eq=False)
 class Trouble:
