@@ -392,10 +392,11 @@ class Dispatch:
 
     def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Load the model on the first worker from which that takes nothing but what the reason may take."""
-        for worker, readiness in model.ready.items():
+        for worker in self._books.load_lanes.maybe_idle(model.ready, now_ns):
             if worker.in_flight if reason is IDLE_PAGES else worker.load_lane:
                 continue
-            if worker in model.copies:
+            readiness = model.ready.get(worker)
+            if readiness is None or worker in model.copies:
                 continue
             if reason is REFUSED_COLD or reason is WANTED:
                 victims = self._policy.victims(worker, readiness.num_pages, now_ns)

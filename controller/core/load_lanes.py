@@ -7,7 +7,7 @@ a look costs no more the more workers there are, as long as their lanes are busy
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from controller.core.link import LinkPlan
 from controller.core.state import WorkerState
@@ -48,6 +48,13 @@ class LoadLanes:
         if 2 * len(workers) >= len(self.order):
             return self.order
         return sorted((worker.load_end_ns, worker.sequence, worker) for worker in workers)
+
+    def maybe_idle(self, workers: Collection[WorkerState], now_ns: int) -> Iterable[WorkerState]:
+        """Those of some workers whose load lanes may be empty, in their own order; maybe others, too."""
+        num_idle = bisect_left(self.order, (now_ns + 1,))
+        if 2 * num_idle >= len(workers):
+            return workers
+        return sorted([place[2] for place in self.order[:num_idle]], key=lambda w: w.sequence)
 
     def _take_out(self, worker: WorkerState) -> None:
         del self.order[bisect_left(self.order, (worker.load_end_ns, worker.sequence))]
