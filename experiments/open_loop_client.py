@@ -134,6 +134,8 @@ _HEAD = struct.Struct(">IBI")
 _TIMESPEC = struct.Struct("@qq")
 # The kernel begins to stamp what comes at some time after the first socket asked for it.
 _STAMPS_BEGIN_S = 2.0
+# A server says how much it takes in the first frame that it sends; one that does not costs this wait.
+_SETTINGS_WAIT_S = 2.0
 
 
 def _stamping_socket() -> socket.socket:
@@ -173,6 +175,8 @@ class _Connection:
         #: Bytes that the socket did not take yet.
         self.unsent = bytearray()
         self.closing = False
+        #: Whether the server has said what it takes.
+        self.settled = False
         self._stream = 1
         self._rest = b""
         self._window = _WINDOW
@@ -277,6 +281,7 @@ class _Connection:
                 for name, value in struct.iter_unpack(">HI", payload):
                     if name == _MAX_CONCURRENT_STREAMS:
                         self._streams_max = value
+                self.settled = True
                 self.write(frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _RST_STREAM:
             code = int.from_bytes(payload, "big")
@@ -355,6 +360,7 @@ class _RawClient:
         load = self._load
         for _ in range(load.connections):
             self._connections.append(self._connect())
+        self._await_settings()
         rng = random.Random(load.seed)
         arrivals_ns = _arrivals_ns(load, rng)
         draw, num_models = rng.randrange, len(load.models)
@@ -393,6 +399,14 @@ class _RawClient:
         connection = _Connection(self, self._load.address)
         self._by_socket[connection.socket] = connection
         return connection
+
+    def _await_settings(self) -> None:
+        """Hear from each connection what the server takes, so that the first requests keep to it too."""
+        until_ns = time.time_ns() + round(_SETTINGS_WAIT_S * 1e9)
+        while time.time_ns() < until_ns and not all(
+            connection.settled or connection.closing for connection in self._connections
+        ):
+            self._wait(until_ns)
 
     def _send(self, due: list[int], now_ns: int) -> None:
         self._turn = (self._turn + 1) % len(self._connections)
