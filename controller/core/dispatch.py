@@ -39,6 +39,9 @@ from controller.core.state import (
     WorkerState,
 )
 
+# A load goes to one of so many workers, whose load lanes have been free for longest.
+_MOST_ROOM = 32
+
 # What a batch may wait for its inputs.
 _NO_MATTER_NS = NS_PER_MS // 2
 
@@ -370,10 +373,14 @@ class Dispatch:
         """The policy has queued the model: load it, or something more urgent, where there is room."""
         if now_ns < self._load_room_ns:
             return
-        room = []
-        next_room_ns = now_ns + self._config.lookahead_ns
-        for worker in model.ready:
-            if worker.load_blocked:
+        room: list[tuple[int, int, int, WorkerState]] = []
+        most_ns, lanes = self._config.lookahead_ns, self._books.load_lanes
+        next_room_ns = now_ns + most_ns
+        for lane_end_ns, _, worker in lanes.among(model.ready):
+            if (lane_end_ns > now_ns + most_ns and not lanes.unusual) or len(room) == _MOST_ROOM:
+                next_room_ns = min(next_room_ns, lane_end_ns - most_ns)
+                break
+            if worker.load_blocked or worker not in model.ready:
                 continue
             lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
             load_free_ns = worker.load_lane.available_ns(now_ns)
@@ -391,10 +398,11 @@ class Dispatch:
 
     def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Load the model on the first worker from which that takes nothing but what the reason may take."""
-        for worker, readiness in model.ready.items():
+        for worker in self._books.load_lanes.maybe_idle(model.ready, now_ns):
             if worker.in_flight if reason is IDLE_PAGES else worker.load_lane:
                 continue
-            if worker in model.copies:
+            readiness = model.ready.get(worker)
+            if readiness is None or worker in model.copies:
                 continue
             if reason is REFUSED_COLD or reason is WANTED:
                 victims = self._policy.victims(worker, readiness.num_pages, now_ns)
