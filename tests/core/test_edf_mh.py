@@ -231,6 +231,24 @@ def test_the_level_comes_to_be_the_max_min_share(
     assert sum(levels[50:]) / 50 / MS == pytest.approx(14.4 * expected_ms, rel=0.15)
 
 
+def test_a_crowd_takes_what_others_left_a_moment_ago_and_is_held_back_after() -> None:
+    """Ten have half of four lanes; a crowd comes and asks for three."""
+    share = FairShare()
+    ten, crowd = [Usage() for _ in range(10)], Usage()
+    for step in range(64):
+        for usage in ten:
+            share.served(usage, 1.0, STEP_NS / 5, step)
+    for step in range(64, 104):
+        for usage in ten:
+            share.served(usage, 1.0, STEP_NS / 6, step)
+            share.dropped(usage, 1.0, STEP_NS / 30, step)
+        share.served(crowd, 1.0, 3 * STEP_NS, step)
+        if step == 71:
+            assert share.has_left(crowd, 1.0, 1.0, step)
+    assert not share.has_left(crowd, 1.0, 1.0, 103)
+    assert all(share.has_left(usage, 1.0, 1.0, 103) for usage in ten)
+
+
 def test_of_many_tenants_the_latest_are_remembered() -> None:
     """A client that makes up names pushes out whoever asks less often than a thousand of them."""
     fairness = Fairness(EdfMhConfig())

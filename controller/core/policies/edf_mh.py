@@ -11,7 +11,8 @@ in turn, so batches are struck out by Moore and Hodgson's rule (`moore_hodgson`)
 requests per GPU time first, the harder the more requests were dropped of late (`pressure`).
 
 **LoadWeights.** The same on the load lane, by requests saved per PCIe time. A model gets another copy when
-requests were refused although it has one, also in the pages of copies that served much less.
+requests were refused although it has one, also in the pages of copies that served much less; and before any is
+refused, when a crowd waits for it.
 
 **Eviction.** What is used next the latest goes first. A model that is asked at even gaps is a timer: its next use is
 known, and it is loaded ahead of it where the load lane has nothing else to do (`eviction`).
@@ -74,6 +75,10 @@ _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
 
 # A refusal calls for another copy for this long.
 _SHORT_NS = 100 * NS_PER_MS
+
+# So does a queue that fills this part of the time of its model's lanes, until its last request is due. Smaller: loads
+# go to queues that would have been served. Larger: a crowd waits longer for its copies.
+_CROWD = 0.25
 
 # A model that was refused takes pages of copies that together served less than this part of what it lost.
 _MAX_SERVED = 0.25
@@ -328,8 +333,16 @@ class EdfMhPolicy(Policy):
     def want_load(self, model: Model, now_ns: int) -> bool:
         """A load is wanted when the model has no copy, or too few."""
         queue, estimates = model.queue, model.fastest
-        if not queue or estimates is None or (model.copies and model.short_until_ns <= now_ns):
+        if not queue or estimates is None:
             return False
+        if model.copies and model.short_until_ns <= now_ns:
+            lanes_ns = (queue[-1].due_ns - now_ns) * len(model.copies)
+            if (
+                not self._pieces.before_refusals
+                or len(queue) * estimates.ns_per_row <= _CROWD * lanes_ns
+            ):
+                return False
+            model.short_until_ns = now_ns + _SHORT_NS
         self._loads.want(model, queue[0].due_ns - estimates.exec_ns[0] - estimates.load_ns)
         return True
 
