@@ -2,11 +2,14 @@
 
     http2         HTTP/2 and gRPC's framing of one connection: bytes in, events out; no I/O
     http2_server  sockets, and calls for handlers: a gRPC server that knows when a request came
+    tls           TLS of one connection: ciphertext in, plaintext out; no I/O
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
     throttle      how many requests a busy event loop takes
     server        the Open Inference Protocol: inference, health, metadata, the model repository
     control       operators: workers, models, applications, feedback
+    calls         a request for inference, whichever server or stream it came by
+    templates     requests alike but for ids and tensors are parsed and checked once
     methods       unary methods of services on bytes: parse, answer, or a status
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
