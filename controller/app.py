@@ -96,13 +96,12 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             message_bytes_max=config.max_message_bytes,
         )
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         try:
-            links.listen(config.host, config.worker_port, uploads / "workers")
+            links.listen(config.host, config.worker_port, sockets / "workers")
         except OSError as error:
             where = f"port {config.worker_port} of {config.host}"
-            raise ConfigError(
-                f"cannot listen on {where} for workers: {error.strerror}"
-            ) from error
+            raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error
         stack.callback(links.stop_listening)
         if config.models_dir is not None:
             try:
