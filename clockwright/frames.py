@@ -103,7 +103,7 @@ class _EvictWeights(
     model_id: _Words
 
 
-class WithdrawAction(
+class Withdrawal(
     msgspec.Struct, array_like=True, tag=_WITHDRAW, forbid_unknown_fields=True, gc=False
 ):
     """Drop an action if its LOAD or EXEC has not begun; its result says WITHDRAWN then.
@@ -134,9 +134,7 @@ class _Result(msgspec.Struct, array_like=True, tag=_RESULT, forbid_unknown_field
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(
-    _Infer | _LoadWeights | _EvictWeights | WithdrawAction
-).decode
+_decode_order = msgspec.msgpack.Decoder(_Infer | _LoadWeights | _EvictWeights | Withdrawal).decode
 _decode_result = msgspec.msgpack.Decoder(_Result).decode
 
 #: Header and payload.
@@ -197,11 +195,15 @@ def encode_result(
     result: Result, outputs: Sequence[Buffer] = (), *, shift_ns: int = 0
 ) -> list[Buffer]:
     """Make the frame of a result; `outputs` are those of a successful Infer, per request and per output."""
+    message = result.message
+    if message:
+        # What an engine says may be long, and not even be text.
+        message = message[:WORDS_CHARS_MAX].encode(errors="replace").decode()
     header = (
         _RESULT,
         result.action_id,
         result.error,
-        result.message[:WORDS_CHARS_MAX],
+        message,
         result.received_ns + shift_ns,
         _encode_step(result.load, shift_ns),
         _encode_step(result.input, shift_ns),
@@ -212,7 +214,7 @@ def encode_result(
     return _frame(_encode(header), outputs)
 
 
-def decode_order(frame: Frame) -> tuple[Action | WithdrawAction, Sequence[Buffer]]:
+def decode_order(frame: Frame) -> tuple[Action | Withdrawal, Sequence[Buffer]]:
     """Read what a controller sent, and the payload of an Infer.
 
     Raises:
@@ -221,7 +223,7 @@ def decode_order(frame: Frame) -> tuple[Action | WithdrawAction, Sequence[Buffer
     header, payload = frame
     try:
         order = _decode_order(header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no action: {error}") from None
     if isinstance(order, _Infer):
         infer = Infer(
@@ -235,7 +237,7 @@ def decode_order(frame: Frame) -> tuple[Action | WithdrawAction, Sequence[Buffer
         )
         return infer, _cut(order.action_id, payload, order.lengths)
     _cut(order.action_id, payload, ())
-    if isinstance(order, WithdrawAction):
+    if isinstance(order, Withdrawal):
         return order, ()
     action_id, model_id = ActionId(order.action_id), ModelId(order.model_id)
     if isinstance(order, _EvictWeights):
@@ -259,7 +261,7 @@ def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[
     header, payload = frame
     try:
         found = _decode_result(header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no result: {error}") from None
     result = Result(
         action_id=ActionId(found.action_id),

@@ -1,7 +1,7 @@
 """The controller's end of `WorkerService`: one stream per GPU worker, and beside it a socket.
 
 The stream controls, and is the sign of life; actions and results are frames on the socket
-(`controller.data_link`). Actions stay in order among themselves. Between stream and socket only two orders
+(`controller.worker_socket`). Actions stay in order among themselves. Between stream and socket only two orders
 matter: a worker has a model before it says so, and a model is dropped when all its actions but evictions
 are answered. Times are translated between the controller's clock and a worker's here and nowhere else.
 
@@ -52,9 +52,9 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
-from controller.data_link import DataLink, DataListener
 from controller.model_folder import ModelFile
 from controller.runtime import Runtime
+from controller.worker_socket import SocketListener, WorkerSocket
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class WorkerLink:
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
     #: Carries actions and results, once the worker has dialled.
-    _data: DataLink | None = None
+    _data: WorkerSocket | None = None
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
     #: The output sizes of each model that the worker has ready: bytes of one row, by output.
     _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
@@ -257,7 +257,7 @@ class WorkerLink:
         if self._ended.done():
             sock.close()
             return
-        self._data = DataLink(sock, self._take_frames, self.cut)
+        self._data = WorkerSocket(sock, self._take_frames, self.cut)
         self._join_when_known()
 
     def hang_up(self) -> None:
@@ -583,7 +583,7 @@ class WorkerLinks:
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
-        self._listener = DataListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
+        self._listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
         #: Why no worker is welcome any more; empty while they are.
         self._closing = ""
@@ -605,7 +605,7 @@ class WorkerLinks:
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
 
     def listen(self, host: str, port: int, path: Path) -> None:
-        """Listen for the sockets of actions and results; see `DataListener.listen`."""
+        """Listen for the sockets of actions and results; see `SocketListener.listen`."""
         self._listener.listen(host, port, path)
 
     def stop_listening(self) -> None:

@@ -1,7 +1,7 @@
 """The worker's end of the stream to the controller.
 
 One asyncio loop. The stream controls, and is the sign of life; actions and results go by a socket beside it
-(`worker.data_link`), to which the controller's welcome shows the way. Times on both are this machine's: the
+(`worker.controller_socket`), to which the controller's welcome shows the way. Times on both are this machine's: the
 controller translates.
 
 When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
@@ -29,11 +29,11 @@ from clockwright import __version__, wire
 from clockwright.actions import Action
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
-from clockwright.frames import WithdrawAction
+from clockwright.frames import Withdrawal
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.data_link import DataLink
+from worker.controller_socket import ControllerSocket
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
 from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
@@ -208,7 +208,7 @@ class _Session(Generic[M]):
         self._given_up = False
         self.welcomed = False
         #: Carries actions and results once the worker is welcome.
-        self.data: DataLink | None = None
+        self.data: ControllerSocket | None = None
         #: Why the stream ended, in words.
         self.problem = "closed the stream"
 
@@ -342,7 +342,7 @@ class _Session(Generic[M]):
         """Handle messages until the stream ends."""
         async with asyncio.timeout(_WELCOME_LIMIT_S):
             welcome = await self._read_welcome(call)
-        self.data = DataLink(self._config.controller_host, welcome, self._take)
+        self.data = ControllerSocket(self._config.controller_host, welcome, self._take)
         self.welcomed = True
         logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
         beat = asyncio.create_task(
@@ -370,9 +370,9 @@ class _Session(Generic[M]):
         await asyncio.sleep(_PART_LIMIT_S)
         raise ProtocolError(reason)
 
-    def _take(self, order: Action | WithdrawAction, payload: Sequence[Buffer]) -> None:
+    def _take(self, order: Action | Withdrawal, payload: Sequence[Buffer]) -> None:
         # Called by the data link's thread.
-        if isinstance(order, WithdrawAction):
+        if isinstance(order, Withdrawal):
             self._lanes.withdraw(ActionId(order.action_id))
         else:
             self._lanes.submit(order, payload)

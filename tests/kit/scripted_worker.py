@@ -44,7 +44,7 @@ _KINDS = {
     Infer: "infer",
     LoadWeights: "load_weights",
     EvictWeights: "evict_weights",
-    frames.WithdrawAction: "withdraw_action",
+    frames.Withdrawal: "withdraw_action",
 }
 
 
@@ -121,6 +121,8 @@ class LoopbackWorker(ScriptedWorker):
         self.beats = beats
         self.dials = dials
         self.over_tcp = over_tcp
+        #: Whether it takes what comes by the socket.
+        self.reads = True
         self.welcome = pb.Welcome()
         #: The socket for actions and results, once it is there.
         self.data: asyncio.StreamWriter | None = None
@@ -220,6 +222,8 @@ class LoopbackWorker(ScriptedWorker):
     async def _read_actions(self, reader: asyncio.StreamReader) -> None:
         cut = frames.FrameReader()
         while data := await reader.read(1 << 16):
+            if not self.reads:
+                return
             while data:
                 room = cut.room()
                 piece, data = data[: len(room)], data[len(room) :]
@@ -228,9 +232,9 @@ class LoopbackWorker(ScriptedWorker):
                     await self._take_order(*frames.decode_order(frame))
 
     async def _take_order(
-        self, order: Action | frames.WithdrawAction, payload: Sequence[Buffer]
+        self, order: Action | frames.Withdrawal, payload: Sequence[Buffer]
     ) -> None:
-        if isinstance(order, frames.WithdrawAction):
+        if isinstance(order, frames.Withdrawal):
             self._withdraw(order.action_id)
         elif isinstance(order, EvictWeights):
             pass

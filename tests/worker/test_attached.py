@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ from onnx import TensorProto, helper
 from clockwright import wire
 from clockwright.actions import ActionError
 from clockwright.errors import ConfigError, DeviceGoneError
-from clockwright.frames import encode_action, encode_withdrawal
+from clockwright.frames import PREFIX, TOKEN_BYTES, encode_action, encode_withdrawal
 from clockwright.units import NS_PER_S, ActionId
 from clockwright.v1 import worker_pb2 as pb
 from modelzoo.profile import load_profile
@@ -388,6 +389,102 @@ def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> N
         await drain(stream)
 
     play(tmp_path, garbage, no_welcome, outside, twice, unknown)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 50,
+        PREFIX.pack(1 << 21, 0),
+        PREFIX.pack(3, 0) + b"\xff\xff\xff",
+        PREFIX.pack(4, 0) + b"\x93\x02\x07\xc3",
+        b"".join(map(bytes, encode_action(infer(1, "relu"), [b"abcd"])))[:-4] + b"x",
+        None,
+    ],
+)
+def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
+    garbage: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def first(stream: Stream) -> None:
+        await stream.welcome()
+        assert stream.data is not None
+        if garbage is not None:
+            stream.write(garbage)
+            if garbage.endswith(b"x"):
+                stream.data[1].write_eof()  # in the middle of a frame
+        else:
+            # An action whose number is taken.
+            await stream.install("relu", model_file())
+            await stream.act(load(1, "relu"))
+            for _ in range(2):
+                stream.order(infer(2, "relu"), bytes(16))
+        with contextlib.suppress(AssertionError):
+            while True:
+                await stream.result()
+
+    async def second(stream: Stream) -> None:
+        await stream.welcome()
+        result, _ = await stream.act(infer(1, "nobody"))
+        assert result.error is ActionError.UNKNOWN_MODEL
+        await drain(stream)
+
+    with caplog.at_level("WARNING", logger="worker.link"):
+        play(tmp_path, first, second, device="modelled:1000ms")
+    told = [each.getMessage() for each in caplog.records if each.name == "worker.link"]
+    assert len(told) == 1
+    assert told[0].endswith("; trying again")
+
+
+def test_a_worker_that_cannot_reach_the_socket_of_actions_says_where_and_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+
+        async def nowhere(stream: Stream) -> None:
+            # The file is none of this machine's.
+            welcome = pb.Welcome(
+                heartbeat_interval_ms=20,
+                silence_limit_ms=200_000,
+                socket_path="/nowhere/at/all",
+                socket_port=port,
+                token=bytes(TOKEN_BYTES),
+            )
+            await stream.send(pb.ToWorker(welcome=welcome))
+            with contextlib.suppress(AssertionError):
+                while True:
+                    await stream.read()
+
+        async def back(stream: Stream) -> None:
+            await stream.welcome()
+            await drain(stream)
+
+        with caplog.at_level("WARNING", logger="worker.link"):
+            play(tmp_path, nowhere, back)
+    (told,) = (each.getMessage() for each in caplog.records if each.name == "worker.link")
+    assert f"actions come by 127.0.0.1:{port}, which cannot be reached: " in told
+
+
+def test_results_that_the_controller_does_not_read_wait_and_hold_nothing_up(tmp_path: Path) -> None:
+    values = 200_000
+
+    async def script(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.install("relu", model_file(values))
+        await stream.act(load(1, "relu"))
+        x = bytes(range(64)) * (values * 4 // 64)
+        for action_id in range(2, 22):
+            stream.order(infer(action_id, "relu"), x)
+            # Before a byte of the results is read, the stream goes on.
+            await stream.heard()
+        for action_id in range(2, 22):
+            result, outputs = await stream.result()
+            assert (result.action_id, result.error) == (action_id, ActionError.NONE)
+            assert outputs == [x]
+        await drain(stream)
+
+    play(tmp_path, script, device="cpu")
 
 
 def test_a_controller_that_falls_silent_is_given_up(tmp_path: Path) -> None:

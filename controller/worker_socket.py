@@ -41,7 +41,7 @@ _BACKLOG = 128
 _UNSENT_BYTES_MAX = 1 << 30
 
 
-class DataLink:
+class WorkerSocket:
     """One worker's socket: frames in, buffers out. It belongs to the event loop."""
 
     def __init__(
@@ -153,7 +153,7 @@ class _Newcomer:
     greeting: bytearray = field(default_factory=bytearray)
 
 
-class DataListener:
+class SocketListener:
     """Takes workers' connections, and gives each to whoever expects its token."""
 
     def __init__(self, *, silence_limit_ms: int) -> None:

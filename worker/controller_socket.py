@@ -22,7 +22,7 @@ from clockwright.errors import ProtocolError
 from clockwright.frames import (
     FrameReader,
     SendQueue,
-    WithdrawAction,
+    Withdrawal,
     decode_order,
     encode_result,
     greeting,
@@ -39,14 +39,14 @@ _DIAL_LIMIT_S = 10.0
 _UNSENT_BYTES_MAX = 1 << 30
 
 
-class DataLink:
+class ControllerSocket:
     """One connection, from dialling to its end."""
 
     def __init__(
         self,
         host: str,
         welcome: pb.Welcome,
-        take: Callable[[Action | WithdrawAction, Sequence[Buffer]], None],
+        take: Callable[[Action | Withdrawal, Sequence[Buffer]], None],
     ) -> None:
         """Dial, and serve until `over`.
 
