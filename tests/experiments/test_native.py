@@ -33,10 +33,10 @@ for device in ("cpu", "modelled:1ms"):
     with LocalServer([*arguments, "--cache-dir", str(scratch / "cache")]) as server:
         with Client(server.address) as client:
             metadata = client.metadata("tiny")
-            shape = [1, *list(metadata.inputs[0].shape)[1:]]
-            image = np.ones(shape, np.float32)
+            (image,) = metadata.inputs
+            row = np.ones((1, *image.row_shape), np.float32)
             for _ in range(50):
-                answer = client.infer("tiny", {metadata.inputs[0].name: image}, slo_ms=60_000)
+                answer = client.infer("tiny", {image.name: row}, slo_ms=60_000)
             assert len(answer.outputs) == len(metadata.outputs)
 print("served")
 """
