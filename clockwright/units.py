@@ -21,6 +21,9 @@ NS_PER_S = 1_000_000_000
 # that takes longer has been given up long before.
 DURATION_NS_MAX = 3600 * NS_PER_S
 
+# 73 years. A clock beyond it is nonsense, and translated times would no longer fit the wire.
+TIME_NS_MAX = 1 << 61
+
 # A day. It keeps every time well inside the wire's int64; a client that means "no limit" is told so.
 SLO_NS_MAX = 24 * 3600 * NS_PER_S
 

@@ -45,9 +45,9 @@ more on its way out, because the way out takes time too.
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 
 Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
-thread lock. Three things leave it: reading, hashing, writing and deleting model files (`asyncio.to_thread`),
-telemetry's flush to disk (`telemetry_files`), and the selection store, which has a thread of its own. None of them touches a
-shell's state.
+thread lock. Two things leave it: reading, hashing, writing and deleting model files (`asyncio.to_thread`), and
+the selection store, which has a thread of its own. None of them touches a shell's state. Telemetry's files are
+written by a process of their own (`telemetry_writer`).
 
 Who may import whom: from top to bottom as drawn, never upwards. `app` stands above all and makes the
 objects, with the settings in `config` and the policy that `schedulers` finds; the commands `cli` and `up`

@@ -9,8 +9,8 @@ import signal
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -31,7 +31,7 @@ from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
 from controller.spool import Spool
 from controller.telemetry import Telemetry
-from controller.telemetry_files import TelemetryFiles
+from controller.telemetry_writer import TelemetryWriter
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 # Calls that still run when everybody has been told to leave get this long; a stream that nobody reads, for
 # example, would never end.
 _STOP_GRACE_S = 1.0
-
-_FLUSH_INTERVAL_S = 1.0
 
 
 class Controller:
@@ -85,9 +83,10 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
     async with AsyncExitStack() as stack:
         telemetry = Telemetry(config.telemetry_capacity)
         if config.telemetry_dir is not None:
-            files = stack.enter_context(TelemetryFiles(config.telemetry_dir))
-            telemetry.write_to(files.requests.add, files.actions.add)
-            await stack.enter_async_context(_background(_write_telemetry(files)))
+            writer = TelemetryWriter(config.telemetry_dir)
+            await writer.start()
+            stack.push_async_callback(writer.close)
+            telemetry.write_to(writer.add, writer.add)
         uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
@@ -98,6 +97,13 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             message_bytes_max=config.max_message_bytes,
         )
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        try:
+            links.listen(config.host, config.worker_port, sockets / "workers")
+        except OSError as error:
+            where = f"port {config.worker_port} of {config.host}"
+            raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error
+        stack.callback(links.stop_listening)
         if config.models_dir is not None:
             try:
                 await catalogue.scan()
@@ -257,24 +263,3 @@ def _bind(server: grpc.aio.Server | Http2Server, config: ControllerConfig) -> in
     except RuntimeError as error:
         raise ConfigError(f"cannot listen on {config.address}: {error}") from error
     return int(port)
-
-
-async def _write_telemetry(files: TelemetryFiles) -> None:
-    while True:
-        await asyncio.sleep(_FLUSH_INTERVAL_S)
-        rows_left = True
-        while rows_left:
-            rows_left = files.write_slice()
-            await asyncio.sleep(0)  # Let requests go first.
-        await asyncio.to_thread(files.flush)
-
-
-@asynccontextmanager
-async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    task = asyncio.create_task(work)
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task

@@ -103,6 +103,12 @@ class ControllerFlags:
     port: Annotated[
         int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
     ] = 8001
+    worker_port: Annotated[
+        int,
+        typer.Option(
+            help="Where workers on other machines get actions and send results; 0: any free one."
+        ),
+    ] = 0
     telemetry: Telemetry = None
     selection_store: Annotated[
         str | None,
@@ -156,6 +162,7 @@ class ControllerFlags:
             scheduler=scheduler.config(),
             host=host,
             port=self.port,
+            worker_port=self.worker_port,
             models_dir=self.models,
             telemetry_dir=self.telemetry,
             selection=SelectionConfig(store=self.selection_store),

@@ -24,6 +24,9 @@ class ControllerConfig:
     host: str = "127.0.0.1"
     #: One port for clients, workers and operators; 0 takes any free one.
     port: int = 8001
+    #: Workers on other machines get actions and send results here; 0 takes any free one. Fix it where a
+    #: firewall stands between.
+    worker_port: int = 0
     #: One folder per model; None starts without models.
     models_dir: Path | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -66,8 +69,9 @@ class ControllerConfig:
     drain_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}, expected 0 to 65535")
+        for name in ("port", "worker_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 65535")
         if not self.host:
             raise ConfigError("host is empty, expected an address such as 127.0.0.1 or 0.0.0.0")
         for name in (

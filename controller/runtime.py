@@ -1,4 +1,4 @@
-"""The live shell: a clock, the one timer, futures of those who wait, and links to workers.
+"""The live shell: a clock, the one timer, those who wait, and links to workers.
 
 Everything runs in one event loop thread. Whatever happens becomes an event in the ledger, which hands
 it to the scheduler and has the commands carried out here. Nothing else calls the scheduler.
@@ -78,6 +78,19 @@ class NoAnswerError(RefusedError):
         self.detail = detail
 
 
+class Waiter(Protocol):
+    """Whoever waits for an answer; `asyncio.Future` is one. Neither setter may raise or take long."""
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+
+    def set_result(self, result: Answer, /) -> None:
+        """Take the answer, which is in time now."""
+
+    def set_exception(self, exception: NoAnswerError, /) -> None:
+        """Hear why there is no answer in time."""
+
+
 class Link(Protocol):
     """The way to one worker. None of these blocks or raises."""
 
@@ -99,7 +112,7 @@ class _Waiting:
     """What is kept of a request until it is closed."""
 
     inputs: Sequence[Buffer]
-    future: asyncio.Future[Answer]
+    waiter: Waiter
     #: Takes the outputs whenever they come; None: nobody wants them but in time.
     late: _TakeOutputs | None
 
@@ -168,6 +181,56 @@ class Runtime:
 
     # --- requests -----------------------------------------------------------------------------
 
+    def ask(
+        self,
+        waiter: Waiter,
+        model_id: ModelId,
+        inputs: Sequence[Buffer],
+        *,
+        rows: int = 1,
+        arrival_ns: int,
+        slo_ns: int,
+        tenant: str = "",
+        late: _TakeOutputs | None = None,
+    ) -> RequestId:
+        """Have a waiter told the answer, or why there is none inside the SLO.
+
+        Args:
+            waiter: told in a later turn of the event loop.
+            model_id: the id that the catalogue gives, which is not always the public name.
+            inputs: tensor bytes per input, in the model's order. Kept, not copied, until the request
+                is closed.
+            rows: 1 to the model's largest batch size.
+            arrival_ns: when its first bytes came, by `clock()`.
+            slo_ns: the answer is due this long after.
+            tenant: whose it is; empty: nobody's in particular.
+            late: takes the outputs of a batch that was sent for the request, also when the request was
+                withdrawn or refused before they came.
+
+        Returns:
+            What `withdraw` takes.
+        """
+        self._last_request_id += 1
+        request_id = RequestId(self._last_request_id)
+        request = RequestArrived(
+            request_id=request_id,
+            model_id=model_id,
+            rows=rows,
+            arrival_ns=arrival_ns,
+            slo_ns=slo_ns,
+            tenant=tenant,
+            num_bytes=sum(map(len, inputs)),
+        )
+        self._ledger.open(request, _Waiting(inputs, waiter, late))
+        if not self._arrived:
+            asyncio.get_running_loop().call_soon(self._tell_arrivals)
+        self._arrived.append(request)
+        return request_id
+
+    def withdraw(self, request_id: RequestId) -> None:
+        """Nobody waits any more: what has not been sent to a worker never will be. Its waiter hears nothing."""
+        self._ledger.withdraw(request_id)
+
     def submit(
         self,
         model_id: ModelId,
@@ -179,21 +242,9 @@ class Runtime:
         tenant: str = "",
         late: _TakeOutputs | None = None,
     ) -> asyncio.Future[Answer]:
-        """Ask for an answer inside the SLO.
+        """Ask for an answer inside the SLO; the arguments are those of `ask`.
 
-        Cancelling the future, or the task that awaits it, withdraws the request: if it has not been
-        sent to a worker yet, it never will be.
-
-        Args:
-            model_id: the id that the catalogue gives, which is not always the public name.
-            inputs: tensor bytes per input, in the model's order. Kept, not copied, until the request
-                is closed.
-            rows: 1 to the model's largest batch size.
-            arrival_ns: when its first bytes came, by `clock()`.
-            slo_ns: the answer is due this long after.
-            tenant: whose it is; empty: nobody's in particular.
-            late: takes the outputs of a batch that was sent for the request, also when the future was
-                cancelled or refused before they came.
+        Cancelling the future, or the task that awaits it, withdraws the request.
 
         Returns:
             A future of the answer, which was in time when the future was resolved.
@@ -201,23 +252,18 @@ class Runtime:
         Raises:
             NoAnswerError: (through the future) why there is no answer in time.
         """
-        loop = asyncio.get_running_loop()
-        self._last_request_id += 1
-        request = RequestArrived(
-            request_id=RequestId(self._last_request_id),
-            model_id=model_id,
+        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        request_id = self.ask(
+            future,
+            model_id,
+            inputs,
             rows=rows,
             arrival_ns=arrival_ns,
             slo_ns=slo_ns,
             tenant=tenant,
-            num_bytes=sum(map(len, inputs)),
+            late=late,
         )
-        future: asyncio.Future[Answer] = loop.create_future()
-        self._ledger.open(request, _Waiting(inputs, future, late))
-        future.add_done_callback(functools.partial(self._withdraw_if_cancelled, request.request_id))
-        if not self._arrived:
-            loop.call_soon(self._tell_arrivals)
-        self._arrived.append(request)
+        future.add_done_callback(functools.partial(self._withdraw_if_cancelled, request_id))
         return future
 
     def forecast(
@@ -252,8 +298,14 @@ class Runtime:
         """
         arrived, self._arrived = self._arrived, []
         waiting = self._ledger.requests
-        # A future that was cancelled in this turn says so in the next.
-        requests = tuple([r for r in arrived if not waiting[r.request_id][1].future.done()])
+        # Some are withdrawn already; a future that was cancelled in this turn says so in the next.
+        requests = tuple(
+            [
+                request
+                for request in arrived
+                if (entry := waiting.get(request.request_id)) and not entry[1].waiter.done()
+            ]
+        )
         if len(requests) == 1:
             self.tell(requests[0])
         elif requests:
@@ -345,7 +397,7 @@ class Runtime:
         departure_ns: int,
         in_time: bool,
     ) -> None:
-        if waiting.future.done():
+        if waiting.waiter.done():
             return
         if not in_time:
             error = late_error(
@@ -354,18 +406,18 @@ class Runtime:
                 latency_ns=departure_ns - request.arrival_ns,
                 expected_latency_ns=command.expected_departure_ns - request.arrival_ns,
             )
-            waiting.future.set_exception(error)
+            waiting.waiter.set_exception(error)
             return
         num_outputs = len(finished.outputs) // len(finished.sent.command.request_ids)
         first = command.index * num_outputs
         outputs = finished.outputs[first : first + num_outputs]
-        waiting.future.set_result(Answer(outputs, request, command, finished, departure_ns))
+        waiting.waiter.set_result(Answer(outputs, request, command, finished, departure_ns))
 
     def _refuse(
         self, _request: RequestArrived, waiting: _Waiting, command: RefuseRequest, _now_ns: int
     ) -> None:
-        if not waiting.future.done():
-            waiting.future.set_exception(refused_error(command))
+        if not waiting.waiter.done():
+            waiting.waiter.set_exception(refused_error(command))
 
     def _settled(self) -> None:
         if self._idle is not None and not self._idle.done():

@@ -4,7 +4,7 @@ Every figure, live or simulated, is computed from these rows. All times are nano
 controller's monotonic clock unless a column says otherwise; its zero is arbitrary, so only
 differences mean anything outside the process.
 
-The tables keep the last rows in memory; `controller.telemetry_files` writes them to a folder.
+The tables keep the last rows in memory; `controller.telemetry_writer` has them written to a folder.
 """
 
 from __future__ import annotations

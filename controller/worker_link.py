@@ -1,10 +1,12 @@
-"""The controller's end of `WorkerService`: one stream per GPU worker.
+"""The controller's end of `WorkerService`: one stream per GPU worker, and beside it a socket.
 
-Times are translated between the controller's clock and a worker's here and nowhere else. Tensor bytes are
-cut out of messages and put into them without passing through protobuf (`clockwright.bulk`).
+The stream controls, and is the sign of life; actions and results are frames on the socket
+(`controller.worker_socket`). Actions stay in order among themselves. Between stream and socket only two orders
+matter: a worker has a model before it says so, and a model is dropped when all its actions but evictions
+are answered. Times are translated between the controller's clock and a worker's here and nowhere else.
 
-A worker is not trusted: a message that the protocol does not allow ends its stream. To the scheduler this
-is a crash of the worker, and no other worker notices.
+A worker is not trusted: a message or frame that the protocol does not allow ends its stream. To the
+scheduler this is a crash of the worker, and no other worker notices.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import socket
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +26,22 @@ from google.protobuf.message import DecodeError
 
 from clockwright import wire
 from clockwright.actions import Action, ActionError, Infer
-from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
+from clockwright.bulk import Buffer, check_fields, join_bulk
 from clockwright.errors import ProtocolError
 from clockwright.foreign import TEXT_CHARS_MAX, printable
+from clockwright.frames import (
+    LENGTH_BYTES,
+    PLAIN_HEADER_BYTES,
+    WORDS_CHARS_MAX,
+    Frame,
+    decode_result,
+    encode_action,
+    encode_withdrawal,
+)
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import (
     DURATION_NS_MAX,
+    TIME_NS_MAX,
     ActionId,
     ArchitectureId,
     GpuKind,
@@ -41,6 +54,7 @@ from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelFile
 from controller.runtime import Runtime
+from controller.worker_socket import SocketListener, WorkerSocket
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +76,6 @@ LEAVE_LIMIT_S = 5.0
 
 # Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
-
-# Words on a model or an action may quote an engine or two; a status that carries them has room for these.
-_WORDS_CHARS_MAX = 1000
 
 # Largest of what there is, and generously more. A petabyte of weights still fits in.
 _ARENA_BYTES_MAX = 1 << 50
@@ -120,7 +131,7 @@ class WorkerLink:
     draining: bool = False
     #: The scheduler does not trust the worker any more and has let it go.
     dropped: bool = False
-    #: The clock offset is known and the scheduler uses it.
+    #: The socket for actions and results is there, the clock offset is known, and the scheduler uses both.
     joined: bool = False
     #: Heartbeat intervals since the last sign of life.
     silent_ticks: int = 0
@@ -141,9 +152,9 @@ class WorkerLink:
     )
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
+    #: Carries actions and results, once the worker has dialled.
+    _data: WorkerSocket | None = None
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
-    #: Most output tensors that an Infer has asked for; no message has more.
-    _num_outputs_max: int = 0
     #: The output sizes of each model that the worker has ready: bytes of one row, by output.
     _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
     #: Set once `WorkerLinks` does not list the worker any more.
@@ -162,21 +173,26 @@ class WorkerLink:
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Send an action, its window translated to the worker's clock."""
-        offset_ns = self.clock.offset_ns
+        offset_ns, data = self.clock.offset_ns, self._data
         assert offset_ns is not None, f"worker {self.worker_id} got an action before its clock"
+        assert data is not None, f"worker {self.worker_id} got an action before it dialled"
         if isinstance(action, Infer):
             row_bytes = self._output_row_bytes[action.model_id]
             self._infers[action.action_id] = _SentInfer(action.rows, row_bytes)
-            num_outputs = len(action.rows) * len(row_bytes)
-            if num_outputs > self._num_outputs_max:
-                self._num_outputs_max = num_outputs
-        header = wire.encode_action(action, shift_ns=offset_ns).SerializeToString()
-        self._post(join_bulk(header, wire.PAYLOAD_FIELD, payload))
+            # No result is longer than the longest that an Infer has asked for.
+            reader = data.reader
+            payload_bytes = sum(action.rows) * sum(row_bytes)
+            if payload_bytes > reader.payload_bytes_max:
+                reader.payload_bytes_max = payload_bytes
+            header_bytes = PLAIN_HEADER_BYTES + LENGTH_BYTES * len(action.rows) * len(row_bytes)
+            if header_bytes > reader.header_bytes_max:
+                reader.header_bytes_max = header_bytes
+        data.send(encode_action(action, payload, shift_ns=offset_ns))
 
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
-        withdrawal = pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id))
-        self._post(withdrawal.SerializeToString())
+        assert self._data is not None
+        self._data.send(encode_withdrawal(action_id))
 
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
@@ -234,6 +250,27 @@ class WorkerLink:
         self._outgoing.append(message)
         self._wake_writer.set()
 
+    # --- the socket ---------------------------------------------------------------------------
+
+    def dialled(self, sock: socket.socket) -> None:
+        """The worker has dialled the socket for actions and results."""
+        if self._ended.done():
+            sock.close()
+            return
+        self._data = WorkerSocket(sock, self._take_frames, self.cut)
+        self._join_when_known()
+
+    def hang_up(self) -> None:
+        """Close the socket for actions and results."""
+        if self._data is not None:
+            self._data.close()
+
+    def _take_frames(self, frames: Sequence[Frame]) -> None:
+        for frame in frames:
+            if self._ended.done():
+                return
+            self._take_result(frame)
+
     # --- the stream ---------------------------------------------------------------------------
 
     async def run(self) -> str:
@@ -270,11 +307,10 @@ class WorkerLink:
         while (message := await self.context.read()) is not EOF:
             received_ns = self.runtime.clock()
             self.silent_ticks = 0
-            envelope, payload = parse(message, num_outputs_max=self._num_outputs_max)
-            self._take(envelope, payload, received_ns)
+            envelope = parse(message)
+            self._take(envelope, received_ns)
             for further in envelope.next:
-                further_envelope, payload = parse(further, num_outputs_max=self._num_outputs_max)
-                self._take(further_envelope, payload, received_ns)
+                self._take(parse(further), received_ns)
 
     async def _write(self) -> None:
         while True:
@@ -304,13 +340,23 @@ class WorkerLink:
         the worker's messages lie in our buffers, and the worker is not to blame.
         """
         interval_ms = self.heartbeats.interval_ms
+        undialled_ticks = 0
         while True:
             self._heartbeat_due = True
             self._wake_writer.set()
             await asyncio.sleep(interval_ms / 1000)
             self.silent_ticks += 1
-            if self.silent_ticks * interval_ms > self.heartbeats.silence_limit_ms:
-                self.cut(f"silent for {self.silent_ticks * interval_ms} ms")
+            ticks, fault = self.silent_ticks, "silent"
+            if self._data is None:
+                undialled_ticks += 1
+                if undialled_ticks > ticks:
+                    ticks, fault = undialled_ticks, "it has not dialled the socket for actions"
+            else:
+                self._data.tick()
+                if self._data.stalled_ticks > ticks:
+                    ticks, fault = self._data.stalled_ticks, "it takes no more actions"
+            if ticks * interval_ms > self.heartbeats.silence_limit_ms:
+                self.cut(f"{fault} for {ticks * interval_ms} ms")
                 return
 
     async def _send_files(self) -> None:
@@ -338,12 +384,10 @@ class WorkerLink:
 
     # --- what the worker says -----------------------------------------------------------------
 
-    def _take(self, envelope: pb.FromWorker, payload: Sequence[Buffer], received_ns: int) -> None:
+    def _take(self, envelope: pb.FromWorker, received_ns: int) -> None:
         if self._ended.done():
             return
         match envelope.WhichOneof("kind"):
-            case "result":
-                self._take_result(envelope.result, payload)
             case "heartbeat":
                 self._take_heartbeat(envelope.heartbeat, received_ns)
             case "model_needed":
@@ -364,7 +408,7 @@ class WorkerLink:
                 refused = envelope.model_refused
                 # Another was withdrawn a moment ago, or is answered already.
                 if refused.model_id in self._unanswered:
-                    reason = printable(refused.reason, _WORDS_CHARS_MAX) or "no reason given"
+                    reason = printable(refused.reason, WORDS_CHARS_MAX) or "no reason given"
                     self._refused(ModelId(refused.model_id), reason, for_others=refused.for_others)
             case "drain":
                 reason = printable(envelope.drain.reason)
@@ -388,11 +432,10 @@ class WorkerLink:
 
     def _take_heartbeat(self, beat: pb.Heartbeat, received_ns: int) -> None:
         peer_min = beat.min_delta_ns if beat.HasField("min_delta_ns") else None
-        if max(abs(beat.sent_ns), abs(peer_min or 0)) > wire.TIME_NS_MAX:
+        if max(abs(beat.sent_ns), abs(peer_min or 0)) > TIME_NS_MAX:
             raise ProtocolError(f"heartbeat sent at {beat.sent_ns} ns, delta {peer_min} ns")
         self.clock.heard(sent_ns=beat.sent_ns, received_ns=received_ns, peer_min_delta_ns=peer_min)
-        if not self.joined and not self.draining and self.clock.offset_ns is not None:
-            self._join()
+        self._join_when_known()
         if beat.HasField("card"):
             self._take_card(beat.card)
 
@@ -416,7 +459,9 @@ class WorkerLink:
         if self.joined and card.clock_mhz:
             self.runtime.clock_seen(self.worker_id, card.clock_mhz)
 
-    def _join(self) -> None:
+    def _join_when_known(self) -> None:
+        if self.joined or self.draining or self.clock.offset_ns is None or self._data is None:
+            return
         self.joined = True
         register = self.register
         self.runtime.worker_joined(
@@ -438,16 +483,17 @@ class WorkerLink:
         )
         self.catalogue.worker_joined(self.worker_id, self)
 
-    def _take_result(self, message: pb.Result, payload: Sequence[Buffer]) -> None:
-        if self.clock.offset_ns is None:
-            raise ProtocolError(f"result of action {message.action_id} before any heartbeat")
-        result = wire.decode_result(message, shift_ns=-self.clock.offset_ns)
+    def _take_result(self, frame: Frame) -> None:
+        offset_ns = self.clock.offset_ns
+        if offset_ns is None:
+            raise ProtocolError("a result before any heartbeat")
+        result, outputs = decode_result(frame, shift_ns=-offset_ns)
         if result.message:
-            result.message = printable(result.message, _WORDS_CHARS_MAX)
+            result.message = printable(result.message, WORDS_CHARS_MAX)
         sent = self._infers.pop(result.action_id, None)
         if sent is not None and result.error is ActionError.NONE:
-            _check_outputs(result.action_id, sent, payload)
-        self.runtime.action_finished(self.worker_id, result, payload)
+            _check_outputs(result.action_id, sent, outputs)
+        self.runtime.action_finished(self.worker_id, result, outputs)
 
     def _take_needed(self, needed: pb.ModelNeeded) -> None:
         model = self.catalogue.find_id(ModelId(needed.model_id))
@@ -537,6 +583,7 @@ class WorkerLinks:
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
+        self._listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
         #: Why no worker is welcome any more; empty while they are.
         self._closing = ""
@@ -557,6 +604,14 @@ class WorkerLinks:
         attach = grpc.stream_stream_rpc_method_handler(self._attach)
         return grpc.method_handlers_generic_handler(SERVICE, {METHOD: attach})
 
+    def listen(self, host: str, port: int, path: Path) -> None:
+        """Listen for the sockets of actions and results; see `SocketListener.listen`."""
+        self._listener.listen(host, port, path)
+
+    def stop_listening(self) -> None:
+        """Take no more of these sockets."""
+        self._listener.close()
+
     async def close(self, reason: str) -> None:
         """End all streams, and wait until they have ended or `LEAVE_LIMIT_S` is over.
 
@@ -572,7 +627,7 @@ class WorkerLinks:
             log.warning("%d workers' streams have not ended", len(self._links))
 
     async def _attach(self, _requests: AsyncIterator[bytes], context: Context) -> None:
-        register = await self._welcome(context)
+        register = await self._registration(context)
         if register is None:
             return
         link = WorkerLink(
@@ -583,13 +638,19 @@ class WorkerLinks:
             context,
             self._message_bytes_max,
         )
-        self._links[link.worker_id] = link
-        self._all_left.clear()
-        reason = "the connection broke"
+        token = self._listener.expect(link.dialled)
         try:
-            reason = await link.run()
+            await self._welcome(link, token)
+            self._links[link.worker_id] = link
+            self._all_left.clear()
+            reason = "the connection broke"
+            try:
+                reason = await link.run()
+            finally:
+                self._remove(link, reason)
         finally:
-            self._remove(link, reason)
+            self._listener.forget(token)
+            link.hang_up()
         # The reason is for the worker's log. The end of the stream alone tells it to register again.
         context.set_code(grpc.StatusCode.ABORTED)
         context.set_details(reason)
@@ -613,15 +674,15 @@ class WorkerLinks:
         if not self._links:
             self._all_left.set()
 
-    async def _welcome(self, context: Context) -> pb.Register | None:
-        """Read the registration and answer it; None when the worker was rejected."""
+    async def _registration(self, context: Context) -> pb.Register | None:
+        """Read the registration; None when the worker was rejected."""
         limit_s = self._heartbeats.silence_limit_ms / 1000
         try:
             async with asyncio.timeout(limit_s):
                 message = await context.read()
             if message is EOF:
                 return None
-            envelope, _ = parse(message, num_outputs_max=0)
+            envelope = parse(message)
             await self._send_away_when_closing(context)
             fault = self._find_fault(envelope)
         except TimeoutError:
@@ -635,17 +696,23 @@ class WorkerLinks:
             rejected = pb.ToWorker(rejected=pb.Rejected(reason=fault))
             await context.write(rejected.SerializeToString())
             return None
+        return envelope.register
+
+    async def _welcome(self, link: WorkerLink, token: bytes) -> None:
+        """Tell a worker that it is welcome, and the way to the socket for actions and results."""
         welcome = pb.Welcome(
             heartbeat_interval_ms=self._heartbeats.interval_ms,
             silence_limit_ms=self._heartbeats.silence_limit_ms,
+            socket_path=self._listener.path,
+            socket_port=self._listener.port,
+            token=token,
         )
-        await context.write(pb.ToWorker(welcome=welcome).SerializeToString())
+        await link.context.write(pb.ToWorker(welcome=welcome).SerializeToString())
         # Look again, because the write let others run: the controller may close now, and two workers of
         # one name may have come together.
-        await self._send_away_when_closing(context)
-        if fault := self._clash(envelope.register):
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
-        return envelope.register
+        await self._send_away_when_closing(link.context)
+        if fault := self._clash(link.register):
+            await link.context.abort(grpc.StatusCode.ALREADY_EXISTS, fault)
 
     async def _send_away_when_closing(self, context: Context) -> None:
         """End the stream when the controller closes; a rejection would end the worker, so it gets none."""
@@ -699,18 +766,15 @@ class WorkerLinks:
         return ""
 
 
-def parse(message: bytes, *, num_outputs_max: int) -> tuple[pb.FromWorker, Sequence[Buffer]]:
-    """Read an envelope and its payload; big payloads are not copied.
+def parse(message: bytes) -> pb.FromWorker:
+    """Read an envelope.
 
     Raises:
-        ProtocolError: it is not a `FromWorker`, or has more tensors in its payload than any was asked for.
+        ProtocolError: it is not a `FromWorker`, or has more in it than any has.
     """
+    check_fields(message)
     try:
-        if len(message) < SMALL_MESSAGE_BYTES:
-            envelope = pb.FromWorker.FromString(message)
-            return envelope, envelope.payload
-        header, payload = split_bulk(message, wire.PAYLOAD_FIELD, entries_max=num_outputs_max)
-        return pb.FromWorker.FromString(header), payload
+        return pb.FromWorker.FromString(message)
     except DecodeError:
         raise ProtocolError(f"{len(message)} bytes that are no FromWorker message") from None
 

@@ -4,7 +4,7 @@ What is compared, and why:
 
 - `path_*`: the whole way of a request without a scheduler: client -> front end (payload cut out by
   `split_bulk`, envelope, `join_bulk`) -> bidirectional stream -> a worker process that answers 4 kB
-  -> front end -> client. This decides, because a server that is cheap by itself can be dear once a
+  -> front end -> client. (The product has put a socket in the stream's place since.) This decides, because a server that is cheap by itself can be dear once a
   request must wait for another stream: with threads every request costs two hand-overs between
   threads, in aio none. `path_threads` blocks a pool thread per request; `path_threads_nb` frees it
   (`experimental_non_blocking`) and answers from the thread that reads the worker's stream.
@@ -36,22 +36,15 @@ from typing import Any
 import grpc
 import uvloop
 
-from clockwright.actions import Infer, Result
 from clockwright.bulk import Buffer, join_bulk, split_bulk
 from clockwright.process import keep_big_blocks
-from clockwright.units import ActionId, ModelId
 from clockwright.v1 import inference_pb2 as oip
-from clockwright.v1 import worker_pb2 as pb
-from clockwright.wire import (
-    ATTACH_METHOD,
-    PAYLOAD_FIELD,
-    decode_result,
-    encode_action,
-    encode_result,
-)
+from clockwright.wire import ATTACH_METHOD
 from experiments.results_file import write_results
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+# Field numbers of the raw tensors in a request and in an answer.
+INPUTS_FIELD, OUTPUTS_FIELD = 7, 6
 OPTIONS = [("grpc.max_receive_message_length", 1 << 29), ("grpc.max_send_message_length", 1 << 29)]
 PAYLOADS = {"small": (3136, 40), "602kb": (602_112, 4000)}
 CLIENTS = (1, 8, 32)
@@ -80,28 +73,24 @@ def answer_bytes(payload: Buffer) -> bytes:
 
 
 def to_worker(request: bytes, action_id: int) -> bytes:
-    """Turn a ModelInferRequest into an envelope with the same tensor bytes."""
-    header, payload = split_bulk(request, 7)
+    """Turn a ModelInferRequest into an envelope with the same tensor bytes: another one, numbered."""
+    header, payload = split_bulk(request, INPUTS_FIELD)
     model = oip.ModelInferRequest.FromString(header).model_name
-    action = Infer(
-        action_id=ActionId(action_id), model_id=ModelId(model), batch_size=1, rows=(1,),
-        earliest_ns=0, latest_ns=0, expected_duration_ns=0,
-    )  # fmt: skip
-    return join_bulk(encode_action(action).SerializeToString(), PAYLOAD_FIELD, payload)
+    envelope = oip.ModelInferRequest(model_name=model, id=str(action_id))
+    return join_bulk(envelope.SerializeToString(), INPUTS_FIELD, payload)
 
 
 def from_worker(message: bytes) -> tuple[int, bytes]:
     """Turn a result's envelope into its action id and a ModelInferResponse."""
-    header, payload = split_bulk(message, PAYLOAD_FIELD)
-    result = decode_result(pb.FromWorker.FromString(header).result)
-    return result.action_id, join_bulk(
+    header, payload = split_bulk(message, OUTPUTS_FIELD)
+    return int(oip.ModelInferResponse.FromString(header).id), join_bulk(
         oip.ModelInferResponse(
             model_name="m",
             outputs=[
                 oip.ModelInferResponse.InferOutputTensor(name="y", datatype="FP32", shape=[1])
             ],
         ).SerializeToString(),
-        6,
+        OUTPUTS_FIELD,
         payload,
     )
 
@@ -276,11 +265,10 @@ def work(port: int) -> None:
         async with channel:
             stream = channel.stream_stream(ATTACH_METHOD)()
             async for message in stream:
-                header, payload = split_bulk(message, PAYLOAD_FIELD)
-                action_id = pb.ToWorker.FromString(header).infer.action_id
-                result = encode_result(Result(action_id=ActionId(action_id))).SerializeToString()
-                reply = [answer_bytes(payload[0])]
-                await stream.write(join_bulk(result, PAYLOAD_FIELD, reply))
+                header, payload = split_bulk(message, INPUTS_FIELD)
+                action_id = oip.ModelInferRequest.FromString(header).id
+                result = oip.ModelInferResponse(id=action_id).SerializeToString()
+                await stream.write(join_bulk(result, OUTPUTS_FIELD, [answer_bytes(payload[0])]))
 
     uvloop.run(main())
 

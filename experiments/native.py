@@ -4,6 +4,7 @@ Never needed: the results are the same to the bit, in about a third of the time.
 copy of the sources in `build/native`, so that no stale binary ever stands in front of a source::
 
     PYTHONPATH=build/native .venv/bin/python -P -m experiments.figures.fig8
+    PYTHONPATH=build/native .venv/bin/python -P -m clockwright.cli up --models MODELS
 
 Before that, the copy's dataclasses get their `__init__` spelled out. mypyc leaves to Python what the
 decorator makes, and to build a dozen records per request the slow way costs a quarter of the time.
@@ -43,9 +44,6 @@ COMPILED = (
         for name in ("clients", "controller", "loop", "network", "summary", "worker")
     ),
 )
-
-# mypyc cannot compile a dataclass derived from one with an `__init__` of its own.
-_AS_THEY_ARE = ("worker/core/lanes.py",)
 
 
 def is_compiled() -> bool:
@@ -105,19 +103,23 @@ def _spell_out(node: ast.ClassDef) -> None:
     node.body += ast.parse("\n".join(lines)).body
 
 
-def build() -> None:
-    """Copy, spell out, compile."""
-    shutil.rmtree(TARGET, ignore_errors=True)
+def build(target: Path = TARGET, *, optimise: int = 3) -> None:
+    """Copy, spell out, compile.
+
+    Args:
+        target: what is there is deleted first.
+        optimise: level of the C compiler's work.
+    """
+    shutil.rmtree(target, ignore_errors=True)
     for package in PACKAGES:
         leave = shutil.ignore_patterns("results", "__pycache__")
-        shutil.copytree(ROOT / package, TARGET / package, ignore=leave)
+        shutil.copytree(ROOT / package, target / package, ignore=leave)
     # Results measured with it belong to the project.
-    results = TARGET / "experiments/results"
+    results = target / "experiments/results"
     results.symlink_to(os.path.relpath(ROOT / "experiments/results", results.parent))
     for name in COMPILED:
-        if name not in _AS_THEY_ARE:
-            path = TARGET / name
-            path.write_text(spell_out(path.read_text(encoding="utf-8")), encoding="utf-8")
+        path = target / name
+        path.write_text(spell_out(path.read_text(encoding="utf-8")), encoding="utf-8")
     command = [
         sys.executable,
         str(Path(sys.executable).parent / "mypyc"),
@@ -126,17 +128,18 @@ def build() -> None:
         "--explicit-package-bases",
         *COMPILED,
     ]
-    environment = {**os.environ, "MYPYC_OPT_LEVEL": "3"}
+    environment = {**os.environ, "MYPYC_OPT_LEVEL": str(optimise)}
     environment.pop("PYTHONPATH", None)
-    log = TARGET / "build.log"
+    log = target / "build.log"
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(
-            command, cwd=TARGET, env=environment, stdout=file, stderr=subprocess.STDOUT
+            command, cwd=target, env=environment, stdout=file, stderr=subprocess.STDOUT
         )
     if done.returncode:
         print(*log.read_text(encoding="utf-8").splitlines()[-20:], sep="\n", file=sys.stderr)
         sys.exit(f"mypyc failed; all it said is in {log}")
-    print(f"compiled {len(COMPILED)} modules: PYTHONPATH={TARGET.relative_to(ROOT)} python -P ...")
+    where = os.path.relpath(target, ROOT)
+    print(f"compiled {len(COMPILED)} modules: PYTHONPATH={where} python -P ...")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ class WorkerConfig:
         return min(self.arena_bytes, self.num_pages * PAGE_BYTES)
 
     @property
+    def controller_host(self) -> str:
+        """The host of the controller's address."""
+        return self.controller.rpartition(":")[0].strip("[]")
+
+    @property
     def name(self) -> str:
         """The worker's id."""
         return self.worker_id or f"{socket.gethostname()}-{os.getpid()}"

@@ -1,8 +1,9 @@
 """The core's lanes as threads: LOAD, INPUT, EXEC, OUTPUT, around one lock.
 
 A hop from thread to thread costs 20-30 us, as much as a small model. So a step need not run on its lane's
-own thread: the thread that submits an Infer copies small inputs itself, and the EXEC thread copies small
-outputs when no other EXEC is due. For the core nothing changes: each lane still runs one step at a time.
+own thread: the thread that submits an Infer copies small inputs itself, and where the lanes are idle and the
+device allows it, goes on with a short EXEC; whoever ran the EXEC copies small outputs when no other EXEC is
+due. For the core nothing changes: each lane still runs one step at a time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from worker.timing import SPIN_NS, tune_thread
 
 # Below this a copy takes less time than waking another thread.
 INLINE_BYTES = 128 * 1024
+
+# An EXEC that should take no longer may hold up the thread that submits actions.
+SHORT_NS = 300_000
 
 # Hand the next EXEC to the device this long before the running one should end. Long enough to wake, decide
 # and launch (60 us at p99, measured beside other threads); no longer, because a queued EXEC cannot be taken
@@ -91,6 +95,7 @@ class LaneThreads(Generic[M]):
         #: The payload of the INPUT step that runs. Taken together with the step, so that no later action's
         #: payload can slip in.
         self._input_payload: Sequence[Buffer] = ()
+        self._exec_anywhere = device.exec_anywhere and not isinstance(device, QueueingDevice)
         self._stopping = False
         #: The device is lost: no step starts until `abandon` has dropped everything that waits.
         self._lost = False
@@ -181,8 +186,8 @@ class LaneThreads(Generic[M]):
             else:
                 self._core.submit(action, now_ns=now_ns)
             self._after_change()
-        if step is not None:
-            self._run(step)
+        while step is not None:
+            step = self._run(step)
 
     def withdraw(self, action_id: ActionId) -> None:
         """Drop an action that has not begun; its result says so. Nothing else changes."""
@@ -274,6 +279,7 @@ class LaneThreads(Generic[M]):
             error = str(failure) if lost else f"{type(failure).__name__}: {failure}"
         with self._lock:
             self._lost = self._lost or lost
+            goes_on = then is None and step.lane is Lane.INPUT and self._is_short(step)
             self._core.finish_step(
                 step,
                 begin_ns=begin_ns,
@@ -282,6 +288,8 @@ class LaneThreads(Generic[M]):
                 error=error,
             )
             following = self._take(then, end_ns) if then is not None else None
+            if goes_on:
+                following = self._take(Lane.EXEC, end_ns)
             if following is None and step.lane is Lane.EXEC and self._is_small_output(step):
                 following = self._take(Lane.OUTPUT, end_ns)
             self._after_change(step, outputs)
@@ -357,6 +365,16 @@ class LaneThreads(Generic[M]):
     def _take(self, lane: Lane, now_ns: int) -> Step[M] | None:
         due = self._next(lane, now_ns)
         return due if isinstance(due, Step) else None
+
+    def _is_short(self, step: Step[M]) -> bool:
+        """Whether the thread that submits an Infer may run it to its end; nothing else waits for EXEC then."""
+        return (
+            self._exec_anywhere
+            and step.action.expected_duration_ns <= SHORT_NS
+            and self._is_small_output(step)
+            and self._core.is_idle(Lane.EXEC)
+            and self._core.is_idle(Lane.OUTPUT)
+        )
 
     def _is_small_output(self, step: Step[M]) -> bool:
         assert isinstance(step.action, Infer)

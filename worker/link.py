@@ -1,8 +1,8 @@
 """The worker's end of the stream to the controller.
 
-One asyncio loop. Messages are raw bytes both ways, and tensors are cut out of messages and put into
-them without protobuf (`clockwright.bulk`). Times on the stream are this machine's: the controller
-translates.
+One asyncio loop. The stream controls, and is the sign of life; actions and results go by a socket beside it
+(`worker.controller_socket`), to which the controller's welcome shows the way. Times on both are this machine's: the
+controller translates.
 
 When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
 dials again, and starts empty. Its compiled models are on disk. Before it dials, it lets running steps end:
@@ -17,7 +17,6 @@ import enum
 import logging
 import os
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,14 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from clockwright import __version__, wire
-from clockwright.bulk import SMALL_MESSAGE_BYTES, join_bulk, split_bulk
+from clockwright.actions import Action
+from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
+from clockwright.frames import Withdrawal
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
+from worker.controller_socket import ControllerSocket
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
 from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
@@ -82,9 +84,6 @@ class ControllerLink(Generic[M]):
         self._leaving = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
-        #: Those that the loop has not taken yet. Lanes' threads add to them, so the lock goes with them.
-        self._outcomes: list[Outcome] = []
-        self._outcomes_lock = threading.Lock()
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
         self._health: GpuHealth | None = None
@@ -119,7 +118,6 @@ class ControllerLink(Generic[M]):
                 finally:
                     self._session = None
                     self._lanes.abandon()
-                    self._take_outcomes()
                 await self._let_steps_end()
                 if end is _End.DRAINED:
                     logger.info("drained: leaving")
@@ -165,31 +163,18 @@ class ControllerLink(Generic[M]):
             self._session.tell_health(health)
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        # Called from any thread. One wake-up of the loop serves all outcomes that gather until it comes.
-        with self._outcomes_lock:
-            first = not self._outcomes
-            self._outcomes.append(outcome)
-        if first:
-            self._loop.call_soon_threadsafe(self._send_outcomes)
+        # Called from any thread, with the lanes' lock held: none comes after `abandon` of what was before.
+        session = self._session
+        if session is not None and session.data is not None:
+            session.data.send(*outcome)
 
     def _on_lost(self, reason: str) -> None:
-        # Queued behind the results that are on their way to the loop already.
+        # The results before it are with the socket.
         self._loop.call_soon_threadsafe(self._give_up, reason)
 
     def _give_up(self, reason: str) -> None:
         if self._session is not None:
             self._session.give_up(reason)
-
-    def _take_outcomes(self) -> list[Outcome]:
-        with self._outcomes_lock:
-            outcomes, self._outcomes = self._outcomes, []
-        return outcomes
-
-    def _send_outcomes(self) -> None:
-        for result, outputs in self._take_outcomes():
-            if self._session is not None:
-                header = wire.encode_result(result).SerializeToString()
-                self._session.send_bytes(join_bulk(header, wire.PAYLOAD_FIELD, outputs))
 
 
 class _Session(Generic[M]):
@@ -222,6 +207,8 @@ class _Session(Generic[M]):
         self._unknown_told = False
         self._given_up = False
         self.welcomed = False
+        #: Carries actions and results once the worker is welcome.
+        self.data: ControllerSocket | None = None
         #: Why the stream ended, in words.
         self.problem = "closed the stream"
 
@@ -249,6 +236,10 @@ class _Session(Generic[M]):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 call.cancel()
+                if self.data is not None:
+                    self.data.close()
+                    # Its thread may run a step; nothing of this stream is submitted to the next.
+                    await asyncio.wait([self.data.over], timeout=_PART_LIMIT_S)
         return self._end
 
     def _conclude(self, task: asyncio.Task[None]) -> None:
@@ -272,6 +263,8 @@ class _Session(Generic[M]):
         """End the stream once what was queued is sent: the device is lost."""
         self.problem = f"the device is lost: {reason}"
         self._given_up = True
+        if self.data is not None:
+            self.data.finish()
         self._something.set()
 
     # --- out ------------------------------------------------------------------------------------
@@ -283,13 +276,9 @@ class _Session(Generic[M]):
             self._heartbeat_due = True
             self._something.set()
 
-    def send_bytes(self, message: bytes) -> None:
-        """Queue a serialised message."""
-        self._outgoing.append(message)
-        self._something.set()
-
     def _send(self, message: pb.FromWorker) -> None:
-        self.send_bytes(message.SerializeToString())
+        self._outgoing.append(message.SerializeToString())
+        self._something.set()
 
     async def _write(self, call: _Call) -> None:
         # gRPC raises these when the stream ends while a message of ours is being written.
@@ -309,8 +298,9 @@ class _Session(Generic[M]):
                 else:
                     await call.write(wire.take_together(self._outgoing))
             if self._given_up:
-                # The controller reads up to our end of the stream and then ends its own side.
-                await call.done_writing()
+                # The controller reads up to the end of the socket and then ends the stream.
+                if self.data is None:
+                    await call.done_writing()
                 return
 
     def _heartbeat(self) -> bytes:
@@ -352,20 +342,40 @@ class _Session(Generic[M]):
         """Handle messages until the stream ends."""
         async with asyncio.timeout(_WELCOME_LIMIT_S):
             welcome = await self._read_welcome(call)
+        self.data = ControllerSocket(self._config.controller_host, welcome, self._take)
         self.welcomed = True
         logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
         beat = asyncio.create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.silence_limit_ms)
         )
-        reading = asyncio.create_task(self._read_on(call))
+        parts = {beat, asyncio.create_task(self._read_on(call)), asyncio.create_task(self._last())}
         try:
-            done, _ = await asyncio.wait({beat, reading}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
-            beat.cancel()
-            reading.cancel()
-            await asyncio.gather(beat, reading, return_exceptions=True)
+            for task in parts:
+                task.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    async def _last(self) -> None:
+        """End when the socket for actions has ended.
+
+        Raises:
+            ProtocolError: always; says why.
+        """
+        assert self.data is not None
+        reason = await self.data.over
+        # The stream says more about it, if it ends too.
+        await asyncio.sleep(_PART_LIMIT_S)
+        raise ProtocolError(reason)
+
+    def _take(self, order: Action | Withdrawal, payload: Sequence[Buffer]) -> None:
+        # Called by the data link's thread.
+        if isinstance(order, Withdrawal):
+            self._lanes.withdraw(ActionId(order.action_id))
+        else:
+            self._lanes.submit(order, payload)
 
     async def _read_welcome(self, call: _Call) -> pb.Welcome:
         data = await call.read()
@@ -403,10 +413,6 @@ class _Session(Generic[M]):
 
     def _handle(self, message: pb.ToWorker, payload: Sequence[memoryview | bytes]) -> None:
         match message.WhichOneof("kind"):
-            case "infer" | "load_weights" | "evict_weights":
-                self._lanes.submit(wire.decode_action(message), payload)
-            case "withdraw_action":
-                self._lanes.withdraw(ActionId(message.withdraw_action.action_id))
             case "heartbeat":
                 self._deltas.append(self._heard_ns - message.heartbeat.sent_ns)
             case "model_offer":

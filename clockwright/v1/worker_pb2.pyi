@@ -1,5 +1,4 @@
 from google.protobuf.internal import containers as _containers
-from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -7,66 +6,37 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class ActionError(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-    __slots__ = ()
-    ACTION_ERROR_UNSPECIFIED: _ClassVar[ActionError]
-    ACTION_ERROR_TOO_LATE: _ClassVar[ActionError]
-    ACTION_ERROR_UNKNOWN_MODEL: _ClassVar[ActionError]
-    ACTION_ERROR_NO_PAGES: _ClassVar[ActionError]
-    ACTION_ERROR_ALREADY_RESIDENT: _ClassVar[ActionError]
-    ACTION_ERROR_NOT_RESIDENT: _ClassVar[ActionError]
-    ACTION_ERROR_BAD_INPUT: _ClassVar[ActionError]
-    ACTION_ERROR_DEVICE: _ClassVar[ActionError]
-    ACTION_ERROR_WITHDRAWN: _ClassVar[ActionError]
-ACTION_ERROR_UNSPECIFIED: ActionError
-ACTION_ERROR_TOO_LATE: ActionError
-ACTION_ERROR_UNKNOWN_MODEL: ActionError
-ACTION_ERROR_NO_PAGES: ActionError
-ACTION_ERROR_ALREADY_RESIDENT: ActionError
-ACTION_ERROR_NOT_RESIDENT: ActionError
-ACTION_ERROR_BAD_INPUT: ActionError
-ACTION_ERROR_DEVICE: ActionError
-ACTION_ERROR_WITHDRAWN: ActionError
-
 class FromWorker(_message.Message):
-    __slots__ = ("register", "model_needed", "model_progress", "model_ready", "model_refused", "chunk_received", "result", "heartbeat", "drain", "next", "payload")
+    __slots__ = ("register", "model_needed", "model_progress", "model_ready", "model_refused", "chunk_received", "heartbeat", "drain", "next")
     REGISTER_FIELD_NUMBER: _ClassVar[int]
     MODEL_NEEDED_FIELD_NUMBER: _ClassVar[int]
     MODEL_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     MODEL_READY_FIELD_NUMBER: _ClassVar[int]
     MODEL_REFUSED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_RECEIVED_FIELD_NUMBER: _ClassVar[int]
-    RESULT_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
-    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     register: Register
     model_needed: ModelNeeded
     model_progress: ModelProgress
     model_ready: ModelReady
     model_refused: ModelRefused
     chunk_received: ChunkReceived
-    result: Result
     heartbeat: Heartbeat
     drain: Drain
     next: _containers.RepeatedScalarFieldContainer[bytes]
-    payload: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., model_needed: _Optional[_Union[ModelNeeded, _Mapping]] = ..., model_progress: _Optional[_Union[ModelProgress, _Mapping]] = ..., model_ready: _Optional[_Union[ModelReady, _Mapping]] = ..., model_refused: _Optional[_Union[ModelRefused, _Mapping]] = ..., chunk_received: _Optional[_Union[ChunkReceived, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, register: _Optional[_Union[Register, _Mapping]] = ..., model_needed: _Optional[_Union[ModelNeeded, _Mapping]] = ..., model_progress: _Optional[_Union[ModelProgress, _Mapping]] = ..., model_ready: _Optional[_Union[ModelReady, _Mapping]] = ..., model_refused: _Optional[_Union[ModelRefused, _Mapping]] = ..., chunk_received: _Optional[_Union[ChunkReceived, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ToWorker(_message.Message):
-    __slots__ = ("welcome", "rejected", "model_offer", "model_chunk", "model_drop", "load_weights", "evict_weights", "infer", "heartbeat", "drain", "withdraw_action", "next", "payload")
+    __slots__ = ("welcome", "rejected", "model_offer", "model_chunk", "model_drop", "heartbeat", "drain", "next", "payload")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     MODEL_OFFER_FIELD_NUMBER: _ClassVar[int]
     MODEL_CHUNK_FIELD_NUMBER: _ClassVar[int]
     MODEL_DROP_FIELD_NUMBER: _ClassVar[int]
-    LOAD_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    EVICT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    INFER_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
-    WITHDRAW_ACTION_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
@@ -74,15 +44,11 @@ class ToWorker(_message.Message):
     model_offer: ModelOffer
     model_chunk: ModelChunk
     model_drop: ModelDrop
-    load_weights: LoadWeights
-    evict_weights: EvictWeights
-    infer: Infer
     heartbeat: Heartbeat
     drain: Drain
-    withdraw_action: WithdrawAction
     next: _containers.RepeatedScalarFieldContainer[bytes]
     payload: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., model_offer: _Optional[_Union[ModelOffer, _Mapping]] = ..., model_chunk: _Optional[_Union[ModelChunk, _Mapping]] = ..., model_drop: _Optional[_Union[ModelDrop, _Mapping]] = ..., load_weights: _Optional[_Union[LoadWeights, _Mapping]] = ..., evict_weights: _Optional[_Union[EvictWeights, _Mapping]] = ..., infer: _Optional[_Union[Infer, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., withdraw_action: _Optional[_Union[WithdrawAction, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., rejected: _Optional[_Union[Rejected, _Mapping]] = ..., model_offer: _Optional[_Union[ModelOffer, _Mapping]] = ..., model_chunk: _Optional[_Union[ModelChunk, _Mapping]] = ..., model_drop: _Optional[_Union[ModelDrop, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., next: _Optional[_Iterable[bytes]] = ..., payload: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Register(_message.Message):
     __slots__ = ("protocol_version", "worker_id", "device", "gpu_kind", "num_pages", "page_bytes", "arena_bytes", "host", "pid", "software_version")
@@ -109,12 +75,18 @@ class Register(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., num_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "silence_limit_ms")
+    __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_PATH_FIELD_NUMBER: _ClassVar[int]
+    SOCKET_PORT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     silence_limit_ms: int
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., silence_limit_ms: _Optional[int] = ...) -> None: ...
+    socket_path: str
+    socket_port: int
+    token: bytes
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., silence_limit_ms: _Optional[int] = ..., socket_path: _Optional[str] = ..., socket_port: _Optional[int] = ..., token: _Optional[bytes] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("reason",)
@@ -271,82 +243,6 @@ class ModelDrop(_message.Message):
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     def __init__(self, model_id: _Optional[str] = ...) -> None: ...
-
-class LoadWeights(_message.Message):
-    __slots__ = ("action_id", "model_id", "earliest_ns", "latest_ns", "expected_duration_ns")
-    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
-    EARLIEST_NS_FIELD_NUMBER: _ClassVar[int]
-    LATEST_NS_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
-    action_id: int
-    model_id: str
-    earliest_ns: int
-    latest_ns: int
-    expected_duration_ns: int
-    def __init__(self, action_id: _Optional[int] = ..., model_id: _Optional[str] = ..., earliest_ns: _Optional[int] = ..., latest_ns: _Optional[int] = ..., expected_duration_ns: _Optional[int] = ...) -> None: ...
-
-class EvictWeights(_message.Message):
-    __slots__ = ("action_id", "model_id")
-    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
-    action_id: int
-    model_id: str
-    def __init__(self, action_id: _Optional[int] = ..., model_id: _Optional[str] = ...) -> None: ...
-
-class Infer(_message.Message):
-    __slots__ = ("action_id", "model_id", "batch_size", "rows", "earliest_ns", "latest_ns", "expected_duration_ns")
-    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
-    BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    EARLIEST_NS_FIELD_NUMBER: _ClassVar[int]
-    LATEST_NS_FIELD_NUMBER: _ClassVar[int]
-    EXPECTED_DURATION_NS_FIELD_NUMBER: _ClassVar[int]
-    action_id: int
-    model_id: str
-    batch_size: int
-    rows: _containers.RepeatedScalarFieldContainer[int]
-    earliest_ns: int
-    latest_ns: int
-    expected_duration_ns: int
-    def __init__(self, action_id: _Optional[int] = ..., model_id: _Optional[str] = ..., batch_size: _Optional[int] = ..., rows: _Optional[_Iterable[int]] = ..., earliest_ns: _Optional[int] = ..., latest_ns: _Optional[int] = ..., expected_duration_ns: _Optional[int] = ...) -> None: ...
-
-class WithdrawAction(_message.Message):
-    __slots__ = ("action_id",)
-    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    action_id: int
-    def __init__(self, action_id: _Optional[int] = ...) -> None: ...
-
-class StepTime(_message.Message):
-    __slots__ = ("begin_ns", "end_ns", "duration_ns")
-    BEGIN_NS_FIELD_NUMBER: _ClassVar[int]
-    END_NS_FIELD_NUMBER: _ClassVar[int]
-    DURATION_NS_FIELD_NUMBER: _ClassVar[int]
-    begin_ns: int
-    end_ns: int
-    duration_ns: int
-    def __init__(self, begin_ns: _Optional[int] = ..., end_ns: _Optional[int] = ..., duration_ns: _Optional[int] = ...) -> None: ...
-
-class Result(_message.Message):
-    __slots__ = ("action_id", "error", "message", "received_ns", "load", "input", "exec", "output")
-    ACTION_ID_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    RECEIVED_NS_FIELD_NUMBER: _ClassVar[int]
-    LOAD_FIELD_NUMBER: _ClassVar[int]
-    INPUT_FIELD_NUMBER: _ClassVar[int]
-    EXEC_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_FIELD_NUMBER: _ClassVar[int]
-    action_id: int
-    error: ActionError
-    message: str
-    received_ns: int
-    load: StepTime
-    input: StepTime
-    exec: StepTime
-    output: StepTime
-    def __init__(self, action_id: _Optional[int] = ..., error: _Optional[_Union[ActionError, str]] = ..., message: _Optional[str] = ..., received_ns: _Optional[int] = ..., load: _Optional[_Union[StepTime, _Mapping]] = ..., input: _Optional[_Union[StepTime, _Mapping]] = ..., exec: _Optional[_Union[StepTime, _Mapping]] = ..., output: _Optional[_Union[StepTime, _Mapping]] = ...) -> None: ...
 
 class Drain(_message.Message):
     __slots__ = ("reason",)

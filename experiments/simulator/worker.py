@@ -14,7 +14,8 @@ from experiments.simulator.clock import HEARTBEAT_NS, Heartbeats, SkewedClock
 from experiments.simulator.loop import Loop
 from experiments.simulator.network import VirtualLink
 from worker.core.io_pool import aligned
-from worker.core.lanes import Core, Lane, LoadedModel, Step
+from worker.core.lanes import Core, Lane, Step
+from worker.core.model import LoadedModel
 
 # To look a member up in its enum takes ten times as long as a global.
 _LOAD: Final = Lane.LOAD

@@ -185,6 +185,68 @@ def test_a_cancelled_request_that_waits_is_never_sent() -> None:
     run(test)
 
 
+class Told:
+    """Waits, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.results: list[Answer] = []
+        self.exceptions: list[NoAnswerError] = []
+        self.is_gone = False
+
+    def done(self) -> bool:
+        return self.is_gone
+
+    def set_result(self, result: Answer) -> None:
+        self.results.append(result)
+
+    def set_exception(self, exception: NoAnswerError) -> None:
+        self.exceptions.append(exception)
+
+
+def test_a_waiter_is_told_without_a_future() -> None:
+    async def test() -> None:
+        bench = RuntimeBench()
+        answered, refused = Told(), Told()
+        bench.runtime.ask(answered, M, [b"x"], arrival_ns=now_ns(), slo_ns=30 * S)
+        bench.runtime.ask(refused, M, [b"y"], arrival_ns=now_ns(), slo_ns=1)
+        action, payload = await bench.infer()
+        assert payload == [b"x"]
+        bench.succeed(action, [b"out"])
+        assert [answer.outputs for answer in answered.results] == [[b"out"]]
+        assert [error.refusal for error in refused.exceptions] == [Refusal.INFEASIBLE]
+        assert not answered.exceptions
+        assert not refused.results
+
+    run(test)
+
+
+@pytest.mark.parametrize("turns", [0, 1, 5])
+def test_a_request_that_is_withdrawn_is_never_sent_and_its_waiter_hears_nothing(turns: int) -> None:
+    async def test() -> None:
+        bench = RuntimeBench(exec_ns=5 * S)
+        first = bench.submit(b"first")
+        action, _ = await bench.infer()
+        told = Told()
+        request_id = bench.runtime.ask(told, M, [b"withdrawn"], arrival_ns=now_ns(), slo_ns=30 * S)
+        kept = bench.submit(b"kept")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        bench.runtime.withdraw(request_id)
+        bench.runtime.withdraw(request_id)  # A second time is nothing.
+        bench.succeed(action, [b"out"])
+        await first
+        action, payload = await bench.infer()
+        assert payload == [b"kept"]
+        bench.succeed(action, [b"out"])
+        await kept
+        assert bench.runtime.num_waiting == 0
+        assert not told.results
+        assert not told.exceptions
+        assert [row.outcome for row in bench.telemetry.requests] == ["CANCELLED", "OK", "OK"]
+
+    run(test)
+
+
 def test_a_request_cancelled_before_the_scheduler_heard_of_it_is_never_sent() -> None:
     async def test() -> None:
         bench = RuntimeBench()

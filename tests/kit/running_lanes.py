@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights, Result
-from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from worker.devices.device import Device
 from worker.lane_threads import LaneThreads, Outcome
 
@@ -29,12 +29,14 @@ class RunningLanes:
         self.lanes.submit(action, payload)
         return action.action_id
 
-    def window(self, opens_in_ns: int = 0, width_ns: int = 60 * NS_PER_S) -> dict[str, int]:
+    def window(
+        self, opens_in_ns: int = 0, width_ns: int = 60 * NS_PER_S, expected_ns: int = NS_PER_MS
+    ) -> dict[str, int]:
         earliest = time.monotonic_ns() + opens_in_ns
         return {
             "earliest_ns": earliest,
             "latest_ns": earliest + width_ns,
-            "expected_duration_ns": 1,
+            "expected_duration_ns": expected_ns,
         }
 
     def next_id(self) -> ActionId:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,10 +15,10 @@ from unittest import mock
 
 import grpc.aio
 
-from clockwright import wire
-from clockwright.actions import Infer, LoadWeights, Result
-from clockwright.bulk import join_bulk, split_bulk
-from clockwright.units import NS_PER_S, ActionId, ModelId
+from clockwright import frames, wire
+from clockwright.actions import Action, Infer, LoadWeights, Result
+from clockwright.bulk import Buffer, join_bulk
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
 from worker.devices.device import Device
@@ -32,7 +33,7 @@ LIMIT_S = 180.0
 
 
 # Long enough that no test ends by silence unless it wants to.
-WELCOME = pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=20, silence_limit_ms=200_000))
+WELCOME = pb.Welcome(heartbeat_interval_ms=20, silence_limit_ms=200_000)
 
 
 @dataclass
@@ -41,10 +42,52 @@ class Stream:
 
     context: Any
     register: pb.Register
+    #: Where the worker dials for actions, and what the next connection there is.
+    port: int
+    dialled: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]]
+    data: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
     heartbeats: list[pb.Heartbeat] = field(default_factory=list)
     progress: list[str] = field(default_factory=list)
     #: Messages that travelled in one and were not read yet.
     arrived: list[Any] = field(default_factory=list)
+    results: list[frames.Frame] = field(default_factory=list)
+    cut: frames.FrameReader = field(default_factory=frames.FrameReader)
+
+    async def welcome(self, welcome: pb.Welcome = WELCOME) -> None:
+        """Welcome the worker, and wait until it has dialled."""
+        token = secrets.token_bytes(frames.TOKEN_BYTES)
+        welcome = pb.Welcome(
+            heartbeat_interval_ms=welcome.heartbeat_interval_ms,
+            silence_limit_ms=welcome.silence_limit_ms,
+            socket_port=self.port,
+            token=token,
+        )
+        await self.send(pb.ToWorker(welcome=welcome))
+        self.data = reader, _ = await self.dialled.get()
+        assert await reader.readexactly(frames.GREETING_BYTES) == frames.greeting(token)
+
+    def order(self, action: Action, *payload: Buffer) -> None:
+        """Send an action."""
+        self.write(*frames.encode_action(action, payload))
+
+    def write(self, *data: Buffer) -> None:
+        """Send bytes by the socket of actions."""
+        assert self.data is not None
+        self.data[1].write(b"".join(data))
+
+    async def result(self) -> tuple[Result, list[bytes]]:
+        """The next result, and its outputs."""
+        assert self.data is not None
+        while not self.results:
+            data = await self.data[0].read(1 << 16)
+            assert data, "the worker closed the socket"
+            while data:
+                room = self.cut.room()
+                piece, data = data[: len(room)], data[len(room) :]
+                room[: len(piece)] = piece
+                self.results += self.cut.received(len(piece))
+        result, outputs = frames.decode_result(self.results.pop(0))
+        return result, [bytes(output) for output in outputs]
 
     async def send(self, message: pb.ToWorker | bytes, *payload: bytes) -> None:
         if not isinstance(message, bytes):
@@ -56,22 +99,21 @@ class Stream:
         with contextlib.suppress(asyncio.CancelledError, aio.BaseError):
             await self.send(message)
 
-    async def read(self) -> tuple[pb.FromWorker, list[bytes]]:
+    async def read(self) -> pb.FromWorker:
         """The next message that is neither a heartbeat nor progress."""
         while True:
             if not self.arrived:
                 self.arrived.append(await self.context.read())
             data = self.arrived.pop(0)
             assert data is not aio.EOF, "the worker closed its side"
-            header, payload = split_bulk(data, wire.PAYLOAD_FIELD)
-            message = pb.FromWorker.FromString(header)
+            message = pb.FromWorker.FromString(data)
             self.arrived += message.next
             if message.HasField("heartbeat"):
                 self.heartbeats.append(message.heartbeat)
             elif message.HasField("model_progress"):
                 self.progress.append(message.model_progress.stage)
             else:
-                return message, [bytes(each) for each in payload]
+                return message
 
     async def read_heartbeat(self) -> None:
         """Wait for a message that is one."""
@@ -80,9 +122,14 @@ class Stream:
         self.heartbeats.append(pb.FromWorker.FromString(data).heartbeat)
 
     async def expect(self, kind: str) -> Any:  # noqa: ANN401 - whatever that kind holds
-        message, _ = await self.read()
+        message = await self.read()
         assert message.WhichOneof("kind") == kind, message
         return getattr(message, kind)
+
+    async def heard(self) -> None:
+        """Wait until the worker has taken in all that was sent by the stream before."""
+        await self.chunk("nobody waits for it", b"x", slice(0, 1))
+        await self.expect("chunk_received")
 
     async def offer(self, model_id: str, content: bytes, **kwargs: Any) -> None:  # noqa: ANN401
         sha256 = hashlib.sha256(content).hexdigest()
@@ -115,10 +162,10 @@ class Stream:
         return ready
 
     async def act(self, action: LoadWeights | Infer, *payload: bytes) -> tuple[Result, list[bytes]]:
-        await self.send(wire.encode_action(action), *payload)
-        message, outputs = await self.read()
-        assert message.result.action_id == action.action_id
-        return wire.decode_result(message.result), outputs
+        self.order(action, *payload)
+        result, outputs = await self.result()
+        assert result.action_id == action.action_id
+        return result, outputs
 
 
 Script = Callable[[Stream], Awaitable[None]]
@@ -131,7 +178,8 @@ def load(action_id: int, model_id: str) -> LoadWeights:
         model_id=ModelId(model_id),
         earliest_ns=now,
         latest_ns=now + 60 * NS_PER_S,
-        expected_duration_ns=1,
+        # Not so short that it runs where it is submitted.
+        expected_duration_ns=NS_PER_MS,
     )
 
 
@@ -146,7 +194,8 @@ def infer(
         rows=rows,
         earliest_ns=now,
         latest_ns=now + 60 * NS_PER_S,
-        expected_duration_ns=1,
+        # Not so short that it runs where it is submitted.
+        expected_duration_ns=NS_PER_MS,
     )
 
 
@@ -157,6 +206,14 @@ class ScriptedController:
         self._scripts = list(scripts)
         self.failures: list[BaseException] = []
         self.done = asyncio.Event()
+        self.port = 0
+        self.dialled: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = (
+            asyncio.Queue()
+        )
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A worker has dialled the socket for actions."""
+        await self.dialled.put((reader, writer))
 
     async def attach(self, _: Any, context: Any) -> None:  # noqa: ANN401
         if not self._scripts:
@@ -165,7 +222,12 @@ class ScriptedController:
         try:
             data = await context.read()
             message = pb.FromWorker.FromString(data)
-            await script(Stream(context, message.register))
+            stream = Stream(context, message.register, self.port, self.dialled)
+            try:
+                await script(stream)
+            finally:
+                if stream.data is not None:
+                    stream.data[1].close()
         except AssertionError as error:
             self.failures.append(error)
             self._scripts.clear()
@@ -188,10 +250,13 @@ async def listening(controller: ScriptedController) -> AsyncIterator[str]:
     )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
+    listener = await asyncio.start_server(controller.connected, "127.0.0.1", 0)
+    controller.port = listener.sockets[0].getsockname()[1]
     try:
         yield f"127.0.0.1:{port}"
     finally:
         await server.stop(0)
+        listener.close()
 
 
 def play(

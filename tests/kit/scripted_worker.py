@@ -18,9 +18,17 @@ import grpc
 import numpy as np
 from typing_extensions import override
 
-from clockwright import wire
-from clockwright.actions import Action, ActionError, Infer, LoadWeights, Result, StepTime
-from clockwright.bulk import Buffer, join_bulk
+from clockwright import frames, wire
+from clockwright.actions import (
+    Action,
+    ActionError,
+    EvictWeights,
+    Infer,
+    LoadWeights,
+    Result,
+    StepTime,
+)
+from clockwright.bulk import Buffer
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from clockwright.v1 import worker_pb2 as pb
@@ -30,6 +38,14 @@ from controller.runtime import Runtime
 
 # The type stubs want arguments that are optional.
 _aio: Any = grpc.aio
+
+
+_KINDS = {
+    Infer: "infer",
+    LoadWeights: "load_weights",
+    EvictWeights: "evict_weights",
+    frames.Withdrawal: "withdraw_action",
+}
 
 
 class ScriptedWorker:
@@ -68,7 +84,7 @@ def withdrawn(action: Action, received_ns: int) -> Result:
 
 
 class LoopbackWorker(ScriptedWorker):
-    """A stream over the loopback. Accepts every model unless told otherwise, and answers each Infer with its inputs."""
+    """A stream and a socket over the loopback. Accepts every model unless told otherwise, and answers each Infer with its inputs."""
 
     def __init__(
         self,
@@ -83,6 +99,8 @@ class LoopbackWorker(ScriptedWorker):
         refuse: Callable[[str], str] = lambda _model_id: "",
         hold: bool = False,
         beats: bool = True,
+        dials: bool = True,
+        over_tcp: bool = False,
     ) -> None:
         super().__init__(hold=hold)
         self.register = pb.Register(
@@ -101,8 +119,15 @@ class LoopbackWorker(ScriptedWorker):
         self.exec_ns = exec_ns
         self.refuse = refuse
         self.beats = beats
+        self.dials = dials
+        self.over_tcp = over_tcp
+        #: Whether it takes what comes by the socket.
+        self.reads = True
+        self.welcome = pb.Welcome()
+        #: The socket for actions and results, once it is there.
+        self.data: asyncio.StreamWriter | None = None
         #: Everything received, by kind; the payload beside it.
-        self.received: dict[str, list[tuple[Any, list[bytes]]]] = {}
+        self.received: dict[str, list[tuple[Any, list[Buffer]]]] = {}
         self.files: dict[str, bytes] = {}
         #: Why the stream ended: Rejected's reason, "drain: ...", or the RPC's details.
         self.end = ""
@@ -134,14 +159,20 @@ class LoopbackWorker(ScriptedWorker):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.data is not None:
+            self.data.close()
         self.call.cancel()
         await self._channel.close()
 
     def now_ns(self) -> int:
         return time.monotonic_ns() + self.skew_ns
 
-    async def send(self, message: pb.FromWorker, payload: Sequence[Buffer] = ()) -> None:
-        await self.write(join_bulk(message.SerializeToString(), wire.PAYLOAD_FIELD, payload))
+    async def send(self, message: pb.FromWorker) -> None:
+        await self.write(message.SerializeToString())
+
+    def send_result(self, result: Result, outputs: Sequence[Buffer] = ()) -> None:
+        assert self.data is not None
+        self.data.writelines(frames.encode_result(result, outputs))
 
     async def write(self, data: bytes) -> None:
         """Send bytes. One at a time: gRPC takes no second write while one is under way."""
@@ -180,14 +211,49 @@ class LoopbackWorker(ScriptedWorker):
             self.end = self.end or error.details() or ""
         self.ended.set()
 
+    async def _dial(self) -> None:
+        if self.over_tcp:
+            reader, self.data = await asyncio.open_connection("127.0.0.1", self.welcome.socket_port)
+        else:
+            reader, self.data = await asyncio.open_unix_connection(self.welcome.socket_path)
+        self.data.write(frames.greeting(self.welcome.token))
+        self._tasks.append(asyncio.create_task(self._read_actions(reader)))
+
+    async def _read_actions(self, reader: asyncio.StreamReader) -> None:
+        cut = frames.FrameReader()
+        while data := await reader.read(1 << 16):
+            if not self.reads:
+                return
+            while data:
+                room = cut.room()
+                piece, data = data[: len(room)], data[len(room) :]
+                room[: len(piece)] = piece
+                for frame in cut.received(len(piece)):
+                    await self._take_order(*frames.decode_order(frame))
+
+    async def _take_order(
+        self, order: Action | frames.Withdrawal, payload: Sequence[Buffer]
+    ) -> None:
+        if isinstance(order, frames.Withdrawal):
+            self._withdraw(order.action_id)
+        elif isinstance(order, EvictWeights):
+            pass
+        elif self.keeps(order):
+            self.held.append((order, payload))
+        else:
+            await self.answer(order, payload)
+        await self._note(_KINDS[type(order)], order, list(payload))
+
+    async def _note(self, kind: str, message: Any, payload: list[Buffer]) -> None:  # noqa: ANN401
+        async with self._news:
+            self.received.setdefault(kind, []).append((message, payload))
+            self._news.notify_all()
+
     async def _take_in(self, envelope: pb.ToWorker, now_ns: int) -> None:
         kind = envelope.WhichOneof("kind")
         assert kind is not None
         await self._take(kind, getattr(envelope, kind), list(envelope.payload), now_ns)
-        async with self._news:
-            entry = (getattr(envelope, kind), list(envelope.payload))
-            self.received.setdefault(kind, []).append(entry)
-            self._news.notify_all()
+        await self._note(kind, getattr(envelope, kind), list(envelope.payload))
         if kind == "rejected":
             self.end = envelope.rejected.reason
         if kind == "drain":
@@ -196,9 +262,13 @@ class LoopbackWorker(ScriptedWorker):
 
     async def _take(self, kind: str, message: Any, payload: list[bytes], now_ns: int) -> None:  # noqa: ANN401
         match kind:
-            case "welcome" if self.beats:
-                interval_s = message.heartbeat_interval_ms / 1000
-                self._tasks.append(asyncio.create_task(self._beat_on(interval_s)))
+            case "welcome":
+                self.welcome = message
+                if self.dials:
+                    await self._dial()
+                if self.beats:
+                    interval_s = message.heartbeat_interval_ms / 1000
+                    self._tasks.append(asyncio.create_task(self._beat_on(interval_s)))
             case "heartbeat":
                 delta_ns = now_ns - message.sent_ns
                 if self._min_delta_ns is None or delta_ns < self._min_delta_ns:
@@ -207,21 +277,13 @@ class LoopbackWorker(ScriptedWorker):
                 await self._judge(message)
             case "model_chunk":
                 await self._store(message, payload[0])
-            case "withdraw_action":
-                await self._withdraw(message.action_id)
-            case "infer" | "load_weights":
-                action = wire.decode_action(pb.ToWorker(**{kind: message}))
-                if self.keeps(action):
-                    self.held.append((action, payload))
-                else:
-                    await self.answer(action, payload)
 
-    async def _withdraw(self, action_id: int) -> None:
+    def _withdraw(self, action_id: int) -> None:
         """Drop an action that is held back; any other is answered already."""
         for number, (action, _) in enumerate(self.held):
             if action.action_id == action_id:
                 del self.held[number]
-                await self.send(wire.encode_result(withdrawn(action, self.now_ns())))
+                self.send_result(withdrawn(action, self.now_ns()))
                 return
 
     async def release(self) -> None:
@@ -276,8 +338,7 @@ class LoopbackWorker(ScriptedWorker):
     async def answer(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Do what an action asks for, at once."""
         begin_ns = self.now_ns()
-        result = done(action, StepTime(begin_ns, begin_ns + 1000, 1000))
-        await self.send(wire.encode_result(result), payload)
+        self.send_result(done(action, StepTime(begin_ns, begin_ns + 1000, 1000)), payload)
 
 
 # --- in the controller's loop ---------------------------------------------------------------------

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,9 +23,9 @@ from onnx import TensorProto, helper
 
 from clockwright import wire
 from clockwright.actions import ActionError
-from clockwright.bulk import join_bulk
 from clockwright.errors import ConfigError, DeviceGoneError
-from clockwright.units import NS_PER_S
+from clockwright.frames import PREFIX, TOKEN_BYTES, encode_action, encode_withdrawal
+from clockwright.units import NS_PER_S, ActionId
 from clockwright.v1 import worker_pb2 as pb
 from modelzoo.profile import load_profile
 from tests.kit.processes import until
@@ -73,7 +75,7 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
         assert (register.num_pages, register.page_bytes) == (2, 16 << 20)
         assert (register.arena_bytes, register.pid) == (32 << 20, os.getpid())
         assert register.gpu_kind.startswith("cpu:")
-        await stream.send(WELCOME)
+        await stream.welcome()
         ready = await stream.install("relu", content)
         assert (ready.num_pages, ready.from_cache) == (1, False)
         assert [(t.name, t.datatype, list(t.row_shape)) for t in ready.inputs] == [
@@ -99,6 +101,7 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
         result, _ = await stream.act(infer(3, "nobody"), b"")
         assert result.error == ActionError.UNKNOWN_MODEL
         await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="relu")))
+        await stream.heard()
         result, _ = await stream.act(infer(4, "relu"), bytes(16))
         assert result.error == ActionError.UNKNOWN_MODEL
         await drain(stream)
@@ -108,22 +111,18 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
 
 def test_actions_that_are_taken_back_free_their_lane(tmp_path: Path) -> None:
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.install("relu", model_file())
         await stream.act(load(1, "relu"))
         actions = [infer(action_id, "relu") for action_id in range(2, 103)]
-        messages = [wire.encode_action(action).SerializeToString() for action in actions]
-        messages = [join_bulk(message, wire.PAYLOAD_FIELD, [bytes(16)]) for message in messages]
+        data = [encode_action(action, [bytes(16)]) for action in actions]
         # The first may run. One that is answered, or was never here, changes nothing.
-        messages += [
-            pb.ToWorker(withdraw_action=pb.WithdrawAction(action_id=action_id)).SerializeToString()
-            for action_id in (1, *range(3, 103), 999)
-        ]
-        await stream.send(pb.ToWorker(next=messages, heartbeat=pb.Heartbeat(sent_ns=1)))
-        results = [(await stream.expect("result")) for _ in actions]
-        by_error = Counter(ActionError(result.error) for result in results)
+        data += [encode_withdrawal(ActionId(number)) for number in (1, *range(3, 103), 999)]
+        stream.write(*itertools.chain.from_iterable(data))
+        results = [(await stream.result())[0] for _ in actions]
+        by_error = Counter(result.error for result in results)
         assert by_error == {ActionError.WITHDRAWN: 100, ActionError.NONE: 1}
-        assert not any(result.HasField("exec") for result in results if result.error)
+        assert not any(result.exec for result in results if result.error)
         result, _ = await stream.act(infer(200, "relu"), bytes(16))
         assert result.error == ActionError.NONE
         await drain(stream)
@@ -135,7 +134,7 @@ def test_large_tensors_travel_whole(tmp_path: Path) -> None:
     values = 150_000
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.install("relu", model_file(values))
         await stream.act(load(1, "relu"))
         x = bytes(range(64)) * (values * 4 // 64)  # small positive floats
@@ -151,13 +150,13 @@ def test_a_restarted_stream_starts_empty_and_finds_its_models_in_the_cache(tmp_p
     content = model_file()
 
     async def first(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.install("relu", content)
         result, _ = await stream.act(load(1, "relu"))
         assert result.error == ActionError.NONE
 
     async def second(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.offer("again", content)
         ready = await stream.expect("model_ready")
         assert (ready.model_id, ready.from_cache) == ("again", True)
@@ -175,7 +174,7 @@ def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None
     good, other = model_file(), model_file(5)
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.offer("garbage", b"not a model")
         assert (await stream.expect("model_needed")).model_id == "garbage"
         await stream.chunk("garbage", b"not a model", slice(0, 11), last=True)
@@ -256,7 +255,7 @@ def test_a_killed_compiler_is_tried_again_and_others_have_their_turn_meanwhile(
     content, other = model_file(), model_file(8)
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.offer("unlucky", content)
         await stream.expect("model_needed")
         await stream.chunk("unlucky", content, slice(0, len(content)), last=True)
@@ -278,7 +277,7 @@ def test_a_model_whose_compiler_is_always_killed_is_refused_in_the_end(
     content = model_file()
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.offer("unlucky", content)
         await stream.expect("model_needed")
         await stream.chunk("unlucky", content, slice(0, len(content)), last=True)
@@ -303,13 +302,13 @@ def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: 
     good = model_file()
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.offer("gap", good)
         await stream.expect("model_needed")
         # What the controller has in flight when the first of them spoils the model.
         for begin in (10, 20, 30, 40):
             await stream.chunk("gap", good, slice(begin, begin + 10))
-        kinds = sorted([(await stream.read())[0].WhichOneof("kind") or "" for _ in range(5)])
+        kinds = sorted([(await stream.read()).WhichOneof("kind") or "" for _ in range(5)])
         assert kinds == ["chunk_received"] * 4 + ["model_refused"]
         await stream.chunk("never offered", good, slice(0, 10))
         assert (await stream.expect("chunk_received")).model_id == "never offered"
@@ -324,7 +323,7 @@ def test_a_model_whose_files_stop_coming_holds_nobody_up(how: str, tmp_path: Pat
     good, other = model_file(), model_file(5)
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.offer("m", good)
         await stream.expect("model_needed")
         await stream.chunk("m", good, slice(0, 50))
@@ -342,18 +341,15 @@ def test_a_model_whose_files_stop_coming_holds_nobody_up(how: str, tmp_path: Pat
 
 def test_heartbeats_carry_the_smallest_difference_of_the_clocks(tmp_path: Path) -> None:
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         now = time.monotonic_ns()
         for ahead in (0, 5 * NS_PER_S, NS_PER_S):
             heartbeat = pb.Heartbeat(sent_ns=now + ahead)
             await stream.send(pb.ToWorker(heartbeat=heartbeat))
-        await stream.act(infer(1, "nobody"))  # whatever comes later has seen the heartbeats
+        await stream.heard()  # whatever comes later has seen the heartbeats
         seen = len(stream.heartbeats)
-        action_id = 1
         while len(stream.heartbeats) < seen + 3:
-            action_id += 1
-            await stream.act(infer(action_id, "nobody"))
-            await asyncio.sleep(0.005)
+            await stream.read_heartbeat()
         last = stream.heartbeats[-1]
         assert -5 * NS_PER_S <= last.min_delta_ns < -5 * NS_PER_S + LIMIT_S * NS_PER_S
         assert now <= last.sent_ns <= time.monotonic_ns()
@@ -364,7 +360,7 @@ def test_heartbeats_carry_the_smallest_difference_of_the_clocks(tmp_path: Path) 
 
 def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> None:
     async def garbage(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.send(b"\xff" * 50)
         with contextlib.suppress(AssertionError):
             await stream.read()
@@ -373,20 +369,20 @@ def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> N
         await stream.send(pb.ToWorker(heartbeat=pb.Heartbeat(sent_ns=1)))
 
     async def outside(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         file = pb.ModelFile(name="../escape", num_bytes=1, sha256="0" * 64)
         await stream.send(pb.ToWorker(model_offer=pb.ModelOffer(model_id="m", files=[file])))
         with contextlib.suppress(AssertionError):
             await stream.read()
 
     async def twice(stream: Stream) -> None:
-        await stream.send(WELCOME)
-        await stream.send(WELCOME)
+        await stream.welcome()
+        await stream.send(pb.ToWorker(welcome=WELCOME))
         with contextlib.suppress(AssertionError):
             await stream.read()
 
     async def unknown(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.send(pb.ToWorker(), b"of a later version")
         result, _ = await stream.act(infer(1, "nobody"))
         assert result.error == ActionError.UNKNOWN_MODEL
@@ -395,16 +391,110 @@ def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> N
     play(tmp_path, garbage, no_welcome, outside, twice, unknown)
 
 
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\xff" * 50,
+        PREFIX.pack(1 << 21, 0),
+        PREFIX.pack(3, 0) + b"\xff\xff\xff",
+        PREFIX.pack(4, 0) + b"\x93\x02\x07\xc3",
+        b"".join(map(bytes, encode_action(infer(1, "relu"), [b"abcd"])))[:-4] + b"x",
+        None,
+    ],
+)
+def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
+    garbage: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def first(stream: Stream) -> None:
+        await stream.welcome()
+        assert stream.data is not None
+        if garbage is not None:
+            stream.write(garbage)
+            if garbage.endswith(b"x"):
+                stream.data[1].write_eof()  # in the middle of a frame
+        else:
+            # An action whose number is taken.
+            await stream.install("relu", model_file())
+            await stream.act(load(1, "relu"))
+            for _ in range(2):
+                stream.order(infer(2, "relu"), bytes(16))
+        with contextlib.suppress(AssertionError):
+            while True:
+                await stream.result()
+
+    async def second(stream: Stream) -> None:
+        await stream.welcome()
+        result, _ = await stream.act(infer(1, "nobody"))
+        assert result.error is ActionError.UNKNOWN_MODEL
+        await drain(stream)
+
+    with caplog.at_level("WARNING", logger="worker.link"):
+        play(tmp_path, first, second, device="modelled:1000ms")
+    told = [each.getMessage() for each in caplog.records if each.name == "worker.link"]
+    assert len(told) == 1
+    assert told[0].endswith("; trying again")
+
+
+def test_a_worker_that_cannot_reach_the_socket_of_actions_says_where_and_tries_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+
+        async def nowhere(stream: Stream) -> None:
+            # The file is none of this machine's.
+            welcome = pb.Welcome(
+                heartbeat_interval_ms=20,
+                silence_limit_ms=200_000,
+                socket_path="/nowhere/at/all",
+                socket_port=port,
+                token=bytes(TOKEN_BYTES),
+            )
+            await stream.send(pb.ToWorker(welcome=welcome))
+            with contextlib.suppress(AssertionError):
+                while True:
+                    await stream.read()
+
+        async def back(stream: Stream) -> None:
+            await stream.welcome()
+            await drain(stream)
+
+        with caplog.at_level("WARNING", logger="worker.link"):
+            play(tmp_path, nowhere, back)
+    (told,) = (each.getMessage() for each in caplog.records if each.name == "worker.link")
+    assert f"actions come by 127.0.0.1:{port}, which cannot be reached: " in told
+
+
+def test_results_that_the_controller_does_not_read_wait_and_hold_nothing_up(tmp_path: Path) -> None:
+    values = 200_000
+
+    async def script(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.install("relu", model_file(values))
+        await stream.act(load(1, "relu"))
+        x = bytes(range(64)) * (values * 4 // 64)
+        for action_id in range(2, 22):
+            stream.order(infer(action_id, "relu"), x)
+            # Before a byte of the results is read, the stream goes on.
+            await stream.heard()
+        for action_id in range(2, 22):
+            result, outputs = await stream.result()
+            assert (result.action_id, result.error) == (action_id, ActionError.NONE)
+            assert outputs == [x]
+        await drain(stream)
+
+    play(tmp_path, script, device="cpu")
+
+
 def test_a_controller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
     async def silent(stream: Stream) -> None:
-        await stream.send(
-            pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=10, silence_limit_ms=50))
-        )
+        await stream.welcome(pb.Welcome(heartbeat_interval_ms=10, silence_limit_ms=50))
         with contextlib.suppress(AssertionError):
             await stream.read()
 
     async def back(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await drain(stream)
 
     play(tmp_path, silent, back)
@@ -412,9 +502,7 @@ def test_a_controller_that_falls_silent_is_given_up(tmp_path: Path) -> None:
 
 def test_a_worker_that_did_not_get_to_run_for_a_while_keeps_its_controller(tmp_path: Path) -> None:
     async def script(stream: Stream) -> None:
-        await stream.send(
-            pb.ToWorker(welcome=pb.Welcome(heartbeat_interval_ms=50, silence_limit_ms=1000))
-        )
+        await stream.welcome(pb.Welcome(heartbeat_interval_ms=50, silence_limit_ms=1000))
         await stream.read_heartbeat()
         time.sleep(1.2)  # noqa: ASYNC251 - the whole process stands still
         while not stream.heartbeats[-1].HasField("min_delta_ns"):
@@ -446,7 +534,7 @@ def test_a_worker_process_told_to_stop_asks_to_be_drained_and_exits_with_zero(
     pids: list[int] = []
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         ready = await stream.install("relu", model_file())
         assert ready.load_ns == 1_000_000
         await stream.act(load(1, "relu"))
@@ -507,16 +595,12 @@ def test_a_worker_whose_device_is_lost_says_why_and_ends(
         return device
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.install("relu", model_file())
         await stream.act(load(1, "relu"))
         assert (await stream.act(infer(2, "relu"), bytes(16)))[0].error is ActionError.NONE
-        await stream.send(wire.encode_action(infer(3, "relu")), bytes(16))
-        message, _ = await stream.read()
-        # That it wants to leave may be said before what became of the EXEC: another thread says so.
-        if message.HasField("drain"):
-            message, _ = await stream.read()
-        result = wire.decode_result(message.result)
+        stream.order(infer(3, "relu"), bytes(16))
+        result, _ = await stream.result()
         assert (result.action_id, result.error) == (3, ActionError.DEVICE)
         assert result.message == "it fell off the bus"
 
@@ -583,10 +667,10 @@ def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -
     launched = tmp_path / "launched"
 
     async def script(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.install("relu", model_file())
         await stream.act(load(1, "relu"))
-        await stream.send(wire.encode_action(infer(2, "relu")), bytes(16))
+        stream.order(infer(2, "relu"), bytes(16))
         await asyncio.to_thread(until, launched.exists, what="the EXEC is with the device")
         if told_to_leave:
             os.kill(stream.register.pid, signal.SIGTERM)
@@ -637,10 +721,10 @@ def test_a_stream_that_ends_while_a_heartbeat_is_written_is_no_failure(
     monkeypatch.setattr(_Session, "_write", lambda session, call: write(session, Late(call)))
 
     async def first(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
 
     async def second(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await drain(stream)
 
     with caplog.at_level("WARNING", logger="worker.link"):
@@ -659,16 +743,16 @@ def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None
             return tickets[-1]
 
     async def first(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         await stream.install("relu", model_file())
         await stream.act(load(1, "relu"))
-        await stream.send(wire.encode_action(infer(2, "relu")), bytes(16))
+        stream.order(infer(2, "relu"), bytes(16))
         await asyncio.to_thread(until, lambda: tickets, what="the EXEC is with the device")
         asyncio.get_running_loop().call_later(0.5, tickets[0].ended.set)
 
     async def second(stream: Stream) -> None:
         assert tickets[0].ended.is_set()
-        await stream.send(WELCOME)
+        await stream.welcome()
         await drain(stream)
 
     play(tmp_path, first, second, make=lambda config, _: a_modelled(Slow, config.cache_dir, "0us"))

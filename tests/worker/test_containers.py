@@ -29,7 +29,7 @@ from controller.model_folder import ModelFolder, read_model_folder
 from experiments.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, lives, until, write_models
 from tests.kit.running_lanes import RunningLanes
-from tests.kit.scripted_controller import WELCOME, Stream, drain, infer, load, play
+from tests.kit.scripted_controller import Stream, drain, infer, load, play
 from worker.containers.container_process import name_outputs
 from worker.containers.device import Backoff, ContainerDevice, ContainerModel
 from worker.lane_threads import LaneThreads, Outcome
@@ -423,7 +423,7 @@ def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
     read = read_model_folder(folder)
 
     async def offer(stream: Stream) -> None:
-        await stream.send(WELCOME)
+        await stream.welcome()
         files = [
             pb.ModelFile(name=f.name, num_bytes=f.num_bytes, sha256=f.sha256) for f in read.files
         ]
@@ -436,8 +436,8 @@ def test_a_worker_whose_container_crashes_says_so_leaves_and_attaches_again(
         await offer(stream)
         result, _ = await stream.act(infer(2, "m"), row(CRASH).tobytes())
         assert result.error is ActionError.DEVICE
-        with pytest.raises(AssertionError, match="the worker closed its side"):
-            await stream.read()
+        with pytest.raises(AssertionError, match="the worker closed the socket"):
+            await stream.result()
 
     async def again(stream: Stream) -> None:
         await offer(stream)

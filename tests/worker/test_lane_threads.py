@@ -39,6 +39,7 @@ from tests.kit.worker_models import (
 from worker.core.lanes import Step
 from worker.devices.device import Device
 from worker.devices.modelled import ModelledDevice
+from worker.lane_threads import INLINE_BYTES, SHORT_NS
 from worker.models.file_store import FileStore
 from worker.models.served_model import Offer, ServedModel
 
@@ -352,6 +353,120 @@ def test_a_device_that_fails_fails_the_action_only(tmp_path: Path) -> None:
         assert (result.error, result.message) == (ActionError.DEVICE, "RuntimeError: smoke")
         device.broken = False
         harness.ok(harness.infer("echo", bytes(16)))
+
+
+# --- short ones -----------------------------------------------------------------------------------
+
+
+class NotedDevice(ModelledDevice):
+    """Notes which thread runs what."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(*arguments, **settings)
+        self.ran: list[tuple[str, str]] = []
+        self.held = threading.Event()
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def _note(self, step: Step[ServedModel]) -> None:
+        me = threading.current_thread()
+        self.ran.append((step.lane.value, "here" if me is threading.main_thread() else me.name))
+
+    def run_load(self, step: Step[ServedModel]) -> None:
+        self._note(step)
+        super().run_load(step)
+
+    def run_exec(self, step: Step[ServedModel]) -> None:
+        self._note(step)
+        if not self.may_end.is_set():
+            self.held.set()
+            assert self.may_end.wait(60)
+
+    def run_output(self, step: Step[ServedModel]) -> list[bytes]:
+        self._note(step)
+        return super().run_output(step)
+
+    def take_ran(self) -> list[tuple[str, str]]:
+        ran, self.ran = self.ran, []
+        return ran
+
+
+def test_a_short_infer_on_idle_lanes_runs_where_it_is_submitted(tmp_path: Path) -> None:
+    device = a_modelled(NotedDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo", expected_ns=1))
+        assert device.take_ran() == [("load", "load")]
+        short = harness.infer("echo", bytes(16), expected_ns=SHORT_NS)
+        assert not harness.outcomes.empty()
+        assert harness.ok(short) == [bytes(16)]
+        assert device.take_ran() == [("exec", "here"), ("output", "here")]
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=SHORT_NS + 1))
+        assert device.take_ran() == [("exec", "exec"), ("output", "exec")]
+        # Nor does one whose window is not open yet.
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1, opens_in_ns=20 * NS_PER_MS))
+        assert device.take_ran() == [("exec", "exec"), ("output", "exec")]
+        # Nor one behind another.
+        device.may_end.clear()
+        first = harness.infer("echo", bytes(16))
+        assert device.held.wait(60)
+        second = harness.infer("echo", bytes(16), expected_ns=1)
+        device.may_end.set()
+        harness.ok(first)
+        harness.ok(second)
+        assert {thread for _, thread in device.take_ran()} <= {"exec", "output"}
+
+
+def test_a_short_infer_behind_its_load_waits_for_it_elsewhere(tmp_path: Path) -> None:
+    device = a_modelled(NotedDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.load("echo")
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
+    ran = dict(device.take_ran())
+    assert (ran["load"], ran["exec"]) == ("load", "exec")
+
+
+def test_a_short_infer_that_is_large_leaves_the_submitting_thread_alone(tmp_path: Path) -> None:
+    device = a_modelled(NotedDevice, tmp_path)
+    values = INLINE_BYTES // 4 + 1
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(values)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.take_ran()
+        harness.ok(harness.infer("echo", bytes(4 * values), expected_ns=1))
+    assert "here" not in dict(device.take_ran()).values()
+
+
+def test_a_device_that_forbids_it_runs_every_exec_on_its_own_thread(tmp_path: Path) -> None:
+    class Particular(NotedDevice):
+        exec_anywhere = False
+
+    device = a_modelled(Particular, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
+    assert ("exec", "exec") in device.take_ran()
+
+
+def test_a_short_exec_that_fails_where_it_is_submitted_fails_the_action_only(
+    tmp_path: Path,
+) -> None:
+    device = a_modelled(BrokenDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.broken = True
+        result = harness.result(harness.infer("echo", bytes(16), expected_ns=1))
+        assert (result.error, result.message) == (ActionError.DEVICE, "RuntimeError: smoke")
+        device.broken = False
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
 
 
 # --- a device with a queue ------------------------------------------------------------------------

@@ -11,7 +11,8 @@ from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, R
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ModelId
 from worker.core.io_pool import IoPool
-from worker.core.lanes import Core, Lane, LoadedModel, Step, WaitUntil
+from worker.core.lanes import Core, Lane, Step, WaitUntil
+from worker.core.model import LoadedModel
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 FOREVER = 1_000_000

@@ -85,6 +85,8 @@ class ContainerDevice(Device[ContainerModel]):
 
     # The lanes only copy and wait: the code computes in its own process.
     computing_lanes: frozenset[Lane] = frozenset()
+    # Its process takes as long as it likes.
+    exec_anywhere = False
 
     def __init__(
         self, folder: Path, *, limits: Limits, io_pool_bytes: int, start_limit_s: float

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from bisect import insort
 from collections import deque
-from collections.abc import Mapping, Sized
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -39,6 +39,7 @@ from clockwright.actions import (
 from clockwright.errors import ProtocolError
 from clockwright.units import ActionId, ModelId, format_ns
 from worker.core.io_pool import IoPool
+from worker.core.model import LoadedModel
 from worker.core.pages import PageCache
 
 
@@ -61,17 +62,6 @@ _LOAD: Final = Lane.LOAD
 _INPUT: Final = Lane.INPUT
 _EXEC: Final = Lane.EXEC
 _OUTPUT: Final = Lane.OUTPUT
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LoadedModel:
-    """What the core knows of a model. Shells derive from it, and find their own class in a `Step`."""
-
-    model_id: ModelId
-    #: The pages that its weights fill, at least 1.
-    num_pages: int
-    #: Bytes of inputs and outputs together, by compiled batch size.
-    io_bytes: Mapping[int, int]
 
 
 M = TypeVar("M", bound=LoadedModel)

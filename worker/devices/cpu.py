@@ -66,6 +66,7 @@ class CpuDevice(Device[CpuModel]):
 
     # Copies and models keep a core busy, and the kernel would throttle such threads at real-time priority.
     computing_lanes = frozenset({Lane.LOAD, Lane.EXEC})
+    exec_anywhere = True
 
     def __init__(
         self,

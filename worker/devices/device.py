@@ -40,6 +40,8 @@ class Device(Protocol[M]):
     io_pool_bytes: int
     #: Lanes whose steps keep a core busy; their threads must not run at real-time priority.
     computing_lanes: frozenset[Lane]
+    #: Whether any thread may run a short EXEC; still one at a time.
+    exec_anywhere: bool
 
     async def prepare(self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]) -> M:
         """Get a model ready for `LoadWeights`.

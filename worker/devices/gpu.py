@@ -79,6 +79,9 @@ class _CopyStream:
 class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
     """One GPU. See the module."""
 
+    # Its EXEC is launched, and waited for by EXEC's thread.
+    exec_anywhere = False
+
     def __init__(
         self,
         accelerator: Accelerator,

@@ -33,6 +33,7 @@ class ModelledDevice(Device[ServedModel]):
     """A device that only spends time. See the module."""
 
     computing_lanes: frozenset[Lane] = frozenset()
+    exec_anywhere = True
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from clockwright.errors import OtherWorkersError
 from clockwright.tensors import TensorSpec
 from clockwright.units import ArchitectureId, ModelId
 from worker.core.io_pool import aligned
-from worker.core.lanes import LoadedModel
+from worker.core.model import LoadedModel
 from worker.models.model_files import MODEL_FILE, batch_bytes
 
 

@@ -1,0 +1,34 @@
+"""Settings of the socket between a controller and a worker that carries actions and results."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+# Unix sockets hold this much on the sender's side, where the machine allows it: some images. For TCP the
+# kernel finds its own measure.
+_UNIX_BUFFER_BYTES = 2 << 20
+# A connection without traffic is tried this often, so that one that is half open is noticed.
+_PROBE_S = 1
+
+
+def prepare(sock: socket.socket, *, silence_limit_ms: int) -> None:
+    """Have small frames leave at once, and a peer that cannot be reached given up.
+
+    Args:
+        sock: connected; Unix or TCP.
+        silence_limit_ms: how long TCP waits for a sign of life.
+    """
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER_BYTES)
+        return
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # These are Linux's.
+    with suppress(OSError, AttributeError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_S)
+        sock.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(2, silence_limit_ms // (1000 * _PROBE_S))
+        )
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, silence_limit_ms)

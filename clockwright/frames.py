@@ -1,0 +1,412 @@
+"""Actions and results as frames, the way they travel between a controller and a worker.
+
+A connection begins with a greeting (`greeting`). Then the controller sends actions, and wishes to have one
+back; the worker sends results. Each is a frame: the length of its header and that of its payload (`PREFIX`),
+the header, which is an array in msgpack, and the payload, tensors whose lengths the header names.
+
+Nothing is built from a length before the length is found to be possible: `FrameReader` bounds both parts of a
+frame, and the types below every number, text and list in a header. msgspec checks all that while it decodes,
+and takes half the time of `struct` with checks in Python (4.9 and 7.7 us to encode and decode a result).
+
+`shift_ns` is added to every time on the way out or in: the controller's end of the link passes the worker's
+clock offset, the worker passes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from clockwright.actions import (
+    Action,
+    ActionError,
+    EvictWeights,
+    Infer,
+    LoadWeights,
+    Result,
+    StepTime,
+)
+from clockwright.bulk import Buffer, total_bytes
+from clockwright.errors import ProtocolError
+from clockwright.units import DURATION_NS_MAX, TIME_NS_MAX, ActionId, ModelId
+
+#: Bytes of the header and of the payload.
+PREFIX: Final = struct.Struct("<II")
+
+_MAGIC: Final = b"CWF2"
+TOKEN_BYTES: Final = 32
+GREETING_BYTES: Final = len(_MAGIC) + TOKEN_BYTES
+
+#: Most bytes of a header, whatever it holds.
+HEADER_BYTES_MAX: Final = 1 << 20
+#: Most bytes of a payload.
+PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
+#: Bytes of a header without lengths of tensors.
+PLAIN_HEADER_BYTES: Final = 8 << 10
+#: Bytes that the length of one tensor takes in a header, at most.
+LENGTH_BYTES: Final = 5
+
+#: Words on an action may quote an engine or two; what is longer is cut by the sender.
+WORDS_CHARS_MAX: Final = 1000
+
+# Where received bytes gather until a frame is complete; a frame that has not come whole and is larger than
+# the other figure gets memory of its own, into which the rest is received.
+_GATHERED_BYTES: Final = 256 << 10
+_OWN_BYTES: Final = 64 << 10
+# Smaller payloads are copied behind their header: one buffer costs less than several.
+_JOINED_BYTES: Final = 16 << 10
+# The kernel takes 1,024 buffers in one call.
+_BUFFERS_MAX: Final = 512
+
+_Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Time = Annotated[int, Meta(gt=-TIME_NS_MAX, lt=TIME_NS_MAX)]
+_Duration = Annotated[int, Meta(ge=0, le=DURATION_NS_MAX)]
+_Words = Annotated[str, Meta(max_length=WORDS_CHARS_MAX)]
+_Counts = Annotated[tuple[_Count, ...], Meta(max_length=HEADER_BYTES_MAX)]
+
+_INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT = range(5)
+
+
+class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=True, gc=False):
+    action_id: _Id
+    model_id: _Words
+    batch_size: _Count
+    rows: _Counts
+    earliest_ns: _Time
+    latest_ns: _Time
+    expected_duration_ns: _Duration
+    lengths: _Counts
+
+
+class _LoadWeights(
+    msgspec.Struct, array_like=True, tag=_LOAD, forbid_unknown_fields=True, gc=False
+):
+    action_id: _Id
+    model_id: _Words
+    earliest_ns: _Time
+    latest_ns: _Time
+    expected_duration_ns: _Duration
+
+
+class _EvictWeights(
+    msgspec.Struct, array_like=True, tag=_EVICT, forbid_unknown_fields=True, gc=False
+):
+    action_id: _Id
+    model_id: _Words
+
+
+class Withdrawal(
+    msgspec.Struct, array_like=True, tag=_WITHDRAW, forbid_unknown_fields=True, gc=False
+):
+    """Drop an action if its LOAD or EXEC has not begun; its result says WITHDRAWN then.
+
+    An action that has begun is finished and reported as usual, and one that is not there has been reported
+    already.
+    """
+
+    action_id: _Id
+
+
+class _Step(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    begin_ns: _Time
+    end_ns: _Time
+    duration_ns: _Duration
+
+
+class _Result(msgspec.Struct, array_like=True, tag=_RESULT, forbid_unknown_fields=True, gc=False):
+    action_id: _Id
+    error: ActionError
+    message: _Words
+    received_ns: _Time
+    load: _Step | None
+    input: _Step | None
+    exec: _Step | None
+    output: _Step | None
+    lengths: _Counts
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_order = msgspec.msgpack.Decoder(_Infer | _LoadWeights | _EvictWeights | Withdrawal).decode
+_decode_result = msgspec.msgpack.Decoder(_Result).decode
+
+#: Header and payload.
+Frame = tuple[Buffer, Buffer]
+
+
+def greeting(token: bytes) -> bytes:
+    """The first bytes of a connection.
+
+    Args:
+        token: the one that the controller gave when it welcomed the worker.
+    """
+    return _MAGIC + token
+
+
+def token_of(greeting: bytes) -> bytes | None:
+    """The token in the first `GREETING_BYTES` of a connection; None: this is no worker of this version."""
+    return greeting[len(_MAGIC) :] if greeting.startswith(_MAGIC) else None
+
+
+def encode_action(
+    action: Action, payload: Sequence[Buffer] = (), *, shift_ns: int = 0
+) -> list[Buffer]:
+    """Make the frame of an action, as buffers to be sent one after the other.
+
+    Args:
+        action: what is asked.
+        payload: an Infer's inputs, per request and per input.
+        shift_ns: is added to every time.
+    """
+    if isinstance(action, EvictWeights):
+        return _frame(_encode((_EVICT, action.action_id, action.model_id)), ())
+    earliest_ns, latest_ns = action.earliest_ns + shift_ns, action.latest_ns + shift_ns
+    expected_ns = action.expected_duration_ns
+    if isinstance(action, LoadWeights):
+        load = (_LOAD, action.action_id, action.model_id, earliest_ns, latest_ns, expected_ns)
+        return _frame(_encode(load), ())
+    infer = (
+        _INFER,
+        action.action_id,
+        action.model_id,
+        action.batch_size,
+        action.rows,
+        earliest_ns,
+        latest_ns,
+        expected_ns,
+        [len(tensor) for tensor in payload],
+    )
+    return _frame(_encode(infer), payload)
+
+
+def encode_withdrawal(action_id: ActionId) -> list[Buffer]:
+    """Make the frame that takes an action back."""
+    return _frame(_encode((_WITHDRAW, action_id)), ())
+
+
+def encode_result(
+    result: Result, outputs: Sequence[Buffer] = (), *, shift_ns: int = 0
+) -> list[Buffer]:
+    """Make the frame of a result; `outputs` are those of a successful Infer, per request and per output."""
+    message = result.message
+    if message:
+        # What an engine says may be long, and not even be text.
+        message = message[:WORDS_CHARS_MAX].encode(errors="replace").decode()
+    header = (
+        _RESULT,
+        result.action_id,
+        result.error,
+        message,
+        result.received_ns + shift_ns,
+        _encode_step(result.load, shift_ns),
+        _encode_step(result.input, shift_ns),
+        _encode_step(result.exec, shift_ns),
+        _encode_step(result.output, shift_ns),
+        [len(tensor) for tensor in outputs],
+    )
+    return _frame(_encode(header), outputs)
+
+
+def decode_order(frame: Frame) -> tuple[Action | Withdrawal, Sequence[Buffer]]:
+    """Read what a controller sent, and the payload of an Infer.
+
+    Raises:
+        ProtocolError: no controller of this version sends such a frame.
+    """
+    header, payload = frame
+    try:
+        order = _decode_order(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(header)} bytes that are no action: {error}") from None
+    if isinstance(order, _Infer):
+        infer = Infer(
+            action_id=ActionId(order.action_id),
+            model_id=ModelId(order.model_id),
+            batch_size=order.batch_size,
+            rows=order.rows,
+            earliest_ns=order.earliest_ns,
+            latest_ns=order.latest_ns,
+            expected_duration_ns=order.expected_duration_ns,
+        )
+        return infer, _cut(order.action_id, payload, order.lengths)
+    _cut(order.action_id, payload, ())
+    if isinstance(order, Withdrawal):
+        return order, ()
+    action_id, model_id = ActionId(order.action_id), ModelId(order.model_id)
+    if isinstance(order, _EvictWeights):
+        return EvictWeights(action_id=action_id, model_id=model_id), ()
+    load = LoadWeights(
+        action_id=action_id,
+        model_id=model_id,
+        earliest_ns=order.earliest_ns,
+        latest_ns=order.latest_ns,
+        expected_duration_ns=order.expected_duration_ns,
+    )
+    return load, ()
+
+
+def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[Buffer]]:
+    """Read a result and its outputs; `shift_ns` is added to every time.
+
+    Raises:
+        ProtocolError: the frame holds no result, an unknown error, or times that no clock shows.
+    """
+    header, payload = frame
+    try:
+        found = _decode_result(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(header)} bytes that are no result: {error}") from None
+    result = Result(
+        action_id=ActionId(found.action_id),
+        error=found.error,
+        message=found.message,
+        received_ns=found.received_ns + shift_ns,
+        load=_decode_step(found.load, shift_ns),
+        input=_decode_step(found.input, shift_ns),
+        exec=_decode_step(found.exec, shift_ns),
+        output=_decode_step(found.output, shift_ns),
+    )
+    return result, _cut(found.action_id, payload, found.lengths)
+
+
+def _frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
+    num_bytes = total_bytes(payload)
+    prefix = PREFIX.pack(len(header), num_bytes)
+    if num_bytes <= _JOINED_BYTES:
+        return [b"".join((prefix, header, *payload))]
+    return [prefix + header, *payload]
+
+
+def _cut(action_id: int, payload: Buffer, lengths: Sequence[int]) -> Sequence[Buffer]:
+    """Cut a payload into tensors."""
+    if sum(lengths) != len(payload):
+        raise ProtocolError(
+            f"action {action_id}: tensors of {sum(lengths)} bytes in a payload of {len(payload)}"
+        )
+    if len(lengths) == 1:
+        return (payload,)
+    view, begin, tensors = memoryview(payload), 0, []
+    for length in lengths:
+        tensors.append(view[begin : begin + length])
+        begin += length
+    return tensors
+
+
+def _encode_step(step: StepTime | None, shift_ns: int) -> tuple[int, int, int] | None:
+    if step is None:
+        return None
+    return step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns
+
+
+def _decode_step(step: _Step | None, shift_ns: int) -> StepTime | None:
+    if step is None:
+        return None
+    return StepTime(step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames. It does no I/O: the caller receives into `room`."""
+
+    def __init__(
+        self,
+        *,
+        header_bytes_max: int = HEADER_BYTES_MAX,
+        payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    ) -> None:
+        #: Longest header and payload that the peer may send; the owner may change them between frames.
+        self.header_bytes_max = header_bytes_max
+        self.payload_bytes_max = payload_bytes_max
+        self._gathered = memoryview(bytearray(_GATHERED_BYTES))
+        self._end = 0
+        #: The large frame that is being received, where its payload begins in it, and how much is there.
+        self._own: memoryview | None = None
+        self._own_payload = 0
+        self._own_end = 0
+
+    def room(self) -> memoryview:
+        """Where the next bytes belong; never empty."""
+        if self._own is not None:
+            return self._own[self._own_end :]
+        return self._gathered[self._end :]
+
+    def received(self, num_bytes: int) -> list[Frame]:
+        """Take in the first bytes of `room`; gives the frames that are complete with them.
+
+        Raises:
+            ProtocolError: a frame is longer than any that the peer may send.
+        """
+        if (own := self._own) is not None:
+            self._own_end += num_bytes
+            if self._own_end < len(own):
+                return []
+            self._own = None
+            return [(own[PREFIX.size : self._own_payload], own[self._own_payload :])]
+        gathered = self._gathered
+        begin, end = 0, self._end + num_bytes
+        frames: list[Frame] = []
+        while end - begin >= PREFIX.size:
+            header_bytes, payload_bytes = PREFIX.unpack_from(gathered, begin)
+            self._check(header_bytes, payload_bytes)
+            payload_begin = begin + PREFIX.size + header_bytes
+            frame_end = payload_begin + payload_bytes
+            if frame_end > end:
+                if frame_end - begin > _OWN_BYTES:
+                    self._own = np.empty(frame_end - begin, np.uint8).data
+                    self._own[: end - begin] = gathered[begin:end]
+                    self._own_payload, self._own_end = payload_begin - begin, end - begin
+                    begin = end
+                break
+            header = bytes(gathered[begin + PREFIX.size : payload_begin])
+            frames.append((header, bytes(gathered[payload_begin:frame_end])))
+            begin = frame_end
+        if begin:
+            gathered[: end - begin] = gathered[begin:end]
+        self._end = end - begin
+        return frames
+
+    def _check(self, header_bytes: int, payload_bytes: int) -> None:
+        if header_bytes > self.header_bytes_max or payload_bytes > self.payload_bytes_max:
+            raise ProtocolError(
+                f"a frame with a header of {header_bytes} bytes and a payload of {payload_bytes},"
+                f" expected {self.header_bytes_max} and {self.payload_bytes_max} at most"
+            )
+
+
+class SendQueue:
+    """Bytes on their way to a socket. It does no I/O."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._buffers: deque[Buffer] = deque()
+
+    def add(self, buffers: Sequence[Buffer]) -> None:
+        """Queue buffers; they must stay as they are until they are sent."""
+        self._buffers.extend(buffers)
+        self.num_bytes += total_bytes(buffers)
+
+    def buffers(self) -> list[Buffer]:
+        """What to send next, as much as the kernel takes in one call."""
+        if len(self._buffers) <= _BUFFERS_MAX:
+            return list(self._buffers)
+        return list(islice(self._buffers, _BUFFERS_MAX))
+
+    def sent(self, num_bytes: int) -> None:
+        """Take in that the socket took so many bytes of them."""
+        self.num_bytes -= num_bytes
+        if not self.num_bytes:
+            self._buffers.clear()
+            return
+        while num_bytes:
+            first = self._buffers[0]
+            if num_bytes < len(first):
+                self._buffers[0] = memoryview(first)[num_bytes:]
+                return
+            num_bytes -= len(first)
+            self._buffers.popleft()

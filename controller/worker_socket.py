@@ -1,0 +1,271 @@
+"""The controller's end of the sockets that carry actions and results, one per worker.
+
+A worker dials a Unix socket on the controller's own host, else TCP, and shows the token that it was given
+over its stream when it registered: no stranger gets further. What is written during a turn of the event loop
+leaves in one system call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clockwright.bulk import Buffer
+from clockwright.data_socket import prepare
+from clockwright.errors import ProtocolError
+from clockwright.frames import (
+    GREETING_BYTES,
+    PLAIN_HEADER_BYTES,
+    TOKEN_BYTES,
+    Frame,
+    FrameReader,
+    SendQueue,
+    token_of,
+)
+
+log = logging.getLogger(__name__)
+
+# Connections that have not shown a token, and how long each has for it. A worker shows it at once, so where
+# there are too many, the oldest is none.
+_NEWCOMERS_MAX = 64
+_GREETING_LIMIT_S = 10.0
+_BACKLOG = 128
+
+# A worker that leaves so much unread is as good as gone. The scheduler sends some milliseconds of work ahead.
+_UNSENT_BYTES_MAX = 1 << 30
+
+
+class WorkerSocket:
+    """One worker's socket: frames in, buffers out. It belongs to the event loop."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        take: Callable[[Sequence[Frame]], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            sock: connected, and does not block.
+            take: given frames as they come, in order. What it raises ends the link.
+            ended: told once why the worker cannot be reached any more.
+        """
+        #: The owner sets what it may bring.
+        self.reader = FrameReader(header_bytes_max=PLAIN_HEADER_BYTES, payload_bytes_max=0)
+        #: Calls of `tick` since the worker last took any of what waits for it.
+        self.stalled_ticks = 0
+        self._sock = sock
+        self._take = take
+        self._ended = ended
+        self._queue = SendQueue()
+        #: A write is due at the end of this turn, or when the socket has room again.
+        self._is_due = False
+        self._is_full = False
+        self._is_open = True
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._readable)
+
+    def send(self, buffers: Sequence[Buffer]) -> None:
+        """Send buffers, with whatever else is sent in this turn of the loop."""
+        self._queue.add(buffers)
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._flush)
+
+    def tick(self) -> None:
+        """Called now and then: counts `stalled_ticks`."""
+        if self._is_full:
+            self.stalled_ticks += 1
+
+    def close(self) -> None:
+        """Close the socket; what was not sent is lost."""
+        if self._is_open:
+            self._is_open = False
+            self._loop.remove_reader(self._sock)
+            self._loop.remove_writer(self._sock)
+            self._sock.close()
+
+    def _end(self, reason: str) -> None:
+        if self._is_open:
+            self.close()
+            self._ended(reason)
+
+    def _readable(self) -> None:
+        try:
+            num_bytes = self._sock.recv_into(self.reader.room())
+            if num_bytes == 0:
+                self._end("the worker closed its connection")
+                return
+            self._take(self.reader.received(num_bytes))
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            self._end(f"its connection broke: {error.strerror}")
+        except ProtocolError as error:
+            self._end(f"protocol error: {error}")
+        except Exception as error:
+            # This is a bug of ours. The worker reconnects and starts afresh.
+            log.exception("a worker's link failed")
+            self._end(f"its link failed: {error!r}")
+
+    def _flush(self) -> None:
+        if not self._is_open:
+            return
+        queue = self._queue
+        try:
+            while queue.num_bytes:
+                buffers = queue.buffers()
+                if len(buffers) == 1:
+                    num_bytes = self._sock.send(buffers[0])
+                else:
+                    num_bytes = self._sock.sendmsg(buffers)
+                queue.sent(num_bytes)
+                self.stalled_ticks = 0
+        except (BlockingIOError, InterruptedError):
+            if queue.num_bytes > _UNSENT_BYTES_MAX:
+                self._end(f"it leaves {queue.num_bytes} bytes unread")
+            elif not self._is_full:
+                self._is_full = True
+                self._loop.add_writer(self._sock, self._flush)
+            return
+        except OSError as error:
+            self._end(f"its connection broke: {error.strerror}")
+            return
+        self._is_due = False
+        if self._is_full:
+            self._is_full = False
+            self._loop.remove_writer(self._sock)
+
+
+@dataclass(slots=True, eq=False)
+class _Newcomer:
+    """A connection that has not shown its token yet."""
+
+    sock: socket.socket
+    limit: asyncio.TimerHandle
+    greeting: bytearray = field(default_factory=bytearray)
+
+
+class SocketListener:
+    """Takes workers' connections, and gives each to whoever expects its token."""
+
+    def __init__(self, *, silence_limit_ms: int) -> None:
+        #: Where workers on this host and on others find it; empty and 0 before `listen`.
+        self.path = ""
+        self.port = 0
+        self._silence_limit_ms = silence_limit_ms
+        self._listening: list[socket.socket] = []
+        self._newcomers: dict[socket.socket, _Newcomer] = {}
+        self._expected: dict[bytes, Callable[[socket.socket], None]] = {}
+
+    def listen(self, host: str, port: int, path: Path) -> None:
+        """Accept connections, over TCP and on a Unix socket.
+
+        Args:
+            host: address to listen on.
+            port: 0 takes any free one.
+            path: of the Unix socket; where there cannot be one, workers of this host take TCP.
+
+        Raises:
+            OSError: the port is taken, or the address is none of this host's.
+        """
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, where in found:
+            with ExitStack() as stack:
+                sock = stack.enter_context(socket.socket(family, kind, protocol))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
+                sock.bind((where[0], port, *where[2:]))
+                stack.pop_all()
+            self._add(sock)
+            self.port = port = sock.getsockname()[1]
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.bind(str(path))
+        except OSError as error:
+            sock.close()
+            log.warning("workers of this host take TCP: %s: %s", path, error)
+            return
+        self._add(sock)
+        self.path = str(path)
+
+    def expect(self, taken: Callable[[socket.socket], None]) -> bytes:
+        """Make a token; the connection that shows it is given to `taken`, once."""
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._expected[token] = taken
+        return token
+
+    def forget(self, token: bytes) -> None:
+        """Expect a token no more."""
+        self._expected.pop(token, None)
+
+    def close(self) -> None:
+        """Stop listening. Connections that were given away stay."""
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.remove_reader(sock)
+            sock.close()
+        self._listening.clear()
+        for newcomer in list(self._newcomers.values()):
+            self._drop(newcomer)
+
+    def _add(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._listening.append(sock)
+        asyncio.get_running_loop().add_reader(sock, self._accept, sock)
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            sock, _ = listening.accept()
+        except OSError:
+            return  # It went away again, or there is no file handle; the next attempt may find one.
+        sock.setblocking(False)
+        while len(self._newcomers) >= _NEWCOMERS_MAX:
+            self._drop(next(iter(self._newcomers.values())))
+        loop = asyncio.get_running_loop()
+        limit = loop.call_later(_GREETING_LIMIT_S, self._drop_by_socket, sock)
+        newcomer = self._newcomers[sock] = _Newcomer(sock, limit)
+        loop.add_reader(sock, self._hear, newcomer)
+
+    def _hear(self, newcomer: _Newcomer) -> None:
+        greeting = newcomer.greeting
+        try:
+            data = newcomer.sock.recv(GREETING_BYTES - len(greeting))
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        greeting += data
+        if data and len(greeting) < GREETING_BYTES:
+            return
+        taken = self._expected.pop(token_of(bytes(greeting)) or b"", None)
+        if taken is None:
+            log.info("a connection to the workers' socket showed no token of ours: closed")
+            self._drop(newcomer)
+            return
+        self._let_go(newcomer)
+        with suppress(OSError):
+            prepare(newcomer.sock, silence_limit_ms=self._silence_limit_ms)
+        taken(newcomer.sock)
+
+    def _drop_by_socket(self, sock: socket.socket) -> None:
+        if (newcomer := self._newcomers.get(sock)) is not None:
+            self._drop(newcomer)
+
+    def _drop(self, newcomer: _Newcomer) -> None:
+        self._let_go(newcomer)
+        newcomer.sock.close()
+
+    def _let_go(self, newcomer: _Newcomer) -> None:
+        newcomer.limit.cancel()
+        asyncio.get_running_loop().remove_reader(newcomer.sock)
+        del self._newcomers[newcomer.sock]

@@ -1,0 +1,215 @@
+"""The worker's end of the socket that carries actions and results.
+
+A thread of its own reads actions and hands them to the lanes, so that nothing else this process does comes
+between. Whoever has a result writes it; what the socket does not take at once, the event loop writes when
+there is room again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from clockwright.actions import Action, Result
+from clockwright.bulk import Buffer
+from clockwright.data_socket import prepare
+from clockwright.errors import ProtocolError
+from clockwright.frames import (
+    FrameReader,
+    SendQueue,
+    Withdrawal,
+    decode_order,
+    encode_result,
+    greeting,
+)
+from clockwright.v1 import worker_pb2 as pb
+from worker.timing import tune_thread
+
+logger = logging.getLogger(__name__)
+
+# The controller listens while it welcomes, so what takes longer is no controller.
+_DIAL_LIMIT_S = 10.0
+
+# A controller that leaves so many bytes of results unread has lost its way.
+_UNSENT_BYTES_MAX = 1 << 30
+
+
+class ControllerSocket:
+    """One connection, from dialling to its end."""
+
+    def __init__(
+        self,
+        host: str,
+        welcome: pb.Welcome,
+        take: Callable[[Action | Withdrawal, Sequence[Buffer]], None],
+    ) -> None:
+        """Dial, and serve until `over`.
+
+        Args:
+            host: the controller's.
+            welcome: says where to dial, and with which token.
+            take: called by the link's thread with what the controller sends, and the payload of an Infer.
+        """
+        self._host = host
+        self._welcome = welcome
+        self._take = take
+        self._loop = asyncio.get_running_loop()
+        #: Why the connection has ended; an exception where the controller broke the protocol.
+        self.over: asyncio.Future[str] = self._loop.create_future()
+        self._lock = threading.Lock()
+        self._sock: socket.socket | None = None
+        self._queue = SendQueue()
+        #: The event loop writes when there is room again.
+        self._is_full = False
+        self._is_finished = False
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="actions", daemon=True)
+        self._thread.start()
+
+    def send(self, result: Result, outputs: Sequence[Buffer]) -> None:
+        """Send a result; from any thread, at once."""
+        buffers = encode_result(result, outputs)
+        with self._lock:
+            self._queue.add(buffers)
+            if not self._is_full:
+                self._flush()
+
+    def finish(self) -> None:
+        """Send what is queued and then nothing more: the controller reads up to the end, and hangs up."""
+        with self._lock:
+            self._is_finished = True
+            if not self._is_full:
+                self._flush()
+
+    def close(self) -> None:
+        """Hang up; what was not sent is lost."""
+        with self._lock:
+            self._is_closed = True
+            if self._sock is not None:
+                self._loop.remove_writer(self._sock)
+                # Wakes the thread, which may run a step first. The file stays open until it has seen this.
+                with suppress(OSError):
+                    self._sock.shutdown(socket.SHUT_RDWR)
+
+    # --- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        tune_thread(realtime=False)
+        reason: str | Exception
+        try:
+            reason = self._serve(self._dial())
+        except ProtocolError as error:
+            reason = error
+        except OSError as error:
+            reason = f"the socket for actions: {error}"
+        except Exception as error:
+            # Our own bug. The stream starts afresh, and people get to see it.
+            logger.exception("the socket for actions failed")
+            reason = f"{type(error).__name__}: {error}"
+        # The loop may be closed, at the end of the process.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end, reason)
+
+    def _dial(self) -> socket.socket:
+        sock = self._connect()
+        prepare(sock, silence_limit_ms=self._welcome.silence_limit_ms)
+        sock.sendall(greeting(self._welcome.token))
+        sock.settimeout(None)
+        with self._lock:
+            self._sock = sock
+            if self._is_closed:
+                sock.shutdown(socket.SHUT_RDWR)
+            else:
+                self._flush()
+        return sock
+
+    def _connect(self) -> socket.socket:
+        path = self._welcome.socket_path
+        # On another host there is no such file, and in a container it may be hidden.
+        if path and Path(path).exists():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            sock.settimeout(_DIAL_LIMIT_S)
+            try:
+                sock.connect(path)
+            except OSError as error:
+                sock.close()
+                logger.info("no way by %s (%s): taking TCP", path, error.strerror)
+            else:
+                return sock
+        address = self._host, self._welcome.socket_port
+        try:
+            return socket.create_connection(address, _DIAL_LIMIT_S)
+        except OSError as error:
+            where = f"{self._host}:{self._welcome.socket_port}"
+            raise ProtocolError(
+                f"actions come by {where}, which cannot be reached: {error}"
+            ) from None
+
+    def _serve(self, sock: socket.socket) -> str:
+        reader, take = FrameReader(), self._take
+        while num_bytes := sock.recv_into(reader.room()):
+            for frame in reader.received(num_bytes):
+                if self._is_closed:
+                    break
+                take(*decode_order(frame))
+        return "closed the socket for actions"
+
+    # --- with the lock held ---------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        """Write what the socket takes; leave the rest to the event loop."""
+        sock, queue = self._sock, self._queue
+        if sock is None or self._is_closed:
+            return
+        try:
+            while queue.num_bytes:
+                buffers = queue.buffers()
+                if len(buffers) == 1:
+                    num_bytes = sock.send(buffers[0], socket.MSG_DONTWAIT)
+                else:
+                    num_bytes = sock.sendmsg(buffers, (), socket.MSG_DONTWAIT)
+                queue.sent(num_bytes)
+            if self._is_finished:
+                sock.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            if queue.num_bytes > _UNSENT_BYTES_MAX:
+                logger.warning("the controller leaves %d bytes of results unread", queue.num_bytes)
+                sock.shutdown(socket.SHUT_RDWR)
+                return
+            self._is_full = True
+            self._loop.call_soon_threadsafe(self._wait_for_room)
+        except OSError:
+            pass  # The thread that reads hears of it too, and says so.
+
+    # --- in the event loop ----------------------------------------------------------------------
+
+    def _wait_for_room(self) -> None:
+        with self._lock:
+            if self._sock is not None and not self._is_closed:
+                self._loop.add_writer(self._sock, self._has_room)
+
+    def _has_room(self) -> None:
+        with self._lock:
+            if self._sock is not None and not self._is_closed:
+                self._loop.remove_writer(self._sock)
+                self._is_full = False
+                self._flush()
+
+    def _end(self, reason: str | Exception) -> None:
+        """The thread has ended."""
+        self.close()
+        with self._lock:
+            if self._sock is not None:
+                self._sock.close()
+                self._sock = None
+        if self.over.done():
+            return
+        if isinstance(reason, str):
+            self.over.set_result(reason)
+        else:
+            self.over.set_exception(reason)
