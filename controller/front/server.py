@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from clockwright import __version__
 from clockwright.bulk import Buffer, split_bulk
 from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
+from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.calls import AwaitedCall, Call
@@ -71,9 +71,18 @@ _PEEK_AFTER_NS = 2 * NS_PER_MS
 
 
 class _Served:
-    """A request that was found right, while it is being served; it ends its call."""
+    """A request that was found right, while it is being served. It waits for its answer, and ends its call."""
 
-    __slots__ = ("_asked", "_call", "_door", "_name", "_num_bytes", "_runtime")
+    __slots__ = (
+        "_asked",
+        "_call",
+        "_door",
+        "_name",
+        "_num_bytes",
+        "_over",
+        "_runtime",
+        "request_id",
+    )
 
     def __init__(
         self,
@@ -90,39 +99,65 @@ class _Served:
         self._runtime = runtime
         self._door = door
         self._num_bytes = num_bytes
+        self._over = False
+        #: The runtime's; 0 while it has not been asked.
+        self.request_id = RequestId(0)
 
-    def end(self, future: asyncio.Future[Answer] | asyncio.Future[Answered]) -> None:
-        """Answer with what became of the request."""
-        self._door.leave(self._num_bytes)
-        if future.cancelled():
-            return
+    def withdraw(self) -> None:
+        """The client has given the request up."""
+        if not self._over:
+            self._end()
+            self._runtime.withdraw(self.request_id)
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._over
+
+    def set_result(self, result: Answer | Answered) -> None:
+        """Answer with the outputs of a model or an application."""
+        self._end()
         call, asked = self._call, self._asked
-        # Raised, the exception would hold this frame and be held by it, with the request's tensors.
-        error = future.exception()
-        waited_ns = self._runtime.clock() - call.arrival_ns
-        call.served(slow=error is not None and waited_ns > asked.slo_ns / 2)
-        if isinstance(error, Exception):
-            call.fail(error)
-            return
+        call.served(slow=False)
         parameters: dict[str, bool | int | str] | None = None
         try:
-            result = future.result()
-            if isinstance(result, Answered):
-                # An application explains every answer: feedback needs the query id.
-                parameters = result.parameters
-                expected_latency_ns = asked.slo_ns
-            else:
+            if isinstance(result, Answer):
                 if asked.explain:
                     parameters = explain(result, slo_source=asked.slo_source)
                 expected_latency_ns = result.command.expected_departure_ns - call.arrival_ns
+            else:
+                # An application explains every answer: feedback needs the query id.
+                parameters = result.parameters
+                expected_latency_ns = asked.slo_ns
             message = encode_response(asked, result.outputs, parameters=parameters)
         except Exception as fault:
-            # Nobody else would end the call: this is the loop's own callback.
+            # Nobody else would end the call.
             call.fail(fault)
             return
         slo_ns = asked.slo_ns
         latest_ns = call.arrival_ns + slo_ns - min(slo_ns // _WAY_BACK_PART, _WAY_BACK_NS)
         call.answer(message, latest_ns, functools.partial(self._late, expected_latency_ns))
+
+    def set_exception(self, exception: Exception) -> None:
+        """Answer with why there is no answer."""
+        self._end()
+        waited_ns = self._runtime.clock() - self._call.arrival_ns
+        self._call.served(slow=waited_ns > self._asked.slo_ns / 2)
+        self._call.fail(exception)
+
+    def task_ended(self, task: asyncio.Task[Answer] | asyncio.Task[Answered]) -> None:
+        """Answer with what became of a task that asked in this one's stead."""
+        if task.cancelled():
+            self._end()
+        elif isinstance(error := task.exception(), Exception):
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
+
+    def _end(self) -> None:
+        self._over = True
+        # Else the two would keep each other, and the request's tensors, until the collector comes by.
+        self._call.when_gone = None
+        self._door.leave(self._num_bytes)
 
     def _late(self, expected_latency_ns: int, now_ns: int) -> Exception:
         """Make the error of an answer that was ready, but too late."""
@@ -217,14 +252,10 @@ class InferenceService:
             call.fail(error)
             return
         try:
-            name, asked, future = self._begin(data, call.arrival_ns, call.timeout_ns)
+            self._begin(call, data)
         except Exception as error:
             self._door.leave(num_bytes)
             call.fail(error)
-            return
-        call.when_gone = future.cancel
-        served = _Served(call, name, asked, self._runtime, self._door, num_bytes)
-        future.add_done_callback(served.end)
 
     async def _infer_awaited(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -275,26 +306,21 @@ class InferenceService:
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
-    def _begin(
-        self, data: Buffer, arrival_ns: int, timeout_ns: int | None
-    ) -> tuple[str, CheckedRequest, asyncio.Future[Answer] | asyncio.Future[Answered]]:
-        """Check one request and have it served; returns whose name it has, and its answer to come.
-
-        Args:
-            data: a serialised ModelInferRequest.
-            arrival_ns: when its first byte came, on the runtime's clock.
-            timeout_ns: time from then to the RPC deadline; None: there is none.
+    def _begin(self, call: Call, data: Buffer) -> None:
+        """Check one request and have it served.
 
         Raises:
             RefusedError: it has waited for too long, or nobody can serve it.
             UnknownModelError: no such model or version.
             BadRequestError: the request does not fit its model.
         """
-        answerer, servable, asked = self._check(data, arrival_ns, timeout_ns)
-        future: asyncio.Future[Answer] | asyncio.Future[Answered]
+        arrival_ns = call.arrival_ns
+        answerer, servable, asked = self._check(data, arrival_ns, call.timeout_ns)
+        served = _Served(call, servable.name, asked, self._runtime, self._door, len(data))
+        task: asyncio.Task[Answer] | asyncio.Task[Answered]
         if isinstance(answerer, LiveApplication):
             assert self._applications is not None
-            future = asyncio.create_task(
+            task = asyncio.create_task(
                 self._applications.answer(
                     answerer,
                     asked.inputs,
@@ -306,7 +332,7 @@ class InferenceService:
                 )
             )
         elif self._applications is not None and answerer.is_cached and not asked.explain:
-            future = asyncio.create_task(
+            task = asyncio.create_task(
                 self._applications.predict(
                     answerer.model_id,
                     asked.inputs,
@@ -317,7 +343,8 @@ class InferenceService:
                 )
             )
         else:
-            future = self._runtime.submit(
+            served.request_id = self._runtime.ask(
+                served,
                 answerer.model_id,
                 asked.inputs,
                 rows=asked.rows,
@@ -325,7 +352,10 @@ class InferenceService:
                 slo_ns=asked.slo_ns,
                 tenant=asked.tenant,
             )
-        return servable.name, asked, future
+            call.when_gone = served.withdraw
+            return
+        task.add_done_callback(served.task_ended)
+        call.when_gone = task.cancel
 
     def _check(
         self, data: Buffer, arrival_ns: int, timeout_ns: int | None
