@@ -1,7 +1,8 @@
-"""Clients of other makes, on both servers: nghttp2's and curl's."""
+"""Clients of other makes, on both servers: nghttp2's, curl's, and gRPC's of JavaScript."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import struct
@@ -88,3 +89,19 @@ def test_curl_gets_the_answer_whole(server: FrontEndInThread, body: Path, tmp_pa
     flag, length = struct.unpack_from(">BI", answer.read_bytes())
     assert (flag, length) == (0, answer.stat().st_size - 5)
     pb.ModelInferResponse.FromString(answer.read_bytes()[5:])
+
+
+def test_grpc_of_javascript_asks_and_streams(server: FrontEndInThread) -> None:
+    client = Path(__file__).parents[1] / "kit" / "grpc_js_client.js"
+    proto = Path(__file__).parents[2] / "proto" / "inference" / "inference.proto"
+    try:
+        output = run("node", str(client), server.address, str(proto))
+    except subprocess.CalledProcessError as error:
+        if "Cannot find module" not in error.stderr:
+            raise
+        pytest.skip("node finds no @grpc/grpc-js and @grpc/proto-loader in NODE_PATH")
+    found = json.loads(output)
+    expected = [{"id": f"r{number}", "floats": [2, 4, 6]} for number in range(50)]
+    assert found["unary"] == expected
+    assert sorted(found["streamed"], key=str) == sorted(expected, key=str)
+    assert found["unknown"] == {"code": 5, "text": "there is no model 'nobody'"}
