@@ -99,10 +99,10 @@ def join_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> bytes:
     """Put entries of one top-level `bytes` field behind a serialised message; copies each once."""
     if not entries:
         return header
-    tag = _encode_varint(field << 3 | _LEN)
+    tag = encode_varint(field << 3 | _LEN)
     parts: list[Buffer] = [header]
     for entry in entries:
-        parts.append(tag + _encode_varint(len(entry)))
+        parts.append(tag + encode_varint(len(entry)))
         parts.append(entry)
     return b"".join(parts)
 
@@ -163,7 +163,8 @@ def _varint(message: Buffer, position: int) -> tuple[int, int]:
             raise ProtocolError("varint longer than ten bytes")
 
 
-def _encode_varint(value: int) -> bytes:
+def encode_varint(value: int) -> bytes:
+    """Encode a number as protobuf does a length or tag."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

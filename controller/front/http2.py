@@ -387,18 +387,19 @@ class Http2Connection:
                     f"found a frame of type {kind} inside the headers of stream {self._block[0]}",
                 )
             if kind == _HEADERS and flags == _END_HEADERS:
-                behind = self._whole_call(data, position, stream_id, length, events)
+                behind = self._known_call(data, position, stream_id, length, events)
                 if behind:
                     position = behind
                     self._arrival_ns = arrival_ns
                     continue
             if kind == _DATA:
-                if flags == _END_STREAM:
-                    behind = self._last_message(data, position, stream_id, length, events)
-                    if behind:
-                        position = behind
-                        self._arrival_ns = arrival_ns
-                        continue
+                stream = self._streams.get(stream_id) if flags == _END_STREAM else None
+                if stream is not None and (behind := self._whole_message(data, position, stream)):
+                    message = data[position + 14 : behind]
+                    events.append(LastMessage(stream_id, message, self._arrival_ns))
+                    position = behind
+                    self._arrival_ns = arrival_ns
+                    continue
                 padding = 0
                 if flags & _PADDED:
                     if end - position < 10:
@@ -440,58 +441,48 @@ class Http2Connection:
     def _keep(self, rest: bytes) -> None:
         self._partial, self._partial_since_ns = rest, self._arrival_ns
 
-    def _whole_call(
+    def _known_call(
         self, data: bytes, position: int, stream_id: int, length: int, events: list[Event]
     ) -> int:
-        """Take in a call that is all there in two frames; returns the position behind it.
+        """Open a call whose headers were seen before; returns the position behind what was taken.
 
-        Returns 0, and does nothing, where anything about it is out of the ordinary.
+        Returns 0, and does nothing, where anything about the headers is out of the ordinary.
         """
-        begin = position + 9 + length
-        if len(data) < begin + 14:
-            return 0
-        word, flags, data_stream_id = _FRAME.unpack_from(data, begin)
-        size: int = word >> 8
-        behind = begin + 9 + size
+        behind = position + 9 + length
+        request = self._blocks.get(data[position + 9 : behind])
         if (
-            word & 0xFF
-            or flags != _END_STREAM
-            or data_stream_id != stream_id
-            or not 5 <= size <= FRAME_BYTES_MAX
-            or size > self._room
+            not isinstance(request, CallHeaders)
             or behind > len(data)
             or stream_id <= self._last_stream_id
             or not stream_id & 1
             or len(self._streams) >= STREAMS_MAX
         ):
             return 0
-        request = self._blocks.get(data[position + 9 : begin])
-        flag, num_bytes = _PREFIX.unpack_from(data, begin + 9)
-        if (
-            not isinstance(request, CallHeaders)
-            or flag
-            or num_bytes != size - 5
-            or num_bytes > self._max_message_bytes
-        ):
-            return 0
         self._last_stream_id = stream_id
-        self._take_room(size)
         stream = _Stream(stream_id, request, self._peer_initial_window)
-        stream.remote_closed = stream.begun = True
         self._streams[stream_id] = stream
-        self._earn()
-        events.append(CallReceived(stream_id, request, data[begin + 14 : behind], self._arrival_ns))
-        return behind
+        end = self._whole_message(data, behind, stream)
+        if not end:
+            events.append(RequestBegun(stream_id, request, self._arrival_ns))
+            return behind
+        message = data[behind + 14 : end]
+        events.append(CallReceived(stream_id, request, message, self._arrival_ns))
+        return end
 
-    def _last_message(
-        self, data: bytes, position: int, stream_id: int, length: int, events: list[Event]
-    ) -> int:
-        """Take in a message that fills the last frame of its call; as `_whole_call`."""
-        stream = self._streams.get(stream_id)
-        begin = position + 9
-        behind = begin + length
+    def _whole_message(self, data: bytes, position: int, stream: _Stream) -> int:
+        """Take in a message that fills the last frame of its call; returns the position behind it.
+
+        Returns 0, and does nothing, where it is not that, not all there, or out of the ordinary.
+        """
+        if len(data) < position + 14:
+            return 0
+        word, flags, stream_id = _FRAME.unpack_from(data, position)
+        length: int = word >> 8
+        behind = position + 9 + length
         if (
-            stream is None
+            word & 0xFF
+            or flags != _END_STREAM
+            or stream_id != stream.stream_id
             or behind > len(data)
             or not 5 <= length <= stream.room
             or length > self._room
@@ -500,13 +491,12 @@ class Http2Connection:
             or stream.remote_closed
         ):
             return 0
-        flag, num_bytes = _PREFIX.unpack_from(data, begin)
+        flag, num_bytes = _PREFIX.unpack_from(data, position + 9)
         if flag or num_bytes != length - 5 or num_bytes > self._max_message_bytes:
             return 0
         self._take_room(length)
         stream.remote_closed = stream.begun = True
         self._earn()
-        events.append(LastMessage(stream_id, data[begin + 5 : behind], self._arrival_ns))
         return behind
 
     def _take_room(self, length: int) -> None:

@@ -39,7 +39,7 @@ from controller.front.oip import (
     wrap_for_stream,
 )
 from controller.front.statuses import Status, end, fail
-from controller.front.templates import Templates, cut_request
+from controller.front.templates import Templates
 from controller.runtime import Answer, Runtime, late_error
 from controller.selection.applications import Applications
 from controller.selection.live_application import LiveApplication
@@ -363,7 +363,7 @@ class InferenceService:
         """Find out who is to answer a request, and what is asked; as `_begin`."""
         waited_ns = self._runtime.clock() - arrival_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
-        cut = cut_request(data)
+        cut = self._templates.cut(data)
         template = None
         if cut is not None:
             template = self._templates.find(cut, generation=self._catalogue.generation)

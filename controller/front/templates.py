@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer
+from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, encode_varint
 from clockwright.units import NAME_CHARS_MAX
 from controller.catalogue import Entry
 from controller.front.oip import (
@@ -97,6 +97,15 @@ def cut_request(data: Buffer) -> CutRequest | None:
 
 
 @dataclass(slots=True)
+class _Layout:
+    """Where the parts of a message lie that has its key in front, no id, and its tensors behind."""
+
+    key_bytes: int
+    #: What stands before each tensor, with its position, and the tensor's own.
+    tensors: list[tuple[int, bytes, int, int]]
+
+
+@dataclass(slots=True)
 class Template:
     """What all requests of a key have in common."""
 
@@ -150,6 +159,24 @@ class Templates:
     def __init__(self) -> None:
         self._generation = 0
         self._templates: dict[bytes, Template] = {}
+        # By length of the message, of the last that was kept.
+        self._layouts: dict[int, _Layout] = {}
+
+    def cut(self, data: Buffer) -> CutRequest | None:
+        """Do what `cut_request` does, in fewer steps where a message is laid out like one before."""
+        layout = self._layouts.get(len(data))
+        if layout is None:
+            return cut_request(data)
+        key = bytes(data[: layout.key_bytes])
+        if key not in self._templates:
+            return cut_request(data)
+        source = data if len(data) <= SMALL_MESSAGE_BYTES else memoryview(data)
+        raw: list[Buffer] = []
+        for start, head, begin, end in layout.tensors:
+            if source[start:begin] != head:
+                return cut_request(data)
+            raw.append(source[begin:end])
+        return CutRequest(key, b"", raw)
 
     def find(self, cut: CutRequest, *, generation: int) -> Template | None:
         """Find the template of a message.
@@ -176,6 +203,7 @@ class Templates:
             return  # Its tensors are in the key.
         if len(self._templates) >= TEMPLATES_MAX:
             self._templates.clear()
+            self._layouts.clear()
         positions = {tensor.name: index for index, tensor in enumerate(parsed.message.inputs)}
         order = [positions[spec.name] for spec in servable.inputs]
         self._templates[cut.key] = Template(
@@ -186,3 +214,11 @@ class Templates:
             [len(tensor) for tensor in cut.raw],
             None if order == list(range(len(order))) else order,
         )
+        tensors = []
+        position = len(cut.key)
+        for tensor in cut.raw:
+            head = b"%c" % _RAW + encode_varint(len(tensor))
+            begin = position + len(head)
+            tensors.append((position, head, begin, begin + len(tensor)))
+            position = begin + len(tensor)
+        self._layouts[position] = _Layout(len(cut.key), tensors)
