@@ -538,6 +538,21 @@ def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
         assert batches(bench.finish_next(Infer))[0] == expected
 
 
+def test_under_overload_a_batch_that_leaves_nobody_behind_is_next_before_one_that_breaks_the_next_size() -> (
+    None
+):
+    """Two of three that wait leave one alone; a fourth comes soon, and four are denser."""
+    for waiting, expected in ((2, ("m0", 2)), (3, ("m1", 2))):
+        bench = Fleet(models=3)
+        for model in range(3):
+            bench.resident(model)
+        bench.ask(2, 100)  # the lane is busy for 3 ms
+        bench.ask(0, 3 + 7, count=waiting)  # must begin first, and too late for four
+        bench.ask(1, 3 + 7.5, count=2)
+        refuse_many(bench, 2, 4, Refusal.OVERLOADED)
+        assert batches(bench.finish_next(Infer))[0] == expected
+
+
 def deferring(deferral: Deferral) -> Callable[[SchedulerConfig], Policy]:
     return lambda config: EdfMhPolicy(config, deferral=deferral)
 
