@@ -50,6 +50,9 @@ class EdfMhConfig:
     #: A model that is refused though it has a copy takes pages of copies that served much less than it lost of
     #: late. Else it gets another copy only where pages are free, or where a load saves requests that wait.
     take_pages: bool = True
+    #: A model that a crowd waits for gets another copy before any of it is refused. Else only after: an SLO and a
+    #: load later.
+    before_refusals: bool = True
     #: Where workers are of unlike kinds, a model is left to those that suit it (policies/suits.py). Else any
     #: idle worker takes any batch.
     suits: bool = True

@@ -39,6 +39,8 @@ _FLOOR = 0.5
 # How fast the level moves: it halves in about this part of the half-life when twice too much is within it.
 _GAIN = 8.0
 
+# There is enough for all while less than this part of what was served is dropped.
+_FEW = 0.02
 
 #: Clients name tenants, so there may be any number of names: the latest ones are kept, so many.
 MAX_TENANTS = 1024
@@ -220,6 +222,9 @@ class FairShare:
 
     def _fade(self, step: int) -> None:
         factor = _fading(step - self._step)
+        if self._dropped_ns <= _FEW * self._served_ns:
+            # Nobody had more than all together, so while there was enough for all, nobody had more than its share.
+            self.level_ns = max(self.level_ns, self._served_ns)
         self._served_ns *= factor
         self._dropped_ns *= factor
         self._asked_by_dropped *= factor

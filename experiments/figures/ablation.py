@@ -52,6 +52,7 @@ OFF = {
     "next_use": EdfMhConfig(next_use=False),
     "prefetch": EdfMhConfig(prefetch=False),
     "take_pages": EdfMhConfig(take_pages=False),
+    "before_refusals": EdfMhConfig(before_refusals=False),
     "suits": EdfMhConfig(suits=False),
 }
 
@@ -62,6 +63,7 @@ BESIDES = {
     "next_use": ("unseen_timers", "unseen_halftimers", "unseen_random"),
     "prefetch": ("unseen_timers", "unseen_halftimers", "unseen_random"),
     "take_pages": ("unseen_hot",),
+    "before_refusals": ("unseen_hot", "unseen_crowd"),
     "suits": ("unseen_unlike", "unlike"),
 }
 

@@ -16,7 +16,7 @@ from controller.core import SchedulerConfig
 from experiments.figures import azure_replay, fig5, fig6, fig7_left, fig7_right, fig9, scale
 from experiments.figures.loads import NOISE, poisson, pressed, resnets, zoo
 from experiments.simulator import Case, Cluster, WorkerKind, copies_of, slower_kind
-from experiments.unseen import averse, copies, timers
+from experiments.unseen import averse, copies, mixtures, timers
 from experiments.unseen import unlike as unlike_kinds
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import ClosedLoop, Poisson, Workload
@@ -358,7 +358,13 @@ def scenarios() -> list[Scenario]:
 
 def further_scenarios() -> list[Scenario]:
     """Scenarios for single pieces that matter nowhere else: few models on many GPUs, unlike GPUs; timers and others."""
-    families = (*averse.FAMILIES, *copies.FAMILIES, *timers.FAMILIES, *unlike_kinds.FAMILIES)
+    families = (
+        *averse.FAMILIES,
+        *copies.FAMILIES,
+        *mixtures.CROWDS,
+        *timers.FAMILIES,
+        *unlike_kinds.FAMILIES,
+    )
     return [
         *(Scenario(f.name, "unseen", f.case, f.begin_ns, bound="") for f in families),
         # Full batches could answer 730 per GPU and second.

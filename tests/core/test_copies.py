@@ -6,7 +6,7 @@ import pytest
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, ArchitectureId, GpuKind, ModelId, RequestId, WorkerId
-from controller.core import SchedulerConfig
+from controller.core import EdfMhConfig, SchedulerConfig
 from controller.core.copies import Reason, reason_for_copy
 from controller.core.estimator import Estimates
 from controller.core.link import LinkPlan
@@ -63,6 +63,22 @@ def test_requests_that_a_copy_will_serve_get_another_only_from_a_worker_with_not
     served = model(copies=1, waiting=1)
     found = reason_for_copy(served, config, EAGER, policy(), any_idle=any_idle, now_ns=0)
     assert found is expected
+
+
+@pytest.mark.parametrize(
+    ("waiting", "before_refusals", "expected"),
+    [(5, True, None), (6, True, Reason.DEMAND), (6, False, None)],
+)
+def test_a_crowd_that_fills_a_quarter_of_its_lanes_is_demand_before_any_of_it_is_refused(
+    waiting: int, before_refusals: bool, expected: Reason | None
+) -> None:
+    """Each takes 5 ms, and all are due in 100 ms."""
+    config = SchedulerConfig(edf_mh=EdfMhConfig(before_refusals=before_refusals))
+    chooser = POLICIES["edf_mh"].make(config)
+    assert (
+        reason_for_copy(model(copies=1, waiting=waiting), config, EAGER, chooser, now_ns=0)
+        is expected
+    )
 
 
 @pytest.mark.parametrize(

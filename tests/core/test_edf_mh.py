@@ -60,27 +60,27 @@ def job(latest_ms: float, share_ms: float, density: float = 1.0) -> Job:
 
 
 def test_while_there_is_time_for_all_the_most_urgent_is_first() -> None:
-    assert first_kept([job(1, 2), job(5, 2, 9.0)], 0, 1.0) == 0
+    assert first_kept([job(1, 2), job(5, 2, 9.0)], 0, 1.0)[0] == 0
 
 
 def test_the_least_dense_job_is_struck_out_when_not_all_are_in_time() -> None:
     jobs = [job(1, 4, 2.0), job(2, 4, 1.0), job(3, 4, 3.0)]
-    assert first_kept(jobs, 0, 1.0) == 2  # 0 before 2 would make 2 late, 1 is worth least
-    assert first_kept([job(1, 4, 4.0), *jobs[1:]], 0, 1.0) == 0
+    assert first_kept(jobs, 0, 1.0)[0] == 2  # 0 before 2 would make 2 late, 1 is worth least
+    assert first_kept([job(1, 4, 4.0), *jobs[1:]], 0, 1.0)[0] == 0
 
 
 def test_without_pressure_nothing_is_struck_out() -> None:
-    assert first_kept([job(1, 4, 1.0), job(2, 4, 9.0)], 0, 0.0) == 0
+    assert first_kept([job(1, 4, 1.0), job(2, 4, 9.0)], 0, 0.0)[0] == 0
 
 
 def test_under_more_pressure_what_is_sparse_gives_way_sooner() -> None:
     jobs = [job(1, 2, 1.0), job(3, 2, 9.0)]
-    assert first_kept(jobs, 0, 1.0) == 0
-    assert first_kept(jobs, 0, 2.0) == 1
+    assert first_kept(jobs, 0, 1.0)[0] == 0
+    assert first_kept(jobs, 0, 2.0)[0] == 1
 
 
 def test_where_all_are_struck_out_the_densest_is_first() -> None:
-    assert first_kept([job(1, 2, 1.0), job(1, 2, 3.0), job(1, 2, 2.0)], 5 * MS, 1.0) == 1
+    assert first_kept([job(1, 2, 1.0), job(1, 2, 3.0), job(1, 2, 2.0)], 5 * MS, 1.0)[0] == 1
 
 
 def test_equal_jobs_are_dropped_nearly_as_seldom_as_possible() -> None:
@@ -101,7 +101,7 @@ def _done_one_by_one(jobs: Sequence[Job]) -> int:
     """Do what the rule names first, again and again, dropping what is too late by then."""
     time_ns, left, done = 0.0, list(jobs), 0
     while left := [job for job in left if job.latest_ns >= time_ns]:
-        first = left.pop(first_kept(left, time_ns, 1.0))
+        first = left.pop(first_kept(left, time_ns, 1.0)[0])
         time_ns += first.share_ns
         done += 1
     return done
@@ -229,6 +229,24 @@ def test_the_level_comes_to_be_the_max_min_share(
         levels.append(share.level_ns)
     # What is asked in a tenth of a second is remembered 14.4 times.
     assert sum(levels[50:]) / 50 / MS == pytest.approx(14.4 * expected_ms, rel=0.15)
+
+
+def test_a_crowd_takes_what_others_left_a_moment_ago_and_is_held_back_after() -> None:
+    """Ten have half of four lanes; a crowd comes and asks for three."""
+    share = FairShare()
+    ten, crowd = [Usage() for _ in range(10)], Usage()
+    for step in range(64):
+        for usage in ten:
+            share.served(usage, 1.0, STEP_NS / 5, step)
+    for step in range(64, 104):
+        for usage in ten:
+            share.served(usage, 1.0, STEP_NS / 6, step)
+            share.dropped(usage, 1.0, STEP_NS / 30, step)
+        share.served(crowd, 1.0, 3 * STEP_NS, step)
+        if step == 71:
+            assert share.has_left(crowd, 1.0, 1.0, step)
+    assert not share.has_left(crowd, 1.0, 1.0, 103)
+    assert all(share.has_left(usage, 1.0, 1.0, 103) for usage in ten)
 
 
 def test_of_many_tenants_the_latest_are_remembered() -> None:
