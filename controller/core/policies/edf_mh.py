@@ -186,7 +186,7 @@ class EdfMhPolicy(Policy):
             if len(found) == most:
                 break
             if len(found) == sought:
-                self._add_jobs(jobs, found, now_ns)
+                self._add_jobs(jobs, found, pressure, now_ns)
                 first, is_settled = first_kept(jobs, free_ns, pressure, most=most)
                 if is_settled:
                     break
@@ -197,7 +197,7 @@ class EdfMhPolicy(Policy):
         chosen: Batch | None = None
         if found:
             if len(found) > max(len(jobs), 1):
-                self._add_jobs(jobs, found, now_ns)
+                self._add_jobs(jobs, found, pressure, now_ns)
                 first, _ = first_kept(jobs, free_ns, pressure)
             chosen = found[first]
             self._count(chosen, now_ns)
@@ -241,7 +241,7 @@ class EdfMhPolicy(Policy):
                 return True
         return False
 
-    def _add_jobs(self, jobs: list[Job], found: list[Batch], now_ns: int) -> None:
+    def _add_jobs(self, jobs: list[Job], found: list[Batch], pressure: float, now_ns: int) -> None:
         """Add what the lane could do for those batches that are not among the jobs yet."""
         batches = found[len(jobs) :]
         for batch, worth in zip(batches, self._fairness.worths(batches, now_ns), strict=True):
