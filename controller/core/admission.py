@@ -126,7 +126,9 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
             Refusal.INFEASIBLE,
             detail=f"{rows} rows, the largest batch that any worker runs is {largest}",
         )
-    _doubt(request, shortest_ns, now_ns)
+    if _doubt(request, shortest_ns, now_ns) and arriving:
+        # This request may be the one that tries; were it refused, so would be all until the next came.
+        return judge(request, now_ns, arriving=True, room_ns=room_ns)
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
     if shortest_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
@@ -177,8 +179,13 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
     )
 
 
-def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
-    """Where one estimate alone rules the request out, make sure that the estimate is true."""
+def _doubt(request: Request, shortest_ns: int, now_ns: int) -> bool:
+    """Where one estimate alone rules the request out, make sure that the estimate is true.
+
+    Returns:
+        Whether an EXEC is to try it from now on.
+    """
+    tries = False
     # Loads of a model that has copies are no trial: they would be for this request only.
     cold = not request.model.copies
     for worker, readiness in request.model.ready.items():
@@ -192,12 +199,16 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int) -> None:
             now_ns, request.num_bytes, request.rows * request.model.output_row_bytes
         )
         budget_ns = request.due_ns - request.arrival_ns - link_ns
+        exec_ns = budget_ns
+        if cold and estimates.load_ns < budget_ns and not estimates.has_run(request.rows):
+            exec_ns -= estimates.load_ns  # between two that nobody measured, the EXEC is tried
         if shortest_ns > budget_ns:
             link.doubt(now_ns)
-        if shortest_ns > budget_ns:
-            estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
+        if shortest_ns > exec_ns:
+            tries |= estimates.doubt_exec(request.rows, exec_ns, now_ns=now_ns)
         elif estimates.load_ns + shortest_ns > budget_ns:
             estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
+    return tries
 
 
 def _rows_ahead(request: Request, arriving: bool) -> int:
