@@ -228,6 +228,7 @@ class Runtime:
         arrival_ns: int,
         slo_ns: int,
         together: bool,
+        num_bytes: int,
     ) -> list[Forecast]:
         """Predict what a request to each of some models would come to; see `Scheduler`."""
         return self._scheduler.forecast(
@@ -237,6 +238,7 @@ class Runtime:
             slo_ns=slo_ns,
             now_ns=self.clock(),
             together=together,
+            num_bytes=num_bytes,
         )
 
     def want(self, model_id: ModelId) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import gc
 import json
 import pickle
@@ -134,25 +135,35 @@ _HEAD = struct.Struct(">IBI")
 _TIMESPEC = struct.Struct("@qq")
 # The kernel begins to stamp what comes at some time after the first socket asked for it.
 _STAMPS_BEGIN_S = 2.0
+# Stamps that come without a gap for so long do not come from a kernel that is just switching them off.
+_STAMPS_STAY_S = 0.05
+# A server says how much it takes in the first frame that it sends; one that does not costs this wait.
+_SETTINGS_WAIT_S = 2.0
 
 
-def _stamping_socket() -> socket.socket:
-    """Make the kernel stamp whatever comes, for as long as the socket returned is open.
+@functools.cache
+def _make_kernel_stamp() -> socket.socket:
+    """Make the kernel stamp whatever comes, for as long as this process lives.
 
     Linux switches stamps on for the whole machine, in a task of its own, when the first socket asks for
-    them; what comes before that is not stamped. So this one asks, and sends itself datagrams until one is.
-    A kernel that never stamps is given up after two seconds, and the account says so.
+    them, and off likewise when the last one that asked is closed; what comes while they are off is not
+    stamped. So this socket asks, is never closed, and sends itself datagrams until their stamps stay: where
+    another process has just ended, the first may still be on their way out. A kernel that never stamps is
+    given up after two seconds, and the account says so.
     """
     stamped = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     stamped.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
     stamped.bind(("127.0.0.1", 0))
     stamped.settimeout(0.1)
-    end_s = time.monotonic() + _STAMPS_BEGIN_S
-    while time.monotonic() < end_s:
+    since_s = time.monotonic()
+    end_s = since_s + _STAMPS_BEGIN_S
+    while since_s + _STAMPS_STAY_S > (now_s := time.monotonic()) < end_s:
         stamped.sendto(b"?", stamped.getsockname())
         with contextlib.suppress(TimeoutError):
             if stamped.recvmsg(1, 64)[1]:
-                break
+                time.sleep(0.001)
+                continue
+        since_s = now_s
     return stamped
 
 
@@ -173,6 +184,8 @@ class _Connection:
         #: Bytes that the socket did not take yet.
         self.unsent = bytearray()
         self.closing = False
+        #: Whether the server has said what it takes.
+        self.settled = False
         self._stream = 1
         self._rest = b""
         self._window = _WINDOW
@@ -277,6 +290,7 @@ class _Connection:
                 for name, value in struct.iter_unpack(">HI", payload):
                     if name == _MAX_CONCURRENT_STREAMS:
                         self._streams_max = value
+                self.settled = True
                 self.write(frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _RST_STREAM:
             code = int.from_bytes(payload, "big")
@@ -348,13 +362,11 @@ class _RawClient:
 
     def run(self, begin: Callable[[], None]) -> Account:
         """Ask all requests; calls `begin` just before the first."""
-        with _stamping_socket():
-            return self._run(begin)
-
-    def _run(self, begin: Callable[[], None]) -> Account:
+        _make_kernel_stamp()
         load = self._load
         for _ in range(load.connections):
             self._connections.append(self._connect())
+        self._await_settings()
         rng = random.Random(load.seed)
         arrivals_ns = _arrivals_ns(load, rng)
         draw, num_models = rng.randrange, len(load.models)
@@ -393,6 +405,14 @@ class _RawClient:
         connection = _Connection(self, self._load.address)
         self._by_socket[connection.socket] = connection
         return connection
+
+    def _await_settings(self) -> None:
+        """Hear from each connection what the server takes, so that the first requests keep to it too."""
+        until_ns = time.time_ns() + round(_SETTINGS_WAIT_S * 1e9)
+        while time.time_ns() < until_ns and not all(
+            connection.settled or connection.closing for connection in self._connections
+        ):
+            self._wait(until_ns)
 
     def _send(self, due: list[int], now_ns: int) -> None:
         self._turn = (self._turn + 1) % len(self._connections)

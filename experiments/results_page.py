@@ -138,6 +138,8 @@ def page() -> str:
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
         edf_mh_shares=_shares(found["edf_mh"]),
+        pieces_worth=_pieces(found["ablation"], "worth"),
+        pieces_gain=_pieces(found["ablation"], "gain"),
         num_edf_mh_loads=_count(found["edf_mh"], "edf_mh_", "_goodput_pct"),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
@@ -188,6 +190,28 @@ def _shares(record: Record) -> str:
             for load, words in loads.items()
         ),
     )
+
+
+def _pieces(record: Record, what: str) -> str:
+    """By piece of `edf_mh`: its largest and its smallest worth or gain in points, and the loads that gave them."""
+    start, end = "all_", "_goodput_pct"
+    loads = [
+        key[len(start) : -len(end)]
+        for key in record.figures
+        if key.startswith(start) and key.endswith(end)
+    ]
+    found: dict[str, list[tuple[float, str]]] = {}
+    for key, points in record.figures.items():
+        for load in loads:
+            if key.endswith(f"_{load}_{what}_points"):
+                piece = key.removesuffix(f"_{load}_{what}_points")
+                # Rounded here, so that no difference is written as -0.0.
+                found.setdefault(piece, []).append((round(points, 1) + 0.0, load))
+    rows = []
+    for piece, pairs in sorted(found.items()):
+        most, least = (f"{points:+.1f} (`{load}`)" for points, load in (max(pairs), min(pairs)))
+        rows.append((f"`{piece}`", len(pairs), most, least))
+    return _table(("", "loads", "most", "least"), rows)
 
 
 def _count(record: Record, start: str, end: str) -> int:

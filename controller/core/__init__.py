@@ -52,7 +52,7 @@ import point down only::
     +- state ----------------------------------------------------------+
     |  records: Request, Model, Copy, SentAction, WorkerState          |
     +------------------------------------------------------------------+
-       timeline   estimator   link   shares   sums   events   config
+       timeline   estimator   link   load_lanes   shares   sums   events   config
 
 To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
 `Dispatch.fill_exec` and `fill_load`; how long the ways to a worker and back are, and what they carry, `link`;

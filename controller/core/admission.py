@@ -13,7 +13,9 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from clockwright.errors import Refusal
+from controller.core.estimator import Estimates
 from controller.core.events import RefuseRequest
+from controller.core.load_lanes import LoadLanes
 from controller.core.state import Model, Request, due_ns_of
 
 
@@ -42,12 +44,20 @@ def margin_of(slo_ns: int, most_ns: int, most_share: float) -> int:
     return min(most_ns, int(slo_ns * most_share))
 
 
-def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int = 0) -> Verdict:
+def judge(
+    request: Request,
+    now_ns: int,
+    lanes: LoadLanes,
+    *,
+    arriving: bool = False,
+    room_ns: int = 0,
+) -> Verdict:
     """Predict the earliest finish over all workers of a request that waits, or is about to.
 
     Args:
         request: it waits, or arrives.
         now_ns: the present.
+        lanes: every worker, by when its load lane is free.
         arriving: it is in no queue yet.
         room_ns: time that it leaves to others: it is refused unless it ends so much before it has to.
     """
@@ -90,16 +100,33 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
         rate += 1.0 / estimates.ns_per_row
         lost_rows += (begin_ns - now_ns) / estimates.ns_per_row
 
+    # The least time for the EXEC, and for a load before it, on any worker.
     shortest_ns: int | None = None
-    for worker, readiness in ready.items():
+    cold_ns = 0
+    for estimates in model.estimates:
+        if rows > estimates.sizes[-1]:
+            continue
+        exec_ns = estimates.exec_ns[estimates.cover[rows]]
+        if shortest_ns is None or estimates.load_ns + exec_ns < cold_ns:
+            cold_ns = estimates.load_ns + exec_ns
+        if shortest_ns is None or exec_ns < shortest_ns:
+            shortest_ns = exec_ns
+    if shortest_ns is None:
+        largest = max(estimates.sizes[-1] for estimates in model.estimates)
+        return Verdict(
+            Refusal.INFEASIBLE,
+            detail=f"{rows} rows, the largest batch that any worker runs is {largest}",
+        )
+    for lane_end_ns, _, worker in lanes.among(ready):
+        if best is not None and lane_end_ns + cold_ns > max(due_ns, best_finish_ns):
+            break  # neither this one nor any after it is in time, or sooner
+        readiness = ready.get(worker)
+        if readiness is None or worker in copies:
+            continue
         estimates = readiness.estimates
         if rows > estimates.sizes[-1]:
             continue
         exec_ns = estimates.exec_ns[estimates.cover[rows]]
-        if shortest_ns is None or exec_ns < shortest_ns:
-            shortest_ns = exec_ns
-        if worker in copies:
-            continue
         link = worker.link
         way_ns = link.usual_ns
         if not link.is_usual:
@@ -120,15 +147,10 @@ def judge(request: Request, now_ns: int, *, arriving: bool = False, room_ns: int
             if max(shared_ns, begin_ns + exec_ns) <= due_ns:
                 return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
 
-    if best is None or shortest_ns is None:
-        largest = max(readiness.estimates.sizes[-1] for readiness in ready.values())
-        return Verdict(
-            Refusal.INFEASIBLE,
-            detail=f"{rows} rows, the largest batch that any worker runs is {largest}",
-        )
-    if _doubt(request, shortest_ns, now_ns) and arriving:
+    assert best is not None  # whoever can hold it has a copy or not
+    if _doubt(request, shortest_ns, now_ns, lanes) and arriving:
         # This request may be the one that tries; were it refused, so would be all until the next came.
-        return judge(request, now_ns, arriving=True, room_ns=room_ns)
+        return judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
     if shortest_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
@@ -179,36 +201,49 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
     )
 
 
-def _doubt(request: Request, shortest_ns: int, now_ns: int) -> bool:
+def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) -> bool:
     """Where one estimate alone rules the request out, make sure that the estimate is true.
 
     Returns:
         Whether an EXEC is to try it from now on.
     """
-    tries = False
-    # Loads of a model that has copies are no trial: they would be for this request only.
-    cold = not request.model.copies
-    for worker, readiness in request.model.ready.items():
+    model, tries = request.model, False
+    if not lanes.unusual:  # where all links are alike, so are workers of the same estimates
+        for worker in model.ready:
+            budget_ns = request.due_ns - request.arrival_ns - worker.link.usual_ns
+            break
+        for estimates in model.estimates:
+            if request.rows <= estimates.sizes[-1]:
+                tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
+        return tries
+    for worker, readiness in model.ready.items():
         estimates = readiness.estimates
         if request.rows > estimates.sizes[-1]:
             continue
         # Even an idle worker begins later by the way to it. If that were left out, an outlier a hair shorter
         # than the SLO would be believed for ever: nothing is sent that could be measured instead.
         link = worker.link
-        link_ns = link.expected_ns(
-            now_ns, request.num_bytes, request.rows * request.model.output_row_bytes
-        )
+        link_ns = link.expected_ns(now_ns, request.num_bytes, request.rows * model.output_row_bytes)
         budget_ns = request.due_ns - request.arrival_ns - link_ns
-        exec_ns = budget_ns
-        if cold and estimates.load_ns < budget_ns and not estimates.has_run(request.rows):
-            exec_ns -= estimates.load_ns  # between two that nobody measured, the EXEC is tried
         if shortest_ns > budget_ns:
             link.doubt(now_ns)
-        if shortest_ns > exec_ns:
-            tries |= estimates.doubt_exec(request.rows, exec_ns, now_ns=now_ns)
-        elif estimates.load_ns + shortest_ns > budget_ns:
-            estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
+        tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
     return tries
+
+
+def _doubt_estimates(
+    request: Request, estimates: Estimates, shortest_ns: int, budget_ns: int, now_ns: int
+) -> bool:
+    # Loads of a model that has copies are no trial: they would be for this request only.
+    cold = not request.model.copies
+    exec_ns = budget_ns
+    if cold and estimates.load_ns < budget_ns and not estimates.has_run(request.rows):
+        exec_ns -= estimates.load_ns  # between two that nobody measured, the EXEC is tried
+    if shortest_ns > exec_ns:
+        return estimates.doubt_exec(request.rows, exec_ns, now_ns=now_ns)
+    if estimates.load_ns + shortest_ns > budget_ns:
+        estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
+    return False
 
 
 def _rows_ahead(request: Request, arriving: bool) -> int:

@@ -71,6 +71,7 @@ from clockwright.units import ActionId, GpuKind, ModelId, RequestId, WorkerId
 from controller.core.estimator import Estimates, EstimateTable
 from controller.core.events import ActionSucceeded
 from controller.core.link import LinkPlan
+from controller.core.load_lanes import LoadLanes
 from controller.core.policy import Policy
 from controller.core.shortages import Shortages
 from controller.core.state import (
@@ -103,6 +104,7 @@ class Books:
         self.num_idle = 0
         #: Workers with something on their exec lanes.
         self.num_busy_lanes = 0
+        self.load_lanes = LoadLanes()
         #: What happened on each kind of worker, and what was missing there.
         self.shortages = Shortages()
         self._sequence = count()
@@ -256,6 +258,7 @@ class Books:
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
+        self.load_lanes.changed(worker)
         self.num_idle -= not worker.in_flight
         worker.in_flight[action.action_id] = sent
         worker.loading[model] = copy
@@ -271,6 +274,7 @@ class Books:
         """A LoadWeights ended at `end_ns`: its copy is in place."""
         copy = sent.copy
         copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
+        self.load_lanes.changed(copy.worker)
         counts = copy.worker.counts
         counts.load_ns += sent.action.expected_duration_ns
         counts.num_loads += 1
@@ -281,6 +285,7 @@ class Books:
     def fail_load(self, sent: SentAction, end_ns: int) -> None:
         """A LoadWeights failed, or was refused, at `end_ns`."""
         sent.copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
+        self.load_lanes.changed(sent.copy.worker)
         self.drop(sent.copy)
 
     def drop(self, copy: Copy) -> None:
@@ -375,7 +380,7 @@ class Books:
         self.num_idle += 1
         counts = self.shortages.of_kind(gpu_kind)
         counts.changed(1, now_ns)
-        self.workers[worker_id] = WorkerState(
+        worker = self.workers[worker_id] = WorkerState(
             worker_id,
             gpu_kind,
             num_pages,
@@ -386,6 +391,7 @@ class Books:
             load_lookahead_ns=load_lookahead_ns,
             counts=counts,
         )
+        self.load_lanes.add(worker)
         self._count_kinds()
 
     def _count_kinds(self) -> None:
@@ -457,6 +463,7 @@ class Books:
     def lose(self, worker: WorkerState, now_ns: int) -> tuple[list[SentAction], dict[Model, None]]:
         """A worker is gone; returns what it had in flight, and the models that have to do without it."""
         del self.workers[worker.worker_id]
+        self.load_lanes.remove(worker)
         self._count_kinds()
         worker.counts.changed(-1, now_ns)
         worker.settle(confirmed=False)  # a GPU that failed may have been slow before

@@ -39,6 +39,9 @@ from controller.core.state import (
     WorkerState,
 )
 
+# A load goes to one of so many workers, whose load lanes have been free for longest.
+_MOST_ROOM = 32
+
 # What a batch may wait for its inputs.
 _NO_MATTER_NS = NS_PER_MS // 2
 
@@ -280,9 +283,12 @@ class Dispatch:
             return
         index = estimates.cover[request.rows]
         duration_ns = estimates.exec_ns[index]
-        there_ns = now_ns + worker.link.expected_ns(now_ns, request.num_bytes)
+        link, out_bytes = worker.link, request.rows * copy.model.output_row_bytes
+        there_ns = now_ns + link.expected_ns(now_ns, request.num_bytes, out_bytes)
         begin_ns = max(worker.exec_lane.available_ns(now_ns), there_ns)
-        back_ns = worker.link.back.ns
+        back_ns = link.back.ns
+        if link.is_thin:
+            back_ns += link.back.wire_ns(out_bytes)
         action = Infer(
             action_id=ActionId(next(self._action_ids)),
             model_id=copy.model.model_id,
@@ -302,6 +308,9 @@ class Dispatch:
             shared=True,
             back_ns=back_ns,
         )
+        if not link.is_usual:
+            sent.in_bytes = request.num_bytes
+            sent.sent_bytes = link.out.send(now_ns, sent.in_bytes)
         self._books.begin_probe(sent, now_ns)
         self._alarms.expect_result(worker, sent, alone=len(self._books.workers) == 1)
         self.commands.append(
@@ -364,10 +373,14 @@ class Dispatch:
         """The policy has queued the model: load it, or something more urgent, where there is room."""
         if now_ns < self._load_room_ns:
             return
-        room = []
-        next_room_ns = now_ns + self._config.lookahead_ns
-        for worker in model.ready:
-            if worker.load_blocked:
+        room: list[tuple[int, int, int, WorkerState]] = []
+        most_ns, lanes = self._config.lookahead_ns, self._books.load_lanes
+        next_room_ns = now_ns + most_ns
+        for lane_end_ns, _, worker in lanes.among(model.ready):
+            if (lane_end_ns > now_ns + most_ns and not lanes.unusual) or len(room) == _MOST_ROOM:
+                next_room_ns = min(next_room_ns, lane_end_ns - most_ns)
+                break
+            if worker.load_blocked or worker not in model.ready:
                 continue
             lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
             load_free_ns = worker.load_lane.available_ns(now_ns)
@@ -385,10 +398,11 @@ class Dispatch:
 
     def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Load the model on the first worker from which that takes nothing but what the reason may take."""
-        for worker, readiness in model.ready.items():
+        for worker in self._books.load_lanes.maybe_idle(model.ready, now_ns):
             if worker.in_flight if reason is IDLE_PAGES else worker.load_lane:
                 continue
-            if worker in model.copies:
+            readiness = model.ready.get(worker)
+            if readiness is None or worker in model.copies:
                 continue
             if reason is REFUSED_COLD or reason is WANTED:
                 victims = self._policy.victims(worker, readiness.num_pages, now_ns)

@@ -6,7 +6,8 @@ K requests, and the members that do not fit are known before anything is sent.
 
 The two bounds are written apart and are not quite the same. Here the queue ahead is priced at the fastest
 kind's rate, on all copies, also where the model would be loaded anew, and `INFEASIBLE` compares with the time
-that is left, not with the whole SLO. A forecast decides which members are asked; `admission` has the last word.
+that is left, not with the whole SLO. Whose request it is does not count, nor do gates. A forecast decides which
+members are asked; `admission` has the last word.
 
 It writes in one place, which a forecast should not: `_doubt`, as `admission` does.
 """
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 
 from clockwright.errors import Refusal
 from controller.core.admission import rows_due
-from controller.core.state import Model, WorkerState
+from controller.core.state import Model, Readiness, WorkerState
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ def forecast(
     due_ns: int,
     now_ns: int,
     together: bool,
+    num_bytes: int = 0,
 ) -> list[Forecast]:
     """Predict the earliest end of a request to each model.
 
@@ -48,6 +50,7 @@ def forecast(
         due_ns: when the EXEC has to end.
         now_ns: the present.
         together: all are asked; else each as if it were the only one.
+        num_bytes: of the request's inputs, which every model that is asked gets.
     """
     # When each lane is free again behind the members that go before.
     exec_free_ns: dict[WorkerState, int] = {}
@@ -58,12 +61,18 @@ def forecast(
         where: WorkerState | None = None
         load_end_ns = 0
         if model is not None:
+            ready = model.ready or _last_resort(model, now_ns)
+            if ready:
+                best.refusal = Refusal.INFEASIBLE  # unless some worker runs so many rows
+            elif model.suspended:
+                best.refusal = Refusal.FAILED
+            out_bytes = rows * model.output_row_bytes
             queue_ns = _queue_ns(model, rows, due_ns)
-            for worker, readiness in model.ready.items():
+            for worker, readiness in ready.items():
                 estimates = readiness.estimates
                 if rows > estimates.sizes[-1]:
                     continue
-                earliest_ns = now_ns + worker.link.expected_ns(now_ns)
+                earliest_ns = now_ns + worker.link.expected_ns(now_ns, num_bytes, out_bytes)
                 begin_ns = max(worker.exec_lane.available_ns(now_ns), earliest_ns)
                 begin_ns = max(begin_ns, exec_free_ns.get(worker, 0))
                 copy = model.copies.get(worker)
@@ -82,12 +91,21 @@ def forecast(
         if model is not None and where is not None:
             if now_ns + best.wait_ns > due_ns:
                 best.refusal = _reason(model, best.exec_ns, due_ns - now_ns)
-                _doubt(model, rows, due_ns - now_ns, now_ns)
+                _doubt(model, rows, due_ns - now_ns, now_ns, num_bytes)
             elif together:
                 exec_free_ns[where] = now_ns + best.wait_ns
                 load_free_ns[where] = max(load_end_ns, load_free_ns.get(where, 0))
         result.append(best)
     return result
+
+
+def _last_resort(model: Model, now_ns: int) -> dict[WorkerState, Readiness]:
+    """Where a request that came now would be tried, though the model is avoided on all workers (health.py)."""
+    return {
+        worker: suspension.readiness
+        for worker, suspension in model.suspended.items()
+        if suspension.is_last_resort(now_ns)
+    }
 
 
 def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
@@ -98,15 +116,17 @@ def _queue_ns(model: Model, rows: int, due_ns: int) -> int:
     return int((ahead + rows) * model.fastest.ns_per_row / max(len(model.copies), 1))
 
 
-def _doubt(model: Model, rows: int, left_ns: int, now_ns: int) -> None:
+def _doubt(model: Model, rows: int, left_ns: int, now_ns: int, num_bytes: int) -> None:
     """Doubt an estimate that alone rules the model out: nobody will ask the model, so nothing would correct it."""
+    out_bytes = rows * model.output_row_bytes
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates
         if rows > estimates.sizes[-1]:
             continue
         exec_ns = estimates.exec_ns[estimates.cover[rows]]
-        budget_ns = left_ns - worker.link.expected_ns(now_ns)
+        budget_ns = left_ns - worker.link.expected_ns(now_ns, num_bytes, out_bytes)
         if exec_ns > budget_ns:
+            worker.link.doubt(now_ns)
             estimates.doubt_exec(rows, budget_ns, now_ns=now_ns)
         elif estimates.load_ns + exec_ns > budget_ns:
             estimates.doubt_load(budget_ns - exec_ns, now_ns=now_ns, tries=not model.copies)

@@ -181,7 +181,7 @@ class Health:
     def last_resort(self, model: Model, now_ns: int) -> None:
         """Nobody offers the model: take back who fails at runs, or has paused after a failed load."""
         for worker, suspension in list(model.suspended.items()):
-            if not suspension.load or suspension.until_ns <= now_ns:
+            if suspension.is_last_resort(now_ns):
                 self._books.restore(model, worker)
 
     def to_probe(self, model: Model, now_ns: int) -> list[WorkerState]:

@@ -271,16 +271,22 @@ class LinkPlan:
         "is_usual",
         "out",
         "there_ns",
+        "unusual",
         "usual_ns",
     )
 
-    def __init__(self, *, least_ns: int, tolerance_ns: int) -> None:
+    def __init__(
+        self, *, least_ns: int, tolerance_ns: int, unusual: set[LinkPlan] | None = None
+    ) -> None:
         """Begin with a link on which nothing was measured.
 
         Args:
             least_ns: planned for always on the way out.
             tolerance_ns: how much later than planned an action, or an answer, may come without harm.
+            unusual: where links stand while they are not usual; None: this one stands nowhere.
         """
+        #: The links that have to be planned for, this one among them or not.
+        self.unusual = set() if unusual is None else unusual
         #: What the way out takes at most where the link is usual.
         self.usual_ns = least_ns
         self._news_ns = least_ns + tolerance_ns
@@ -306,6 +312,7 @@ class LinkPlan:
         """A result was measured on one way, or on both."""
         self.is_thin = bool(self.out.ns_per_byte or self.back.ns_per_byte)
         self.is_usual = False
+        self.unusual.add(self)
         self._measured_ns, self._is_stale = now_ns, False
         self.excess_ns = self.out.ns + self.back.ns - self.usual_ns
         if self.out.is_usual and self.back.is_usual:
@@ -382,3 +389,4 @@ class LinkPlan:
         self.out.forget()
         self.back.forget()
         self.is_usual, self.is_thin, self.excess_ns = True, False, 0
+        self.unusual.discard(self)

@@ -212,6 +212,7 @@ class Scheduler:
         slo_ns: int,
         now_ns: int,
         together: bool,
+        num_bytes: int = 0,
     ) -> list[Forecast]:
         """Predict what a request to each of some models would come to.
 
@@ -227,6 +228,7 @@ class Scheduler:
             slo_ns: SLO of the request.
             now_ns: the present, not before the last event.
             together: all are asked at once, and share the lanes; else each as if it were alone.
+            num_bytes: of the inputs that each gets.
 
         Returns:
             One per model. Where a policy does not predict, only whether there is a worker for it.
@@ -241,10 +243,11 @@ class Scheduler:
             due_ns=arrival_ns + slo_ns - margin_ns,
             now_ns=now_ns,
             together=together,
+            num_bytes=num_bytes,
         )
         if not self._predicts:
             for row in forecasts:
-                if row.refusal is not Refusal.NO_WORKER:
+                if row.exec_ns:  # some worker could run it
                     row.refusal = None
         return forecasts
 
@@ -335,7 +338,7 @@ class Scheduler:
             if event.tenant:
                 verdict = self._judge_of_tenant(request)
             else:
-                verdict = judge(request, self._now_ns, arriving=True)
+                verdict = judge(request, self._now_ns, books.load_lanes, arriving=True)
         else:
             verdict = judge_without_prediction(request)
         if verdict.refusal is not None:
@@ -366,7 +369,7 @@ class Scheduler:
         if fastest is not None and (part := self._policy.leaves_room(request, now_ns)):
             alone_ns = fastest.exec_ns[0] + (fastest.load_ns if request.cold else 0)
             room_ns = int(part * max(0, request.due_ns - now_ns - alone_ns))
-        verdict = judge(request, now_ns, arriving=True, room_ns=room_ns)
+        verdict = judge(request, now_ns, self._books.load_lanes, arriving=True, room_ns=room_ns)
         verdict.hopeless_ns += room_ns
         if verdict.refusal is Refusal.OVERLOADED and room_ns:
             verdict.detail = f"tenant {request.tenant!r} used up its share, and others wait"
@@ -375,7 +378,7 @@ class Scheduler:
     def _judge_again(self, request: Request) -> Verdict:
         """A request waits, or was sent in vain: can it still be answered?"""
         if self._predicts:
-            return judge(request, self._now_ns)
+            return judge(request, self._now_ns, self._books.load_lanes)
         return judge_without_prediction(request)
 
     def _admission_closed(self, event: AdmissionClosed) -> None:
@@ -810,7 +813,11 @@ class Scheduler:
             event.worker_id,
             event.gpu_kind,
             event.num_pages,
-            LinkPlan(least_ns=config.dispatch_delay_ns, tolerance_ns=config.window_ns // 2),
+            LinkPlan(
+                least_ns=config.dispatch_delay_ns,
+                tolerance_ns=config.window_ns // 2,
+                unusual=self._books.load_lanes.unusual,
+            ),
             load_lookahead_ns=config.lookahead_ns,
             now_ns=self._now_ns,
         )

@@ -122,6 +122,8 @@ class Model:
     fastest: Estimates | None = None
     #: What is known of it on each kind of worker among `ready`.
     kinds: dict[GpuKind, Estimates] = field(default_factory=dict)
+    #: What is known of it on any of them, each once: clocks may differ within a kind.
+    estimates: list[Estimates] = field(default_factory=list)
     #: Workers where the weights are resident or being loaded.
     copies: dict[WorkerState, Copy] = field(default_factory=dict)
     #: Where it has many copies: by kind of GPU the workers with an empty exec lane that ran it last.
@@ -178,8 +180,9 @@ class Model:
         return self.suspended.pop(worker, None) is not None or had_it
 
     def _find_fastest(self) -> None:
-        kinds = [readiness.estimates for readiness in self.ready.values()]
-        self.fastest = min(kinds, key=lambda kind: kind.exec_ns[0], default=None)
+        known = dict.fromkeys([readiness.estimates for readiness in self.ready.values()])
+        self.estimates = list(known)
+        self.fastest = min(known, key=lambda each: each.exec_ns[0], default=None)
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +205,10 @@ class Suspension:
     words: str
     #: A load failed; else it is a run that failed, or the worker that is slow or silent.
     load: bool
+
+    def is_last_resort(self, now_ns: int) -> bool:
+        """Whether the model may be tried here all the same, where nobody else offers it."""
+        return not self.load or self.until_ns <= now_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -363,6 +370,8 @@ class WorkerState:
     load_wakeup_ns: int | None = None
     #: Nothing can be evicted until an action ends.
     load_blocked: bool = False
+    #: Where it stands among the load lanes (load_lanes.py).
+    load_end_ns: int = 0
     #: Whether a timer watches its oldest action.
     watched: bool = False
     #: The action whose time was up at the last look.

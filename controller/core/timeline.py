@@ -13,13 +13,13 @@ class Timeline:
     anchored to the last reported end, so prediction errors do not add up.
     """
 
-    __slots__ = ("_end_ns", "_front_end_ns", "_work")
+    __slots__ = ("_front_end_ns", "_work", "end_ns")
 
     def __init__(self) -> None:
         self._work: dict[ActionId, int] = {}
-        #: When the first entry ends, and the last; both mean nothing without any.
+        #: When the first entry is planned to end, and the last; without any, when the last one did.
         self._front_end_ns = 0
-        self._end_ns = 0
+        self.end_ns = 0
 
     def __len__(self) -> int:
         return len(self._work)
@@ -32,8 +32,8 @@ class Timeline:
         if not self._work:
             return now_ns
         if self._front_end_ns < now_ns:
-            return self._end_ns + now_ns - self._front_end_ns
-        return self._end_ns
+            return self.end_ns + now_ns - self._front_end_ns
+        return self.end_ns
 
     def late(self, now_ns: int) -> bool:
         """Whether the front action is past its predicted end: its result will say more than a timer."""
@@ -45,17 +45,17 @@ class Timeline:
         assert gap_ns >= 0, f"action {action_id} would begin {-gap_ns} ns before the lane is free"
         if not self._work:
             self._work[action_id] = duration_ns
-            self._end_ns = self._front_end_ns = begin_ns + duration_ns
+            self.end_ns = self._front_end_ns = begin_ns + duration_ns
         else:
             self._work[action_id] = gap_ns + duration_ns
-            self._end_ns += gap_ns + duration_ns
+            self.end_ns += gap_ns + duration_ns
 
     def complete(self, action_id: ActionId, *, end_ns: int) -> None:
         """Take out an action that ended, or was refused, at `end_ns`."""
         was_front = next(iter(self._work), None) == action_id
         added_ns = self._work.pop(action_id)
         if was_front:
-            self._end_ns += end_ns - self._front_end_ns
+            self.end_ns += end_ns - self._front_end_ns
             self._front_end_ns = end_ns + next(iter(self._work.values()), 0)
         else:
-            self._end_ns -= added_ns
+            self.end_ns -= added_ns

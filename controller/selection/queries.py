@@ -225,6 +225,7 @@ class Queries:
             arrival_ns=asking.arrival_ns,
             slo_ns=asking.slo_ns,
             together=False,
+            num_bytes=sum(map(len, asking.inputs)),
         )
         waited_ns = self._runtime.clock() - asking.arrival_ns
         known: dict[str, Candidate] = {}
@@ -265,6 +266,7 @@ class Queries:
                 arrival_ns=asking.arrival_ns,
                 slo_ns=asking.slo_ns,
                 together=True,
+                num_bytes=sum(map(len, asking.inputs)),
             )
         for index, member in enumerate(members):
             if forecasts and forecasts[index].refusal is not None:

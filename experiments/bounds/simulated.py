@@ -11,6 +11,7 @@ from experiments.bounds.case import BoundProblem, Cost, Wires
 from experiments.bounds.density import density_bound, density_rate
 from experiments.bounds.linear import memory_bound
 from experiments.bounds.noise import work_ns
+from experiments.bounds.residency import residency_bound
 from experiments.simulator import Case
 from experiments.simulator.case import pages_of
 from modelzoo.profile import ProfileRow
@@ -47,6 +48,32 @@ def bound_of_case(case: Case) -> Bounded:
         words = f"GPU time; pages and loads count in runs of up to {_MOST_WITH_MEMORY:,} requests"
         return Bounded(density_bound(problem), words)
     return Bounded(memory_bound(problem), "GPU time, pages and loads")
+
+
+def bound_of(
+    case: Case, kind: str, begin_ns: int, *, padding: bool = True, window_ns: int = NS_PER_S * 2
+) -> int:
+    """Requests of the measured time that any policy could answer in time; -1 where no bound is known.
+
+    Args:
+        case: a run.
+        kind: `density` (B1), `memory` (B3), `residency` (B6), `rate` (closed loops), or empty: none is known.
+        begin_ns: when the measured time begins.
+        padding: as for `BoundProblem`.
+        window_ns: the memory bound takes seconds for some thousand requests, so longer runs are bounded by
+            windows of this length.
+    """
+    if not kind:
+        return -1
+    if kind == "rate":
+        return rate_bound(case, begin_ns)
+    problem = problem_of(case, begin_ns, padding=padding)
+    if kind == "density":
+        return density_bound(problem)
+    if kind == "residency":
+        return residency_bound(problem)
+    windows = range(begin_ns, case.duration_ns, window_ns)
+    return sum(memory_bound(problem.window(at, at + window_ns)) for at in windows)
 
 
 def problem_of(case: Case, begin_ns: int = 0, *, padding: bool = True) -> BoundProblem:

@@ -8,7 +8,7 @@ from clockwright.units import NS_PER_S, ModelId
 from experiments.figures import fig5
 from experiments.simulator import Case, Cluster, HostedModel, copies_of
 from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Poisson, TraceReplay, Workload
+from traces.arrivals import Bursty, Poisson, Source, TraceReplay, Workload
 
 #: The figures' own noise.
 NOISE = Noise(exec_sigma=0.003, load_sigma=0.003)
@@ -38,14 +38,45 @@ def poisson(
     rate_rps: float,
     slo_ns: int,
     duration_ns: int,
+    num_pages: int = 1376,
+    noise: Noise = NOISE,
+    bursts_ns: int = 0,
 ) -> Case:
-    """Equally popular models, asked at random."""
-    source = Poisson(
-        models=range(len(models)), rate_rps=rate_rps, slo_ns=slo_ns, end_ns=duration_ns, seed=seed
-    )
+    """Equally popular models, asked at random.
+
+    Args:
+        models: the models.
+        seed: of the arrivals, and of the noise.
+        num_gpus: number of GPUs.
+        rate_rps: mean rate of all models together.
+        slo_ns: of every request.
+        duration_ns: arrivals end here.
+        num_pages: of each GPU's weights cache.
+        noise: of EXECs and LOADs.
+        bursts_ns: mean length of bursts, in which all is asked, and of the pauses between; 0: there are none.
+    """
+    source: Source
+    if bursts_ns:
+        source = Bursty(
+            models=range(len(models)),
+            rate_rps=2 * rate_rps,
+            burst_ns=bursts_ns,
+            pause_ns=bursts_ns,
+            slo_ns=slo_ns,
+            end_ns=duration_ns,
+            seed=seed,
+        )
+    else:
+        source = Poisson(
+            models=range(len(models)),
+            rate_rps=rate_rps,
+            slo_ns=slo_ns,
+            end_ns=duration_ns,
+            seed=seed,
+        )
     return Case(
         workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_workers=num_gpus, noise=NOISE),
+        cluster=Cluster(models=models, num_workers=num_gpus, num_pages=num_pages, noise=noise),
         duration_ns=duration_ns,
         seed=seed,
     )

@@ -11,13 +11,11 @@ import numpy as np
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
-from experiments.bounds import Cost, density_bound, density_rate, memory_bound
-from experiments.bounds.simulated import problem_of
+from experiments.bounds import Cost, density_rate, simulated
 from experiments.figures.scenarios import BATCH_SLO_NS, Scenario
 from experiments.figures.study import run_rows
 from experiments.simulator import Case, production_scheduler
 
-# The memory bound takes seconds for some thousand requests, so longer runs are bounded by windows.
 _BOUND_WINDOW_NS = 4 * NS_PER_S
 
 
@@ -143,20 +141,19 @@ def bound_of(scenario: Scenario, seed: int) -> int:
     if not scenario.bound:
         return -1
     case = scenario.case(seed)
-    begin_ns, end_ns = scenario.begin_ns, case.duration_ns
-    hosted = {model.model_id: model for model in case.cluster.models}
-    models = [hosted[ModelId(name)] for name in case.workload.models]
+    begin_ns = scenario.begin_ns
     if scenario.bound == "rate":
+        # Only what begins and ends in the measured time is counted (`measure`), so there is no time beside it.
+        hosted = {model.model_id: model for model in case.cluster.models}
+        models = [hosted[ModelId(name)] for name in case.workload.models]
         costs = [
             Cost(case.cluster.least_row(models[loop.model]).exec_ns)
             for loop in case.workload.closed_loops
         ]
         slo_ns = max(loop.slo_ns for loop in case.workload.closed_loops)
         rate_rps = density_rate(costs, slo_ns=slo_ns, num_gpus=case.cluster.num_workers)
-        return int(rate_rps * (end_ns - begin_ns) / NS_PER_S)
+        return int(rate_rps * (case.duration_ns - begin_ns) / NS_PER_S)
     # The compared policies send no batch that is not full.
-    load = problem_of(case, begin_ns, padding=False)
-    if scenario.bound == "density":
-        return density_bound(load)
-    windows = range(begin_ns, end_ns, _BOUND_WINDOW_NS)
-    return sum(memory_bound(load.window(at, at + _BOUND_WINDOW_NS)) for at in windows)
+    return simulated.bound_of(
+        case, scenario.bound, begin_ns, padding=False, window_ns=_BOUND_WINDOW_NS
+    )

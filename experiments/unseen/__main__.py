@@ -16,45 +16,30 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from statistics import mean
 
+from experiments import unseen
 from experiments.figures.report import write_csv
 from experiments.results_file import RESULTS, write_results
-from experiments.unseen import (
-    arrivals,
-    averse,
-    copies,
-    flood,
-    links,
-    mixtures,
-    profiles,
-    refusals,
-    small,
-    spikes,
-    thin_links,
-    timers,
-    unlike,
-)
-from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
-from experiments.unseen.outcomes import COMPARED, WITHOUT_ISOLATION, FamilyOutcome, measure
+from experiments.unseen.outcomes import (
+    COMPARED,
+    WITHOUT_ISOLATION,
+    FamilyOutcome,
+    bound_of,
+    measure,
+)
 
-#: Every module that has families.
-MODULES = (
-    arrivals,
-    averse,
-    copies,
-    flood,
-    links,
-    mixtures,
-    profiles,
-    refusals,
-    small,
-    spikes,
-    thin_links,
-    timers,
-    unlike,
+#: Every module beside this one that has families.
+MODULES = tuple(
+    module
+    for name in sorted(found.name for found in iter_modules(unseen.__path__))
+    if name != "__main__"
+    for module in (import_module(f"{unseen.__name__}.{name}"),)
+    if hasattr(module, "FAMILIES")
 )
 FAMILIES: Mapping[str, Family] = {
     family.name: family for module in MODULES for family in module.FAMILIES

@@ -6,13 +6,12 @@ Each family is held against its bound B1, for no fault is at work.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.simulator import Case, Cluster, HostedModel, copies_of
+from experiments.figures.loads import poisson
+from experiments.simulator import copies_of
 from experiments.unseen.family import Family
-from modelzoo.profile import ProfileRow, load_profile
-from traces.arrivals import Poisson, Workload
+from modelzoo.profile import Noise, ProfileRow, load_profile
 
 _SIZES = (1, 2, 4, 8, 16)
 _TABLE1 = load_profile("table1").rows
@@ -30,32 +29,6 @@ def _power_row(first_ms: float, exponent: float, *, sizes: Sequence[int] = _SIZE
     )
 
 
-def _case(
-    seed: int,
-    *,
-    rows: Sequence[ProfileRow],
-    copies: int,
-    rate_rps: float,
-    slo_ms: float,
-    num_workers: int,
-) -> Case:
-    models: tuple[HostedModel, ...] = tuple(m for row in rows for m in copies_of(row, copies))
-    end_ns = 5 * NS_PER_S
-    source = Poisson(
-        models=range(len(models)),
-        rate_rps=rate_rps,
-        slo_ns=round(slo_ms * NS_PER_MS),
-        end_ns=end_ns,
-        seed=seed,
-    )
-    return Case(
-        workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-        cluster=Cluster(models=models, num_workers=num_workers),
-        duration_ns=end_ns,
-        seed=seed,
-    )
-
-
 def _family(
     name: str,
     *rows: ProfileRow,
@@ -64,16 +37,18 @@ def _family(
     slo_ms: float,
     num_workers: int,
 ) -> Family:
+    models = tuple(model for row in rows for model in copies_of(row, copies))
     return Family(
         name=name,
         part="averse",
-        case=partial(
-            _case,
-            rows=rows,
-            copies=copies,
+        case=lambda seed: poisson(
+            models,
+            seed,
+            num_gpus=num_workers,
             rate_rps=rate_rps,
-            slo_ms=slo_ms,
-            num_workers=num_workers,
+            slo_ns=round(slo_ms * NS_PER_MS),
+            duration_ns=5 * NS_PER_S,
+            noise=Noise(),
         ),
     )
 

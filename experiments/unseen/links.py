@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.simulator import Case, Cluster, Network, copies_of
+from experiments.figures.loads import poisson
+from experiments.simulator import Case, Network, copies_of
 from experiments.unseen.family import Family
-from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Bursty, Poisson, Source, Workload
+from modelzoo.profile import load_profile
 
 _ROWS = load_profile("table1").rows
 _BEGIN_NS = NS_PER_S // 2
@@ -63,39 +63,17 @@ def _family(
     """
 
     def case(seed: int, slo_ms: float = slo_ms) -> Case:
-        models = copies_of(_ROWS[row], num_models)
-        source: Source
-        slo_ns = round(slo_ms * NS_PER_MS)
-        if bursty:
-            source = Bursty(
-                models=range(num_models),
-                rate_rps=2 * rate_rps,
-                burst_ns=80 * NS_PER_MS,
-                pause_ns=80 * NS_PER_MS,
-                slo_ns=slo_ns,
-                end_ns=seconds * NS_PER_S,
-                seed=seed,
-            )
-        else:
-            source = Poisson(
-                models=range(num_models),
-                rate_rps=rate_rps,
-                slo_ns=slo_ns,
-                end_ns=seconds * NS_PER_S,
-                seed=seed,
-            )
-        return Case(
-            workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-            cluster=Cluster(
-                models=models,
-                num_workers=num_workers,
-                num_pages=num_pages,
-                noise=Noise(exec_sigma=0.003, load_sigma=0.003),
-            ),
+        load = poisson(
+            copies_of(_ROWS[row], num_models),
+            seed,
+            num_gpus=num_workers,
+            rate_rps=rate_rps,
+            slo_ns=round(slo_ms * NS_PER_MS),
             duration_ns=seconds * NS_PER_S,
-            network=network,
-            seed=seed,
+            num_pages=num_pages,
+            bursts_ns=80 * NS_PER_MS * bursty,
         )
+        return replace(load, network=network)
 
     return Family(
         name=name,

@@ -80,7 +80,8 @@ def _on_off(
 def _requests(group: Group, first: int, tenant: int, generator: np.random.Generator) -> Source:
     """A Poisson process whose rate changes."""
     times, models = [], []
-    popularity: npt.NDArray[np.float64] = 1.0 / np.arange(1, group.count + 1) ** group.zipf
+    ranks = np.arange(1, group.count + 1, dtype=np.float64)
+    popularity: npt.NDArray[np.float64] = np.power(ranks, -group.zipf)
     popularity /= popularity.sum()
     for turn, (begin_s, end_s, rate_rps) in enumerate(group.stretches):
         number = generator.poisson(rate_rps * (end_s - begin_s))

@@ -12,6 +12,7 @@ import numpy as np
 from clockwright.units import NS_PER_MS
 from controller.core import Scheduler, SchedulerConfig
 from controller.telemetry import OK, ActionRow, RequestRow
+from experiments.bounds import simulated
 from experiments.figures.study import POLICIES, run_rows
 from experiments.simulator import Case, production_scheduler
 from experiments.unseen.family import Family
@@ -121,6 +122,11 @@ def measure(family: Family, policy: str, seed: int, *, fault: bool = True) -> Fa
         answered_by=dict(answered),
         wall_s=time.perf_counter() - begin_s,
     )
+
+
+def bound_of(family: Family, seed: int) -> int:
+    """Requests of the measured time that any policy could answer in time; -1 where no bound is known."""
+    return simulated.bound_of(family.case(seed), family.bound, family.begin_ns)
 
 
 def _scheduler(case: Case, policy: str) -> tuple[SchedulerConfig, Callable[[Case], Scheduler]]:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.simulator import Case, Cluster, Faults, WrongProfile, copies_of
+from experiments.figures.loads import poisson
+from experiments.simulator import Case, Faults, WrongProfile, copies_of
 from experiments.unseen.family import Family
 from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Poisson, Workload
 
 _ROWS = load_profile("table1").rows
 
@@ -33,25 +35,17 @@ def _misprofiled(
         models = tuple(
             model for row in rows for model in copies_of(row, max(1, num_models // len(rows)))
         )
-        source = Poisson(
-            models=range(len(models)),
+        load = poisson(
+            models,
+            seed,
+            num_gpus=num_workers,
             rate_rps=rate_rps,
             slo_ns=round(slo_ms * NS_PER_MS),
-            end_ns=seconds * NS_PER_S,
-            seed=seed,
-        )
-        return Case(
-            workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-            cluster=Cluster(
-                models=models,
-                num_workers=num_workers,
-                num_pages=num_pages,
-                noise=Noise(exec_sigma=sigma, load_sigma=sigma),
-            ),
             duration_ns=seconds * NS_PER_S,
-            faults=Faults(wrong_profiles=profiles),
-            seed=seed,
+            num_pages=num_pages,
+            noise=Noise(exec_sigma=sigma, load_sigma=sigma),
         )
+        return replace(load, faults=Faults(wrong_profiles=profiles))
 
     return Family(
         name=name,

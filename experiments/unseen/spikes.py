@@ -6,11 +6,13 @@ share says what the fault costs beyond the answers that the slow steps themselve
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clockwright.units import NS_PER_MS, NS_PER_S
-from experiments.simulator import Case, Cluster, Faults, HostedModel, copies_of
+from experiments.figures.loads import poisson
+from experiments.simulator import Case, Faults, copies_of
 from experiments.unseen.family import Family
 from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Bursty, Poisson, Source, Workload
 
 _ROWS = load_profile("table1").rows
 
@@ -48,38 +50,18 @@ def _spiked(
     """
 
     def case(seed: int, slow_share: float) -> Case:
-        models: tuple[HostedModel, ...] = copies_of(_ROWS[row], num_models)
-        source: Source
-        if bursts_ms:
-            source = Bursty(
-                models=range(num_models),
-                rate_rps=2 * rate_rps,
-                burst_ns=bursts_ms * NS_PER_MS,
-                pause_ns=bursts_ms * NS_PER_MS,
-                slo_ns=round(slo_ms * NS_PER_MS),
-                end_ns=seconds * NS_PER_S,
-                seed=seed,
-            )
-        else:
-            source = Poisson(
-                models=range(num_models),
-                rate_rps=rate_rps,
-                slo_ns=round(slo_ms * NS_PER_MS),
-                end_ns=seconds * NS_PER_S,
-                seed=seed,
-            )
-        return Case(
-            workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-            cluster=Cluster(
-                models=models,
-                num_workers=num_workers,
-                num_pages=num_pages,
-                noise=Noise(exec_sigma=sigma, load_sigma=sigma),
-            ),
+        load = poisson(
+            copies_of(_ROWS[row], num_models),
+            seed,
+            num_gpus=num_workers,
+            rate_rps=rate_rps,
+            slo_ns=round(slo_ms * NS_PER_MS),
             duration_ns=seconds * NS_PER_S,
-            faults=Faults(slow_probability=slow_share, slow_factor=factor),
-            seed=seed,
+            num_pages=num_pages,
+            noise=Noise(exec_sigma=sigma, load_sigma=sigma),
+            bursts_ns=bursts_ms * NS_PER_MS,
         )
+        return replace(load, faults=Faults(slow_probability=slow_share, slow_factor=factor))
 
     return Family(
         name=name,

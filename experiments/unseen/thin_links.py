@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
-from experiments.simulator import Case, Cluster, HostedModel, Network
+from experiments.figures.loads import poisson
+from experiments.simulator import Case, HostedModel, Network
 from experiments.unseen.family import Family
-from modelzoo.profile import Noise, load_profile
-from traces.arrivals import Poisson, Workload
+from modelzoo.profile import load_profile
 
 _ROW = load_profile("table1").rows["resnet50_v1b"]
 _BEGIN_NS = NS_PER_S // 2
@@ -55,24 +55,15 @@ def _family(
             )
             for number in range(num_models)
         )
-        source = Poisson(
-            models=range(num_models),
+        load = poisson(
+            models,
+            seed,
+            num_gpus=num_workers,
             rate_rps=rate_rps,
             slo_ns=round(slo_ms * NS_PER_MS),
-            end_ns=seconds * NS_PER_S,
-            seed=seed,
-        )
-        return Case(
-            workload=Workload(models=tuple(m.model_id for m in models), sources=(source,)),
-            cluster=Cluster(
-                models=models,
-                num_workers=num_workers,
-                noise=Noise(exec_sigma=0.003, load_sigma=0.003),
-            ),
             duration_ns=seconds * NS_PER_S,
-            network=network,
-            seed=seed,
         )
+        return replace(load, network=network)
 
     return Family(name=name, part="thin_links", case=case, begin_ns=_BEGIN_NS)
 

@@ -13,6 +13,7 @@ from clockwright.cli.main import app
 from clockwright.errors import ConfigError
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.policies import POLICIES
+from controller.core.policy import Policy
 from controller.schedulers import kind_of, make_scheduler
 
 # A policy made of the product's parts, but for its rule: one request at a time.
@@ -65,6 +66,9 @@ class OneAtATime:
     def leaves_room(self, request, now_ns):
         return 0.0
 
+    def has_share_left(self, request, now_ns):
+        return False
+
     def refused(self, request, refusal, *, now_ns):
         pass
 
@@ -103,6 +107,22 @@ class OneAtATime:
 
 
 KIND = PolicyKind(OneAtATime, Traits(predicts=True))
+
+
+class Earlier(OneAtATime):
+    def __init__(self, config):
+        super().__init__(config)
+        del self.margin_ns
+
+    def victims(self, worker, num_pages):
+        return None
+
+    def refused(self, request, refusal, now):
+        pass
+
+
+EARLIER = PolicyKind(Earlier, Traits(predicts=True))
+NOTHING_AT_ALL = PolicyKind(lambda config: object(), Traits())
 """
 
 CASE = """
@@ -194,3 +214,23 @@ def test_a_policy_that_cannot_be_had_is_named_with_the_reason(
         kind_of("mine")
     outcome = simulated(tmp_path, "mine")
     assert isinstance(outcome.exception, ConfigError)
+
+
+def test_a_policy_that_lacks_what_it_is_asked_is_refused_when_it_is_made(install: Install) -> None:
+    install("mine = one_at_a_time:EARLIER")
+    with pytest.raises(ConfigError) as refused:
+        make_scheduler(SchedulerConfig(policy="mine"))
+    assert str(refused.value) == (
+        "policy mine (one_at_a_time:EARLIER): lacks margin_ns; "
+        "cannot be asked refused(request, refusal, now_ns); "
+        "cannot be asked victims(worker, num_pages, now_ns)"
+    )
+
+
+def test_all_that_is_asked_of_a_policy_is_looked_for(install: Install) -> None:
+    install("mine = one_at_a_time:NOTHING_AT_ALL")
+    with pytest.raises(ConfigError) as refused:
+        make_scheduler(SchedulerConfig(policy="mine"))
+    asked = {name for name in (*Policy.__annotations__, *vars(Policy)) if name[0] != "_"}
+    assert {"margin_ns", "wants_any", "next_infer"} < asked
+    assert str(refused.value).endswith(f": lacks {', '.join(sorted(asked))}")

@@ -52,7 +52,7 @@ def request_of(model: Model, number: int, due_ns: int, rows: int) -> Request:
     return Request(RequestId(number), model, rows, 0, due_ns, due_ns, due_ns, False, 0)
 
 
-def long_queue(*, rows: int) -> tuple[Model, Counted]:
+def long_queue(*, rows: int) -> tuple[Books, Model, Counted]:
     """A model on many workers, with a day's requests waiting."""
     books = Books(ClockworkPolicy(SchedulerConfig()))
     books.add_model(A)
@@ -68,12 +68,12 @@ def long_queue(*, rows: int) -> tuple[Model, Counted]:
         books.enqueue(request_of(model, number, due_ns, 1 + number % rows))
     queue = Counted(model.queue)
     model.queue = queue
-    return model, queue
+    return books, model, queue
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_forecast_looks_at_few_of_those_that_wait(rows: int) -> None:
-    model, queue = long_queue(rows=rows)
+    _, model, queue = long_queue(rows=rows)
     due_ns = 3_600_000 * MS + NUM_WAITING // 2 * MS
     (found,) = forecast([model], 1, due_ns=due_ns, now_ns=0, together=True)
     assert found.refusal is None
@@ -85,9 +85,10 @@ def test_a_forecast_looks_at_few_of_those_that_wait(rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("where", ["first", "middle", "last"])
 def test_an_arrival_looks_at_few_of_those_that_wait(rows: int, where: str) -> None:
-    model, queue = long_queue(rows=rows)
+    books, model, queue = long_queue(rows=rows)
     place = {"first": -1, "middle": NUM_WAITING // 2, "last": NUM_WAITING}[where]
-    verdict = judge(request_of(model, -1, 3_600_000 * MS + place * MS, 1), now_ns=0, arriving=True)
+    request = request_of(model, -1, 3_600_000 * MS + place * MS, 1)
+    verdict = judge(request, 0, books.load_lanes, arriving=True)
     assert verdict.refusal is None
     assert queue.looked < 100
 
@@ -203,8 +204,8 @@ def test_a_model_that_is_ready_on_one_gpu_limits_no_other_models_batch_work() ->
 
 
 def test_nobody_is_refused_for_rows_that_are_due_later() -> None:
-    model, _ = long_queue(rows=3)
-    verdict = judge(request_of(model, -1, 20 * MS, 2), now_ns=0, arriving=True)
+    books, model, _ = long_queue(rows=3)
+    verdict = judge(request_of(model, -1, 20 * MS, 2), 0, books.load_lanes, arriving=True)
     assert verdict.refusal is None
-    verdict = judge(request_of(model, -1, 5 * MS, 2), now_ns=0, arriving=True)
+    verdict = judge(request_of(model, -1, 5 * MS, 2), 0, books.load_lanes, arriving=True)
     assert verdict.refusal is Refusal.COLD

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from clockwright.actions import Infer, LoadWeights
+import pytest
+
+from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.errors import Refusal
 from clockwright.units import ModelId, WorkerId
 from controller.core import SchedulerConfig
 from controller.core.events import AdmissionClosed, ModelAdded, ModelWanted
 from controller.core.forecast import Forecast
-from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, actions, refusals, sends
+from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, actions, loads, refusals, sends
 
 C = ModelId("c")
 
@@ -34,7 +36,9 @@ def warm_bench(delay_ns: int = 0) -> CoreBench:
     return made
 
 
-def predict(made: CoreBench, slo_ms: int, *, together: bool = True) -> list[Forecast]:
+def predict(
+    made: CoreBench, slo_ms: int, *, together: bool = True, num_bytes: int = 0
+) -> list[Forecast]:
     return made.scheduler.forecast(
         [A, B, C],
         rows=1,
@@ -42,6 +46,7 @@ def predict(made: CoreBench, slo_ms: int, *, together: bool = True) -> list[Fore
         slo_ns=slo_ms * MS,
         now_ns=made.now_ns,
         together=together,
+        num_bytes=num_bytes,
     )
 
 
@@ -89,6 +94,33 @@ def test_what_no_lane_can_do_is_infeasible_and_nobody_is_no_worker() -> None:
         [ModelId("?")], rows=1, arrival_ns=0, slo_ns=MS, now_ns=0, together=True
     )
     assert unknown[0].refusal is Refusal.NO_WORKER
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "clipper"])
+def test_more_rows_than_any_worker_runs_are_infeasible(policy: str) -> None:
+    made = bench(GPU, policy=policy)
+    (found,) = made.scheduler.forecast(
+        [A], rows=2, arrival_ns=0, slo_ns=100 * MS, now_ns=0, together=False
+    )
+    assert found == Forecast(Refusal.INFEASIBLE)
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "clipper"])
+def test_while_loads_pause_a_member_has_failed_and_is_asked_again_after_the_pause(
+    policy: str,
+) -> None:
+    made = bench(GPU, policy=policy)
+    made.request(A, slo_ms=60_000)
+    while not made.scheduler.statistics().workers[0].suspended:
+        for command in list(made.in_flight.values()):
+            is_load = isinstance(command.action, LoadWeights)
+            error = ActionError.DEVICE if is_load else ActionError.NOT_RESIDENT
+            made.failed(command.action.action_id, error, at_ms=made.now_ms)
+        made.wait(made.now_ns + MS)
+    assert predict(made, 100, together=False)[0].refusal is Refusal.FAILED
+    made.wait(made.now_ns + 2_000 * MS)
+    assert predict(made, 100, together=False)[0].refusal is None
+    assert loads(made.request(A, slo_ms=100)) == [(GPU, A)]
 
 
 def after_an_outlier() -> CoreBench:

@@ -6,11 +6,13 @@ import random
 
 import pytest
 
-from clockwright.units import NS_PER_S, NS_PER_US
+from clockwright.actions import ActionError
+from clockwright.units import NS_PER_S, NS_PER_US, ModelId, RequestId
 from controller.core import Scheduler, SchedulerConfig
+from controller.core.events import ModelAdded, RequestArrived, SendAction
 from controller.core.link import LinkPlan, OneWay
 from experiments.simulator import HostedModel
-from tests.kit.core_bench import MS, A, CoreBench, infers, sends
+from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, infers, sends
 from tests.kit.simulated_cluster import SimulatedCluster, row
 
 GIGABIT = 125_000_000
@@ -166,3 +168,72 @@ def test_a_long_link_has_as_much_under_way_as_its_length_asks_for() -> None:
     assert begins_ms[1] == 2081
     # The look-ahead beyond the length, and the last one begins within it.
     assert 2081 + 40 <= begins_ms[-1] <= 2081 + 50
+
+
+def ask(bench: CoreBench, model: ModelId, num_bytes: int = 600_000) -> list[SendAction]:
+    """A request with large inputs comes; returns what is sent for it."""
+    bench.num_requests += 1
+    request = RequestArrived(
+        request_id=RequestId(bench.num_requests),
+        model_id=model,
+        rows=1,
+        arrival_ns=bench.now_ns,
+        slo_ns=200 * MS,
+        num_bytes=num_bytes,
+    )
+    return sends(bench.tell(request))
+
+
+def thin_bench() -> CoreBench:
+    """A and B on a worker to which their inputs take 4.8 ms, as is known; A could be on another one, too."""
+    bench = CoreBench(
+        SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0, lookahead_ns=50 * MS)
+    )
+    for worker in (GPU, GPU2):
+        bench.join(worker)
+    for model in (A, B):
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model, exec_ms={1: 1})
+    bench.ready(A, GPU2, exec_ms={1: 1})
+    for model in (A, B):
+        for sent in ask(bench, model):
+            bench.finish(sent)
+    for number in range(12):
+        bench.wait((2_000 + 50 * number) * MS)
+        sent_ms = bench.now_ms
+        for place, sent in enumerate([*ask(bench, B), *ask(bench, B)], start=1):
+            there_ms = sent_ms + 4.8 * place
+            bench.done(sent.action.action_id, there_ms, there_ms + 1, received_ms=there_ms)
+    bench.wait(2_700 * MS)
+    return bench
+
+
+def test_the_bytes_of_a_probe_are_on_the_wire_before_those_of_the_next_action() -> None:
+    bench = thin_bench()
+    (failing,) = ask(bench, A)
+    bench.failed(failing.action.action_id, ActionError.DEVICE, at_ms=2_710)
+    for sent in list(bench.in_flight.values()):  # it is loaded and runs elsewhere
+        bench.finish(sent)
+    bench.wait(2_800 * MS)
+    _, probe = ask(bench, A)
+    assert (failing.worker_id, probe.worker_id) == (GPU, GPU)
+    (behind,) = ask(bench, B)
+    assert behind.expected_begin_ns >= bench.now_ns + 9.6 * MS
+
+
+def test_a_forecast_counts_the_time_that_inputs_take() -> None:
+    bench = thin_bench()
+
+    def wait_ms(num_bytes: int) -> float:
+        (found,) = bench.scheduler.forecast(
+            [B],
+            rows=1,
+            arrival_ns=bench.now_ns,
+            slo_ns=200 * MS,
+            now_ns=bench.now_ns,
+            together=False,
+            num_bytes=num_bytes,
+        )
+        return found.wait_ns / MS
+
+    assert wait_ms(600_000) - wait_ms(0) == pytest.approx(4.8, abs=0.1)

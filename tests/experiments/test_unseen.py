@@ -20,9 +20,8 @@ from experiments.unseen.__main__ import (
     figures_of,
     produce,
 )
-from experiments.unseen.bounds import bound_of
 from experiments.unseen.family import Family
-from experiments.unseen.outcomes import COMPARED, FamilyOutcome, measure
+from experiments.unseen.outcomes import COMPARED, FamilyOutcome, bound_of, measure
 from modelzoo.profile import Noise, load_profile
 from traces.arrivals import Poisson, Workload
 

@@ -67,6 +67,8 @@ from controller.core.state import Batch, Copy, Model, Request, SentAction, Worke
 # The rule chooses among so many of the most urgent batches, or loads. In overload more are seldom in time;
 # 64 gave the same.
 _MAX_CANDIDATES = 32
+# It looks at so many first, then at twice as many, until the choice is all but certain.
+_FIRST_CANDIDATES = 4
 
 # Refusals for other reasons say nothing about how busy lanes are.
 _FOR_WANT_OF_TIME = (Refusal.OVERLOADED, Refusal.COLD)
@@ -154,8 +156,10 @@ class EdfMhPolicy(Policy):
         growing: list[Batch] = []
         left: list[Batch] = []
         suits = worker.beside_others and self._pieces.suits
-        position, more = 0, most
-        while more and len(aside) < _MAX_CANDIDATES:
+        jobs: list[Job] = []
+        first, position, sought = 0, 0, min(most, _FIRST_CANDIDATES)
+        while len(aside) < _MAX_CANDIDATES:
+            more = sought - len(found)
             batches = strategies.find(worker, free_ns, soon_ns, run, loading, more, position)
             slos_ns = [batch.copy.model.queue[batch.first].slo_ns for batch in batches]
             if defers or suits or max(slos_ns, default=0) >= clients.slo_ns:
@@ -174,15 +178,23 @@ class EdfMhPolicy(Policy):
                 aside and aside[-1].required_start_ns >= now_ns + clients.slo_ns
             ):
                 break  # whatever comes after that has an SLO as long
-            more = most - len(found)
+            if len(found) == most:
+                break
+            if len(found) == sought:
+                self._add_jobs(jobs, found, now_ns)
+                first, is_settled = first_kept(jobs, free_ns, pressure, most=most)
+                if is_settled:
+                    break
+                sought = min(2 * sought, most)
             position = len(found) + len(loading) + len(aside) + len(growing) + len(left)
 
         # Batch clients do not overtake a batch that waits to grow: it would find no GPU idle in the end.
         chosen: Batch | None = None
         if found:
-            chosen = found[0]
-            if len(found) > 1:
-                chosen = self._first_kept(found, free_ns, pressure, now_ns)
+            if len(found) > max(len(jobs), 1):
+                self._add_jobs(jobs, found, now_ns)
+                first, _ = first_kept(jobs, free_ns, pressure)
+            chosen = found[first]
             self._count(chosen, now_ns)
         elif not growing and (loading or aside):
             chosen = soonest(loading) if loading else aside[0]
@@ -224,14 +236,14 @@ class EdfMhPolicy(Policy):
                 return True
         return False
 
-    def _first_kept(self, found: list[Batch], free_ns: int, pressure: float, now_ns: int) -> Batch:
-        jobs = []
-        for batch, worth in zip(found, self._fairness.worths(found, now_ns), strict=True):
+    def _add_jobs(self, jobs: list[Job], found: list[Batch], now_ns: int) -> None:
+        """Add what the lane could do for those batches that are not among the jobs yet."""
+        batches = found[len(jobs) :]
+        for batch, worth in zip(batches, self._fairness.worths(batches, now_ns), strict=True):
             exec_ns = batch.copy.estimates.exec_ns[batch.size_index]
             # Lanes that hold a copy share the work.
             lane_ns = exec_ns / len(batch.copy.model.copies)
             jobs.append(Job(batch.required_start_ns, lane_ns, worth / exec_ns))
-        return found[first_kept(jobs, free_ns, pressure)]
 
     def _count(self, chosen: Batch, now_ns: int) -> None:
         served = chosen.count
@@ -401,7 +413,7 @@ class EdfMhPolicy(Policy):
             if elsewhere or not worker.timers:
                 return None
             return self._next_use.expected(worker, begin_ns, now_ns)
-        index = first_kept(jobs, begin_ns, pressure)
+        index, _ = first_kept(jobs, begin_ns, pressure)
         chosen = found[index]
         self._fairness.count_loaded(firsts[index], chosen.ready[worker].estimates.load_ns, now_ns)
         for model, job in zip(found, jobs, strict=True):

@@ -10,8 +10,11 @@ by the time it is done, others have come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from heapq import heappop, heappush
 from typing import NamedTuple
+
+# Jobs that were not looked at count as much as this part of those that were. With 0.25 the first job is another one
+# in a hundredth of the looks, after 8 jobs instead of 26; with 0.5 in a three-hundredth, after 10.
+_YET_TO_COME = 0.25
 
 
 class Job(NamedTuple):
@@ -25,31 +28,45 @@ class Job(NamedTuple):
     density: float
 
 
-def first_kept(jobs: Sequence[Job], begin_ns: float, pressure: float) -> int:
-    """Index of the job to begin with.
+def first_kept(
+    jobs: Sequence[Job], begin_ns: float, pressure: float, *, most: int = 0
+) -> tuple[int, bool]:
+    """Which job to begin with.
+
+    A job is struck out for denser ones only: of those that it is kept with, the others go before it. So whether
+    the first is kept takes one pass over those that are denser.
 
     Args:
         jobs: by latest begin, not empty.
         begin_ns: when the lanes are free, on average.
         pressure: 1 for the rule as it stands; 0 to begin with the most urgent job, whatever becomes of
             the others; in between, the time that the jobs take counts in part.
+        most: so many jobs could be looked at in all.
+
+    Returns:
+        Its index, and whether further jobs will hardly strike it out: it is kept even if they add a quarter of
+        the time that those before add, job by job.
     """
     if pressure <= 0.0:
-        return 0
-    busy_ns = 0.0
-    kept: list[tuple[float, int]] = []
-    struck = [False] * len(jobs)
-    for index, job in enumerate(jobs):
-        heappush(kept, (job.density, -index))
-        while begin_ns + pressure * busy_ns > job.latest_ns:
-            _, negative = heappop(kept)
-            struck[-negative] = True
-            if negative == -index:
-                break
-            busy_ns -= jobs[-negative].share_ns
+        return 0, True
+    left = list(range(len(jobs)))
+    while left:
+        first = left[0]
+        latest_ns, share_ns, density = jobs[first]
+        if begin_ns > latest_ns:
+            del left[0]
+            continue
+        busy_ns = share_ns
+        for index in range(first + 1, len(jobs)):
+            other = jobs[index]
+            if other.density > density:
+                if begin_ns + pressure * busy_ns > other.latest_ns:
+                    # Whatever is less dense than the first was struck out before it.
+                    left = [i for i in left if i > index or jobs[i].density > density]
+                    break
+                busy_ns += other.share_ns
         else:
-            busy_ns += job.share_ns
-    if False in struck:
-        return struck.index(False)
+            busy_ns += busy_ns * _YET_TO_COME * (most - len(jobs)) / len(jobs)
+            return first, begin_ns + pressure * busy_ns <= jobs[-1].latest_ns
     # All are struck out: too late for the average lane, but each could begin at once on the lane that asks.
-    return max(range(len(jobs)), key=lambda index: jobs[index].density)
+    return max(range(len(jobs)), key=lambda index: jobs[index].density), False

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from itertools import count
 
+from controller.core.estimator import Estimates
 from controller.core.policies.runs import Run
 from controller.core.state import MANY_COPIES, Batch, Copy, Model, WorkerState
 
@@ -49,16 +50,18 @@ class Strategies:
             self._num_changes += 1
             self._changed[model] = self._num_changes
             return
-        head_due_ns = queue[0].due_ns
         waiting, single = len(queue), not model.num_multi_row
+        last: Estimates | None = None
+        key = size = 0
         for copy in model.copies.values():
-            estimates = copy.estimates
-            # The key has to be a lower bound. Where rows matter too, not only the number of requests, the
-            # largest size gives one.
-            index = estimates.fit[waiting] if waiting <= estimates.sizes[-1] and single else -1
-            key = head_due_ns - estimates.exec_ns[index]
+            if copy.estimates is not last:
+                last = copy.estimates
+                # The key has to be a lower bound. Where rows matter too, not only the number of requests, the
+                # largest size gives one.
+                index = last.fit[waiting] if waiting <= last.sizes[-1] and single else -1
+                key, size = queue[0].due_ns - last.exec_ns[index], last.sizes[index]
             if copy.strategy_key is None or key < copy.strategy_key:
-                self._insert(copy, key, estimates.sizes[index], 0)
+                self._insert(copy, key, size, 0)
 
     def catch_up(self, worker: WorkerState) -> None:
         """Enter on the worker what changed, of models with many copies, since it was asked last."""

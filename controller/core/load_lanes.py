@@ -1,0 +1,60 @@
+"""Which load lanes are free soonest: the workers in order of when theirs is.
+
+Whoever looks for a lane that can load in time begins with the first, and ends where the next one is too late. So
+a look costs no more the more workers there are, as long as their lanes are busy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+
+from controller.core.link import LinkPlan
+from controller.core.state import WorkerState
+
+#: When the lane is planned to be free, the worker's sequence, the worker.
+Place = tuple[int, int, WorkerState]
+
+
+class LoadLanes:
+    """Every worker, by the planned end of its load lane; `Books` says when one changes."""
+
+    __slots__ = ("order", "unusual")
+
+    def __init__(self) -> None:
+        #: The lane that is free first comes first; idle ones by when they became so. A lane that is late is free
+        #: later than planned, and none is sooner.
+        self.order: list[Place] = []
+        #: Links of workers that have to be planned for.
+        self.unusual: set[LinkPlan] = set()
+
+    def add(self, worker: WorkerState) -> None:
+        """A worker joined."""
+        insort(self.order, (worker.load_end_ns, worker.sequence, worker))
+
+    def remove(self, worker: WorkerState) -> None:
+        """A worker is gone."""
+        self._take_out(worker)
+        self.unusual.discard(worker.link)
+
+    def changed(self, worker: WorkerState) -> None:
+        """A load was sent, or ended."""
+        self._take_out(worker)
+        worker.load_end_ns = worker.load_lane.end_ns
+        self.add(worker)
+
+    def among(self, workers: Collection[WorkerState]) -> list[Place]:
+        """The order of some of the workers; of all that are there, if they are most of them."""
+        if 2 * len(workers) >= len(self.order):
+            return self.order
+        return sorted((worker.load_end_ns, worker.sequence, worker) for worker in workers)
+
+    def maybe_idle(self, workers: Collection[WorkerState], now_ns: int) -> Iterable[WorkerState]:
+        """Those of some workers whose load lanes may be empty, in their own order; maybe others, too."""
+        num_idle = bisect_left(self.order, (now_ns + 1,))
+        if 2 * num_idle >= len(workers):
+            return workers
+        return sorted([place[2] for place in self.order[:num_idle]], key=lambda w: w.sequence)
+
+    def _take_out(self, worker: WorkerState) -> None:
+        del self.order[bisect_left(self.order, (worker.load_end_ns, worker.sequence))]
