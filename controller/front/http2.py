@@ -1115,10 +1115,21 @@ class Http2Connection:
             allowed = min(stream.window, self._window, self._peer_frame_bytes)
             if allowed <= 0:
                 continue
-            parts: list[memoryview] = []
-            size = 0
             outgoing = stream.outgoing
             assert outgoing is not None
+            first, most = outgoing[0], self._peer_frame_bytes
+            if not self._ready and len(first) > most and allowed == most:
+                # Nobody else waits: all the whole frames that there may be.
+                size = min(stream.window, self._window, len(first) - 1) // most * most
+                head = _FRAME.pack(most << 8, 0, stream_id)
+                for begin in range(0, size, most):
+                    self._out += (head, first[begin : begin + most])
+                outgoing[0] = first[size:]
+                self._sent(stream, size, size // most)
+                self._ready[stream_id] = stream
+                continue
+            parts: list[memoryview] = []
+            size = 0
             while outgoing and size < allowed:
                 part = outgoing.popleft()
                 if len(part) > allowed - size:
@@ -1126,17 +1137,21 @@ class Http2Connection:
                     part = part[: allowed - size]
                 parts.append(part)
                 size += len(part)
-            stream.window -= size
-            self._window -= size
-            self.queued_bytes -= size
             self._out.append(_FRAME.pack(size << 8, 0, stream_id))
             self._out.extend(parts)
-            # The peer has to make new room for it, by frames that bring nothing else.
-            self._idle_frames_left += 2
+            self._sent(stream, size, 1)
             if outgoing:
                 self._ready[stream_id] = stream
             elif stream.trailers is not None:
                 self._end(stream)
+
+    def _sent(self, stream: _Stream, num_bytes: int, num_frames: int) -> None:
+        """Count what leaves the queue of a stream."""
+        stream.window -= num_bytes
+        self._window -= num_bytes
+        self.queued_bytes -= num_bytes
+        # The peer has to make new room for it, by frames that bring nothing else.
+        self._idle_frames_left += 2 * num_frames
 
     def _end(self, stream: _Stream) -> None:
         assert stream.trailers is not None

@@ -346,13 +346,19 @@ def test_a_smaller_initial_window_holds_for_open_streams() -> None:
     assert [f[3][5:] for f in sent_by(connection) if f[0] == DATA] == [b"answer"]
 
 
-def test_no_frame_is_longer_than_the_peer_allows() -> None:
+@pytest.mark.parametrize("length", [20_000, 89_999, 99_995, 100_000])
+def test_no_frame_is_longer_than_the_peer_allows(length: int) -> None:
     connection = greeted(initial_window=1 << 20, max_frame=20_000)
     connection.receive(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 20)))
-    answered(connection, bytes(90_000))
-    sizes = [len(f[3]) for f in sent_by(connection) if f[0] == DATA]
+    content = bytes(range(250)) * 400
+    answered(connection, content[:length])
+    frames = sent_by(connection)
+    sizes = [len(f[3]) for f in frames if f[0] == DATA]
     assert max(sizes) == 20_000
-    assert sum(sizes) == 90_005
+    sent = b"".join(f[3] for f in frames if f[0] == DATA)
+    assert sent == message(content[:length])
+    assert frames[-1][0] == HEADERS
+    assert connection.queued_bytes == 0
 
 
 def test_a_call_that_ends_early_lets_the_client_stop_sending() -> None:
