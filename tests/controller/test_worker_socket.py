@@ -105,6 +105,7 @@ def test_workers_of_other_machines_find_the_port_that_was_chosen_for_them(tmp_pa
         b"\x00" * 1000,
         b"",
     ],
+    ids=["token", "http", "zeros", "nothing"],
 )
 def test_a_stranger_is_hung_up_on(greeting: bytes, tmp_path: Path) -> None:
     async def test() -> None:

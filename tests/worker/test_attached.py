@@ -401,6 +401,7 @@ def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> N
         b"".join(map(bytes, encode_action(infer(1, "relu"), [b"abcd"])))[:-4] + b"x",
         None,
     ],
+    ids=["lengths", "header", "text", "withdrawal", "cut off", "number"],
 )
 def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
     garbage: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
