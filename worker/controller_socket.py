@@ -75,6 +75,8 @@ class ControllerSocket:
         """Send a result; from any thread, at once."""
         buffers = encode_result(result, outputs)
         with self._lock:
+            if self._is_closed:
+                return
             self._queue.add(buffers)
             if not self._is_full:
                 self._flush()
