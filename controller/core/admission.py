@@ -148,7 +148,9 @@ def judge(
                 return Verdict(hopeless_ns=due_ns - exec_ns - (0 if copies else estimates.load_ns))
 
     assert best is not None  # whoever can hold it has a copy or not
-    _doubt(request, shortest_ns, now_ns, lanes)
+    if _doubt(request, shortest_ns, now_ns, lanes) and arriving:
+        # This request may be the one that tries; were it refused, so would be all until the next came.
+        return judge(request, now_ns, lanes, arriving=True, room_ns=room_ns)
     best.queue_ns = best_finish_ns - request.arrival_ns - best.exec_ns - best.load_ns
     if shortest_ns > request.due_ns - request.arrival_ns:
         best.refusal = Refusal.INFEASIBLE
@@ -199,17 +201,21 @@ def refusal_of(request: Request, verdict: Verdict) -> RefuseRequest:
     )
 
 
-def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) -> None:
-    """Where one estimate alone rules the request out, make sure that the estimate is true."""
-    model = request.model
+def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) -> bool:
+    """Where one estimate alone rules the request out, make sure that the estimate is true.
+
+    Returns:
+        Whether an EXEC is to try it from now on.
+    """
+    model, tries = request.model, False
     if not lanes.unusual:  # where all links are alike, so are workers of the same estimates
         for worker in model.ready:
             budget_ns = request.due_ns - request.arrival_ns - worker.link.usual_ns
             break
         for estimates in model.estimates:
             if request.rows <= estimates.sizes[-1]:
-                _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
-        return
+                tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
+        return tries
     for worker, readiness in model.ready.items():
         estimates = readiness.estimates
         if request.rows > estimates.sizes[-1]:
@@ -221,18 +227,23 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) ->
         budget_ns = request.due_ns - request.arrival_ns - link_ns
         if shortest_ns > budget_ns:
             link.doubt(now_ns)
-        _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
+        tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
+    return tries
 
 
 def _doubt_estimates(
     request: Request, estimates: Estimates, shortest_ns: int, budget_ns: int, now_ns: int
-) -> None:
-    if shortest_ns > budget_ns:
-        estimates.doubt_exec(request.rows, budget_ns, now_ns=now_ns)
-    elif estimates.load_ns + shortest_ns > budget_ns:
-        # Loads of a model that has copies are no trial: they would be for this request only.
-        tries = not request.model.copies
-        estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=tries)
+) -> bool:
+    # Loads of a model that has copies are no trial: they would be for this request only.
+    cold = not request.model.copies
+    exec_ns = budget_ns
+    if cold and estimates.load_ns < budget_ns and not estimates.has_run(request.rows):
+        exec_ns -= estimates.load_ns  # between two that nobody measured, the EXEC is tried
+    if shortest_ns > exec_ns:
+        return estimates.doubt_exec(request.rows, exec_ns, now_ns=now_ns)
+    if estimates.load_ns + shortest_ns > budget_ns:
+        estimates.doubt_load(budget_ns - shortest_ns, now_ns=now_ns, tries=cold)
+    return False
 
 
 def _rows_ahead(request: Request, arriving: bool) -> int:

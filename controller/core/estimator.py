@@ -368,6 +368,10 @@ class Estimates:
         window = self._exec[self.fit[size]] if size else self._load
         return window.measured and duration_ns > SLOW_FACTOR * window.estimate_ns + SLOW_NS
 
+    def has_run(self, rows: int) -> bool:
+        """Whether an EXEC for `rows` alone was ever measured."""
+        return self._exec[self.cover[rows]].num_runs > 0
+
     def measured_exec(self, size: int, duration_ns: int) -> None:
         """Learn from an EXEC of a compiled size."""
         index = self.fit[size]
@@ -391,14 +395,20 @@ class Estimates:
         self._load.add(duration_ns)
         self.load_ns = self._load.estimate_ns
 
-    def doubt_exec(self, rows: int, limit_ns: int, *, now_ns: int) -> None:
-        """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier, or try whether it is true."""
+    def doubt_exec(self, rows: int, limit_ns: int, *, now_ns: int) -> bool:
+        """The estimate for `rows` alone exceeds `limit_ns`: forget an outlier, or try whether it is true.
+
+        Returns:
+            Whether it is to be tried now.
+        """
         index = self.cover[rows]
-        if self._exec[index].doubt(limit_ns, now_ns, tries=True):
+        tries = self._exec[index].doubt(limit_ns, now_ns, tries=True)
+        if tries:
             if self.trial not in (-1, index):
                 self.try_once()
             self.trial = index
         self._refresh(index)
+        return tries
 
     def try_once(self) -> None:
         """The batch that tries is sent. Its lane is held for as long as is known, so it delays nobody else."""

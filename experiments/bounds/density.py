@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from clockwright.units import NS_PER_S
 from experiments.bounds.case import NEVER_NS, BoundProblem, Cost, Times
+from experiments.bounds.groups import grouped_bound
 from experiments.bounds.mates import has_mixed_slos, mixed_bound, most_together
 from experiments.bounds.wires import wires_bound
 
@@ -48,8 +49,9 @@ def density_bound(case: BoundProblem) -> int:
     every placement and any number of copies. Arrivals of a closed loop are made by the policy: a bound
     from one policy's arrivals says nothing of another's (there, take `density_rate`).
 
-    Memory stays small beside the arrivals: shares are counted, not sorted, and the sum is exact. Only a model
-    with several SLOs has a linear program of its own (`mixed_bound`).
+    Memory stays small beside the arrivals: shares are counted, not sorted, and the sum is exact. That each request
+    is in one batch only is a small linear program (`grouped_bound`); a model with several SLOs has another
+    (`mixed_bound`).
     """
     capacity = Fraction(math.floor(case.exec_work_ns(case.num_gpus * case.span_ns)))
     counts: dict[Fraction, int] = {}
@@ -66,6 +68,10 @@ def density_bound(case: BoundProblem) -> int:
         if fits < number:
             break
     total = min(total, *(wires_bound(case, wires) for wires in case.wires), len(case))
+    if total < len(
+        case
+    ):  # else there may be millions, all of which can be answered as far as is known
+        total = min(total, grouped_bound(case))
     return min(total, mixed_bound(case)) if has_mixed_slos(case) else total
 
 

@@ -327,6 +327,22 @@ def test_whoever_used_less_than_its_share_is_never_struck_out(
     assert (mine < theirs) is struck
 
 
+def test_while_nobody_floods_whoever_was_served_more_of_what_it_asked_weighs_less() -> None:
+    """The worth of a model's requests falls faster than its share rises, also beyond the mean share."""
+    fairness = Fairness(EdfMhConfig())
+    # Ten models ask alike, so none floods; of each the first so many of four are served.
+    models = [waiting_batch(number, [""]) for number in range(10)]
+    for place, (number, batch) in itertools.product(range(80), enumerate(models)):
+        if place % 4 < (3 if number == 0 else 2):
+            fairness.count_served(batch, 0)
+        else:
+            fairness.count_dropped(batch.copy.model.queue[0], 0)
+    # By then it is forgotten that the very first asked for all that had been served.
+    later_ns = 17 * STEP_NS
+    ahead, mean = fairness.worths(models[:2], later_ns)
+    assert 0.5 <= ahead < 0.8 * mean
+
+
 def test_a_name_seen_once_is_no_tenant_of_its_own() -> None:
     """Its request counts as its model's, which the same client flooded under other names."""
     fairness = Fairness(EdfMhConfig())
@@ -553,6 +569,21 @@ def test_under_overload_the_batch_with_most_requests_per_time_is_next() -> None:
         bench.ask(1, 3 + 8, count=4)
         if overloaded:
             refuse_many(bench, 2, 4, Refusal.OVERLOADED)
+        assert batches(bench.finish_next(Infer))[0] == expected
+
+
+def test_under_overload_a_batch_that_leaves_nobody_behind_is_next_before_one_that_breaks_the_next_size() -> (
+    None
+):
+    """Two of three that wait leave one alone; a fourth comes soon, and four are denser."""
+    for waiting, expected in ((2, ("m0", 2)), (3, ("m1", 2))):
+        bench = Fleet(models=3)
+        for model in range(3):
+            bench.resident(model)
+        bench.ask(2, 100)  # the lane is busy for 3 ms
+        bench.ask(0, 3 + 7, count=waiting)  # must begin first, and too late for four
+        bench.ask(1, 3 + 7.5, count=2)
+        refuse_many(bench, 2, 4, Refusal.OVERLOADED)
         assert batches(bench.finish_next(Infer))[0] == expected
 
 

@@ -618,6 +618,21 @@ def test_a_profile_longer_than_the_slo_does_not_refuse_for_ever(bench: CoreBench
         bench.done(infer.action_id, at_ms, at_ms + 10)
 
 
+def test_the_request_that_finds_a_profile_doubtful_tries_it_itself(bench: CoreBench) -> None:
+    """A load of 8 ms and an EXEC that is said to take 40 do not fit into 50; the EXEC takes 10."""
+    bench.tell(ModelAdded(model_id=A))
+    bench.ready(A, exec_ms={1: 40}, load_ms=8)
+    bench.now_ns = 1000 * MS
+    verdicts = []
+    for at_ms in (1000, 1030):
+        commands = bench.request(A, at_ms=at_ms, slo_ms=45)
+        verdicts.append([kind for _, kind in refusals(commands)])
+        for action in actions(commands):
+            if isinstance(action, LoadWeights):
+                bench.done(action.action_id, at_ms, at_ms + 8)
+    assert verdicts == [[Refusal.COLD], []]
+
+
 def test_a_load_profile_longer_than_the_slo_does_not_refuse_for_ever(bench: CoreBench) -> None:
     bench.tell(ModelAdded(model_id=A))
     bench.ready(A, exec_ms={1: 5}, load_ms=100)

@@ -30,6 +30,7 @@ from experiments.bounds import (
     memoryless_bound,
     memoryless_rate,
 )
+from experiments.bounds.groups import grouped_bound, most_in_groups
 from experiments.bounds.mates import mixed_bound
 from experiments.bounds.noise import work_ns
 from experiments.bounds.simulated import problem_of
@@ -313,6 +314,38 @@ def test_the_best_schedule_of_mixed_slos_is_within_the_bounds(case: BoundProblem
     best = best_mixed(case)
     assert best <= mixed_bound(case)
     assert best <= interval_bound(case) <= density_bound(case) <= len(case)
+
+
+@examples(200)
+@given(
+    st.lists(st.integers(0, 30), min_size=1, max_size=8),
+    st.integers(0, 12),
+    st.integers(1, 4),
+)
+def test_the_most_requests_in_groups_are_what_trying_all_of_them_finds(
+    arrivals: list[int], window: int, least: int
+) -> None:
+    arrivals.sort()
+
+    @cache
+    def most(left: frozenset[int]) -> int:
+        best = 0
+        for size in range(least, len(left) + 1):
+            for group in combinations(sorted(left), size):
+                if arrivals[group[-1]] - arrivals[group[0]] <= window:
+                    best = max(best, size + most(left - set(group)))
+        return best
+
+    found = most_in_groups(np.array(arrivals, dtype=np.int64), window, least)
+    assert found == most(frozenset(range(len(arrivals))))
+
+
+def test_one_request_in_the_middle_is_no_mate_of_both_its_neighbours() -> None:
+    """Only one batch of two is there, and beside it no time for a third; a fourth cannot be in time at all."""
+    requests = [(0.0, 0, 20.0), (5.0, 0, 20.0), (10.0, 0, 20.0), (10.0, 1, 1.0)]
+    costs = [Cost({1: 18 * MS, 2: 14 * MS}), Cost({1: 2 * MS})]
+    case = case_of(requests, costs, padding=False)
+    assert grouped_bound(case) == density_bound(case) == 2
 
 
 def test_a_patient_request_is_the_mate_of_one_hurried_one_and_not_of_all() -> None:

@@ -29,8 +29,12 @@ from controller.core.state import Batch, Model, Request
 # A request of whoever has some of its share left weighs so much that no other is preferred.
 _NEVER_STRUCK = 1e9
 
-# However badly a model was served, its batches weigh no more than this.
-_MAX_WEIGHT = 8.0
+# While nobody floods, a model's requests weigh by the mean share over its own, to this power, and no less than the
+# least. The power 1 left the worst-served twentieth of 196 models 0.82 of what all could have at once, 1.25 leaves
+# it 0.85, this 0.86, for a quarter of a point of all answers. With a least weight of 1, whoever happens to be
+# ahead stays ahead of half of the models.
+_EVENNESS = 1.5
+_MIN_WEIGHT = 0.5
 # A model that was served less than this part of the mean share is never struck out.
 _SERVED_FLOOR = 0.5
 
@@ -177,7 +181,7 @@ class Fairness:
         share = model.served.beside(mean)
         if share < mean * _SERVED_FLOOR:
             return _NEVER_STRUCK
-        return min(max(mean / share, 1.0), _MAX_WEIGHT)
+        return max(float((mean / share) ** _EVENNESS), _MIN_WEIGHT)
 
     def _worth_to_tenants(self, batch: Batch, weight: float, step: int) -> float:
         """Sum over the batch's requests; one of no known tenant has the model's weight."""
