@@ -42,17 +42,43 @@ print("served")
 """
 
 
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_the_compiled_build_serves(tmp_path: Path) -> None:
-    native.build(tmp_path / "native", optimise=0)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the compiled build, and with the tests of the core, which are not compiled."""
+    target = tmp_path_factory.mktemp("build") / "native"
+    native.build(target, optimise=0)
+    for name in ("core", "kit", "conftest.py"):
+        source, copy = native.ROOT / "tests" / name, target / "tests" / name
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copy(source, copy)
+    shutil.copy(native.ROOT / "pyproject.toml", target)
+    return target
+
+
+def run(compiled: Path, *arguments: str, cwd: Path) -> str:
+    """Run Python with the compiled build; returns what it said."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", SERVES, str(scratch)],
-        cwd=scratch,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "native"), "PYTHONSAFEPATH": "1"},
-        capture_output=True,
+        [sys.executable, "-P", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(compiled), "PYTHONSAFEPATH": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
-    assert done.stdout.rstrip().endswith("served"), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_the_compiled_build_serves(compiled: Path, tmp_path: Path) -> None:
+    assert run(compiled, "-c", SERVES, str(tmp_path), cwd=tmp_path).rstrip().endswith("served")
+
+
+def test_the_compiled_core_decides_what_was_written_down(compiled: Path) -> None:
+    tests = ("tests/core/test_transcripts.py", "tests/core/test_digests.py")
+    assert "passed" in run(compiled, "-m", "pytest", "-q", *tests, cwd=compiled)
