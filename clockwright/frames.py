@@ -5,8 +5,8 @@ back; the worker sends results. Each is a frame: the length of its header and th
 the header, which is an array in msgpack, and the payload, tensors whose lengths the header names.
 
 Nothing is built from a length before the length is found to be possible: `FrameReader` bounds both parts of a
-frame, and the types below every number, text and list in a header. msgspec checks all that while it decodes,
-and takes half the time of `struct` with checks in Python (4.9 and 7.7 us to encode and decode a result).
+frame, and the types below every number, text and list in a header. msgspec checks all that while it decodes:
+an action and its result take 7.6 us to encode and decode, with `struct` 12.6 us without any check.
 
 `shift_ns` is added to every time on the way out or in: the controller's end of the link passes the worker's
 clock offset, the worker passes nothing.

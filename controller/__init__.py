@@ -24,7 +24,7 @@ shell never waits for a resource that another request might have got.
        |   ^                      | models come and go               |           |
        v   |                      v                                  |           |
       runtime  <------------------------------------------ results --+           |
-      |clock, timer, a future per request|  ------------------------- actions ---+
+      |clock, timer, who waits|  ------------------------------------ actions ---+
        |   ^
        v   |
       ledger (pure)  ------> telemetry
@@ -39,7 +39,7 @@ A request goes down the left side and comes back up: `front.server` reads it (`o
 `selection`, if an application is named, or `runtime` directly. The runtime opens it in the ledger, which
 tells the scheduler of the arrival. In its own time the scheduler commands an Infer, which leaves by the
 worker's link on the right; its result comes in by the same link, becomes an event in the ledger, and the
-command that follows from it resolves the request's future. The answer is checked against its deadline once
+command that follows from it tells whoever waits for the request. The answer is checked against its deadline once
 more on its way out, because the way out takes time too.
 
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.

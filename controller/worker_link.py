@@ -64,7 +64,7 @@ EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
 
 SERVICE, METHOD = wire.ATTACH_METHOD.removeprefix("/").split("/")
 
-# A chunk occupies the link for about a millisecond, which is what an action may have to wait for it.
+# A chunk occupies the stream for about a millisecond, which is what a heartbeat may have to wait for it.
 CHUNK_BYTES = 1 << 20
 # Chunks that are sent and not acknowledged: enough to keep a fast network busy.
 CHUNKS_IN_FLIGHT = 4
@@ -117,7 +117,7 @@ class _SentInfer:
 
 @dataclass(slots=True)
 class WorkerLink:
-    """One worker's stream. By it the runtime sends actions, and the catalogue offers models."""
+    """One worker's stream and socket. By it the runtime sends actions, and the catalogue offers models."""
 
     runtime: Runtime
     catalogue: Catalogue
@@ -141,7 +141,7 @@ class WorkerLink:
     refused: dict[ModelId, str] = field(default_factory=dict)
     #: Models that were offered to the worker, which has not answered yet.
     _unanswered: set[ModelId] = field(default_factory=set)
-    #: Control messages and actions, in order. They leave before any chunk.
+    #: Messages in order. They leave before any chunk.
     _outgoing: deque[bytes] = field(default_factory=deque)
     #: Chunks of files, in order.
     _chunks: deque[bytes] = field(default_factory=deque)

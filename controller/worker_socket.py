@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 _NEWCOMERS_MAX = 64
 _GREETING_LIMIT_S = 10.0
 _BACKLOG = 128
+# When there are no file handles left, some may be free again after this.
+_ACCEPT_PAUSE_S = 0.1
 
 # A worker that leaves so much unread is as good as gone. The scheduler sends some milliseconds of work ahead.
 _UNSENT_BYTES_MAX = 1 << 30
@@ -224,17 +226,26 @@ class SocketListener:
         asyncio.get_running_loop().add_reader(sock, self._accept, sock)
 
     def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
         try:
             sock, _ = listening.accept()
-        except OSError:
-            return  # It went away again, or there is no file handle; the next attempt may find one.
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            log.warning("no worker's connection can be accepted: %s", error.strerror)
+            loop.remove_reader(listening)
+            loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
+            return
         sock.setblocking(False)
         while len(self._newcomers) >= _NEWCOMERS_MAX:
             self._drop(next(iter(self._newcomers.values())))
-        loop = asyncio.get_running_loop()
         limit = loop.call_later(_GREETING_LIMIT_S, self._drop_by_socket, sock)
         newcomer = self._newcomers[sock] = _Newcomer(sock, limit)
         loop.add_reader(sock, self._hear, newcomer)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     def _hear(self, newcomer: _Newcomer) -> None:
         greeting = newcomer.greeting

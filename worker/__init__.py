@@ -6,6 +6,8 @@
        |
      link ------> offers                     the stream to the controller; models on offer
        |             |
+    controller_socket|                       actions in, results out
+       |             |
     lane_threads     |                       four threads round one lock; on time by timing
        |     |       |
        |     +-------+-> devices/ containers/        what runs a step: GPU, processor, profile, somebody's code
@@ -16,13 +18,15 @@
 
 No arrow points up, and `core` knows neither clock nor thread nor tensor.
 
-The threads. The event loop reads the stream and writes results. Four lane threads carry actions out, each
-one step at a time. One setup thread and one compiler process get models ready, at low priority.
+The threads. The event loop serves the stream, which controls. One thread reads actions from the socket, and four
+lane threads carry them out, each one step at a time; whoever has a result writes it. One setup thread and one
+compiler process get models ready, at low priority.
 
-    event loop   read action ........................................... write result
-                     | submit (small inputs are copied right here)            ^
-    INPUT            +--> copy the inputs into an IO slot --+                 | wake-up, one for all
-    LOAD     copy the weights, host to pages --------+      |                 | results that wait
+    actions      read action ........................................... write result
+                     | submit (small inputs are copied right here,            ^
+                     |         and a short Infer on idle lanes runs here)     |
+    INPUT            +--> copy the inputs into an IO slot --+                 |
+    LOAD     copy the weights, host to pages --------+      |                 |
     EXEC                                             +------+--> gather, run -+- small outputs too
     OUTPUT                                                                    +--> copy the outputs out
 
@@ -43,15 +47,15 @@ busy. Preparing an architecture measures its EXECs once, and the figures seed th
 until results replace them. A GPU's clock is looked at every second and reported, because durations go
 with the clock.
 
-Who translates time. Nobody here: every time on the stream is this machine's monotonic clock. The
+Who translates time. Nobody here: every time on stream and socket is this machine's monotonic clock. The
 controller translates, from the offsets that heartbeats measure in both directions.
 
 What happens when the GPU is lost. The step that meets the fault fails its action and raises
-`DeviceLostError`; no other step starts. The link sends the results that wait and closes the stream; all other
+`DeviceLostError`; no other step starts. The link sends the results that wait and ends the socket; all other
 actions thereby return to the controller, which sends them elsewhere. A process never recovers from its
 GPU's fault, so it exits; a container is started anew, and the worker attaches again. A GPU's step that
 never ends is given ten seconds after the stream's end; then the process exits without its threads.
-When only the stream is lost, the worker forgets all models and actions and dials again: its compiled models
+When only stream or socket is lost, the worker forgets all models and actions and dials again: its compiled models
 are on disk, and the controller offers them anew.
 """
 

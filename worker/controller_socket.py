@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -75,6 +76,8 @@ class ControllerSocket:
         """Send a result; from any thread, at once."""
         buffers = encode_result(result, outputs)
         with self._lock:
+            if self._is_closed:
+                return
             self._queue.add(buffers)
             if not self._is_full:
                 self._flush()
@@ -152,7 +155,11 @@ class ControllerSocket:
 
     def _serve(self, sock: socket.socket) -> str:
         reader, take = FrameReader(), self._take
-        while num_bytes := sock.recv_into(reader.room()):
+        # A Unix socket wakes who waits in `recv` also when the peer has read what was sent; `poll` sleeps on.
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        wait = poller.poll
+        while wait() and (num_bytes := sock.recv_into(reader.room())):
             for frame in reader.received(num_bytes):
                 if self._is_closed:
                     break

@@ -1,8 +1,7 @@
 """Turns the controller's offers into models that are ready, one at a time.
 
-Files come in chunks over the same stream as actions. Chunks are written and hashed on another thread
-and acknowledged one by one, so that the controller can keep a few in flight and actions never queue
-behind a file. Chunks that nobody needs any more are acknowledged too: the controller counts them as in
+Files come in chunks over the stream. Chunks are written and hashed on another thread and acknowledged
+one by one, so that the controller can keep a few in flight and heartbeats never queue behind a file. Chunks that nobody needs any more are acknowledged too: the controller counts them as in
 flight, and would otherwise send no other file.
 
 An offer whose compiler was killed is answered again after a pause, and others have their turn meanwhile.

@@ -15,8 +15,9 @@ from experiments.simulator.case import Case, LostWorker
 from experiments.simulator.clients import Clients
 from experiments.simulator.controller import VirtualController, production_scheduler
 from experiments.simulator.loop import Loop
+from experiments.simulator.model import simulated
 from experiments.simulator.summary import Summary
-from experiments.simulator.worker import Worker, simulated
+from experiments.simulator.worker import Worker
 
 # Nobody waits longer than this for a response after the last arrival. Only a policy that refuses
 # nothing, on workers that are gone, comes near it.

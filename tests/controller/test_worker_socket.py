@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -105,6 +107,7 @@ def test_workers_of_other_machines_find_the_port_that_was_chosen_for_them(tmp_pa
         b"\x00" * 1000,
         b"",
     ],
+    ids=["token", "http", "zeros", "nothing"],
 )
 def test_a_stranger_is_hung_up_on(greeting: bytes, tmp_path: Path) -> None:
     async def test() -> None:
@@ -347,5 +350,40 @@ def test_where_there_can_be_no_file_workers_of_this_host_take_tcp(tmp_path: Path
         assert listener.path == ""
         assert listener.port
         listener.close()
+
+    run(test)
+
+
+def test_where_no_file_handle_is_left_workers_wait_for_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with (
+            running(config(tmp_path)) as controller,
+            LoopbackWorker(controller.port, dials=False) as worker,
+        ):
+            await worker.wait_for("welcome")
+            sock = socket.socket(socket.AF_UNIX)
+            num_open = max(map(int, os.listdir("/proc/self/fd")))
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            taken = []
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 1, limits[1]))
+                with suppress(OSError):
+                    while True:
+                        taken.append(os.dup(0))
+                sock.connect(worker.welcome.socket_path)
+                await until(lambda: "no worker's connection can be accepted" in caplog.text)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+                for number in taken:
+                    os.close(number)
+            sock.send(frames.greeting(worker.welcome.token))
+            sock.shutdown(socket.SHUT_WR)
+            # The link ends because its socket does: so it had become the link's.
+            await worker.ended.wait()
+            assert worker.end == "the worker closed its connection"
+            sock.close()
+            assert caplog.text.count("can be accepted") < 100
 
     run(test)

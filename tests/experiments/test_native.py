@@ -42,17 +42,51 @@ print("served")
 """
 
 
-@pytest.mark.long
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_the_compiled_build_serves(tmp_path: Path) -> None:
-    native.build(tmp_path / "native", optimise=0)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+DECIDES = """
+import sys
+from pathlib import Path
+from tests.kit.story import play
+
+for path in sorted(Path(sys.argv[1]).glob("*.txt")):
+    # What follows the rule is the transcript.
+    print(path.stem, play(path.read_text().partition("\\n----\\n")[0].rstrip("\\n") + "\\n"))
+"""
+
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the compiled build, and with the kit of the tests, which is not compiled."""
+    target = tmp_path_factory.mktemp("build") / "native"
+    native.build(target, optimise=0)
+    shutil.copytree(native.ROOT / "tests/kit", target / "tests/kit")
+    return target
+
+
+def run(build: Path, program: str, argument: Path, *, cwd: Path) -> str:
+    """Run a program with the modules of a build; returns what it said."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", SERVES, str(scratch)],
-        cwd=scratch,
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "native"), "PYTHONSAFEPATH": "1"},
+        [sys.executable, "-P", "-c", program, str(argument)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(build), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
     )
-    assert done.stdout.rstrip().endswith("served"), done.stdout + done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_compiled_build_serves(compiled: Path, tmp_path: Path) -> None:
+    assert run(compiled, SERVES, tmp_path, cwd=tmp_path).rstrip().endswith("served")
+
+
+def test_the_compiled_core_decides_as_the_sources_do(compiled: Path, tmp_path: Path) -> None:
+    stories = native.ROOT / "tests/core/transcripts"
+    told = run(compiled, DECIDES, stories, cwd=tmp_path)
+    assert len(told) > 10_000
+    assert told == run(native.ROOT, DECIDES, stories, cwd=tmp_path)

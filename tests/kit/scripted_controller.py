@@ -178,13 +178,18 @@ def load(action_id: int, model_id: str) -> LoadWeights:
         model_id=ModelId(model_id),
         earliest_ns=now,
         latest_ns=now + 60 * NS_PER_S,
-        # Not so short that it runs where it is submitted.
         expected_duration_ns=NS_PER_MS,
     )
 
 
 def infer(
-    action_id: int, model_id: str, *, rows: tuple[int, ...] = (1,), batch_size: int = 1
+    action_id: int,
+    model_id: str,
+    *,
+    rows: tuple[int, ...] = (1,),
+    batch_size: int = 1,
+    # Not so short that it runs where it is submitted.
+    expected_ns: int = NS_PER_MS,
 ) -> Infer:
     now = time.monotonic_ns()
     return Infer(
@@ -194,8 +199,7 @@ def infer(
         rows=rows,
         earliest_ns=now,
         latest_ns=now + 60 * NS_PER_S,
-        # Not so short that it runs where it is submitted.
-        expected_duration_ns=NS_PER_MS,
+        expected_duration_ns=expected_ns,
     )
 
 

@@ -17,7 +17,8 @@ from controller.telemetry import CANCELLED, RequestRow, Telemetry
 from experiments.simulator import Case, Cluster, HostedModel, Network, Summary
 from experiments.simulator.controller import VirtualController
 from experiments.simulator.loop import Loop
-from experiments.simulator.worker import Worker, simulated
+from experiments.simulator.model import simulated
+from experiments.simulator.worker import Worker
 from modelzoo.profile import Noise, ProfileRow
 from traces.arrivals import Workload
 

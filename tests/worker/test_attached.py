@@ -401,6 +401,7 @@ def test_garbage_ends_the_stream_and_the_worker_dials_again(tmp_path: Path) -> N
         b"".join(map(bytes, encode_action(infer(1, "relu"), [b"abcd"])))[:-4] + b"x",
         None,
     ],
+    ids=["lengths", "header", "text", "withdrawal", "cut off", "number"],
 )
 def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
     garbage: bytes | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -433,6 +434,29 @@ def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
     told = [each.getMessage() for each in caplog.records if each.name == "worker.link"]
     assert len(told) == 1
     assert told[0].endswith("; trying again")
+
+
+def test_nothing_of_a_stream_that_broke_off_reaches_the_next(tmp_path: Path) -> None:
+    content = model_file()
+
+    async def breaks_off(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.offer("relu", content)
+        message = await stream.read()
+        if message.WhichOneof("kind") == "model_needed":
+            await stream.chunk("relu", content, slice(0, len(content)), last=True)
+            await stream.expect("chunk_received")
+            await stream.expect("model_ready")
+        await stream.act(load(1, "relu"))
+        for action_id in range(2, 300):
+            stream.order(infer(action_id, "relu", expected_ns=1), bytes(16))
+
+    async def last(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.act(infer(1000, "relu"), bytes(16))  # its own result is the first
+        await drain(stream)
+
+    play(tmp_path, *[breaks_off] * 4, last, device="modelled:0us")
 
 
 def test_a_worker_that_cannot_reach_the_socket_of_actions_says_where_and_tries_again(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from clockwright.units import ModelId
 
 
-# A module of its own, because `make native` leaves it as it is: nothing that is not compiled, such as the
-# devices' models, can derive from a class that is.
+# A module of its own, which `make native` leaves as it is: devices, which are not compiled, derive their models,
+# and a class that is compiled allows none that is not to derive from it.
 @dataclass(slots=True, kw_only=True, eq=False)
 class LoadedModel:
     """What the core knows of a model. Shells derive from it, and find their own class in a `Step`."""
