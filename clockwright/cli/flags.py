@@ -57,6 +57,14 @@ class WorkerFlags:
     cache_dir: Annotated[
         Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
     ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(help="On the processor: threads that run a model; by default one per core."),
+    ] = None
+    cores: Annotated[
+        str | None,
+        typer.Option(help="Cores of its own to compute on, such as 2-9,12; by default any."),
+    ] = None
     verbose: Verbose = False
 
     def to_arguments(self) -> list[str]:

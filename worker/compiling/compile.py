@@ -8,9 +8,11 @@ may crash or hang the runtime. Order matters: optimise first, lift the weights a
 from __future__ import annotations
 
 import hashlib
+import mmap
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,6 +63,9 @@ COMPILE_FORMAT = 3
 _TOLERANCE = 1e-3
 _NUMPY_FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 
+# Linux 5.14: bring all pages of a mapping in now.
+_MADV_POPULATE_READ = 22
+
 # Sets of rows to try where the graph leaves open whether rows meet; one where it proves that they do not.
 _UNPROVEN_SEEDS = 4
 
@@ -99,7 +104,10 @@ class Target(Protocol):
 
 
 class OnnxruntimeTarget(Target):
-    """This machine's processor."""
+    """This machine's processor, with so many threads to a run."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     is_coarse = False
@@ -111,7 +119,7 @@ class OnnxruntimeTarget(Target):
 
     @override
     def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
-        session = open_session(lifted.graph)
+        session = open_session(lifted.graph, threads=self._threads)
         weights = aligned_bytes(lifted.blob.nbytes)
         weights[:] = lifted.blob
 
@@ -261,7 +269,11 @@ def describe_model(source: ModelSource) -> CompiledModel:
 
 
 def profile_model(
-    folder: Path, batch_sizes: Sequence[int], progress: Callable[[str], None]
+    folder: Path,
+    batch_sizes: Sequence[int],
+    progress: Callable[[str], None],
+    *,
+    threads: int = 1,
 ) -> dict[int, int]:
     """Measure a compiled model's kernels, in ns by batch size, without the copies around them."""
     compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
@@ -269,7 +281,7 @@ def profile_model(
     durations = {}
     for batch_size in batch_sizes:
         progress(f"profiling batch {batch_size}")
-        session = open_session(str(folder / GRAPH_FILE))
+        session = open_session(str(folder / GRAPH_FILE), threads=threads)
         kernel, inputs, _ = private_kernel(session, compiled, batch_size, weights)
         for array, sample in zip(
             inputs, _sample_inputs([t.spec for t in compiled.inputs], batch_size), strict=True
@@ -284,12 +296,18 @@ def profile_model(
 
 
 def read_weights(folder: Path, compiled: CompiledModel) -> Bytes:
-    """Read a compiled model's weights into private memory."""
-    weights = aligned_bytes(compiled.weights_bytes)
-    if compiled.weights_bytes:
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            file.readinto(weights.data)
-    return weights
+    """Map a compiled model's weights, which can only be read.
+
+    All models of this host with this file have the same memory, which is the file's in the page cache.
+    """
+    if not compiled.weights_bytes:
+        return aligned_bytes(0)
+    with (folder / WEIGHTS_FILE).open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # A LOAD that met a page which is not there would wait for the disk.
+    with suppress(OSError):  # a kernel before 5.14: the pages come with the first run
+        mapping.madvise(_MADV_POPULATE_READ)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def _least_ns(launch: Callable[[], None]) -> int:

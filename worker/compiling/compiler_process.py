@@ -54,22 +54,30 @@ def main() -> int:
 
 def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     try:
-        from worker.compiling.compile import Target, compile_model, describe_model, profile_model
+        from worker.compiling.compile import (
+            OnnxruntimeTarget,
+            Target,
+            compile_model,
+            describe_model,
+            profile_model,
+        )
         from worker.models.model_files import Limits, ModelSource
     except ImportError as error:
         raise ModelError(
             f"this worker cannot read models: {error}; install clockwright[cpu]"
         ) from None
 
-    kind = job["kind"]
+    if job["cores"]:
+        os.sched_setaffinity(0, os.sched_getaffinity(0) | set(job["cores"]))
+    kind, threads = job["kind"], job["threads"]
     if kind == "profile":
-        return profile_model(Path(job["folder"]), job["batch_sizes"], progress)
+        return profile_model(Path(job["folder"]), job["batch_sizes"], progress, threads=threads)
     source = ModelSource(Path(job["source"]), job["fixed_dimensions"], tuple(job["batch_sizes"]))
     if kind == "describe":
         return describe_model(source).to_json()
     assert kind == "compile", kind
     limits = Limits(**job["limits"])
-    target: Target | None = None
+    target: Target = OnnxruntimeTarget(threads)
     if "precision" in job:
         # Imported here, because torch takes seconds.
         from worker.compiling.for_torch import TorchTarget

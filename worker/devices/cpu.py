@@ -9,10 +9,12 @@ predicted.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from typing_extensions import override
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
+from clockwright.cores import fifo_problem
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
 from worker.compiling.compile import COMPILE_FORMAT, read_weights
@@ -40,6 +43,7 @@ from worker.engines.onnxruntime import (
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
 from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel
+from worker.timing import bind_thread, tune_thread
 
 _PAGE_COPIES = 5
 
@@ -62,7 +66,7 @@ class CpuModel(ServedModel):
 
 
 class CpuDevice(Device[CpuModel]):
-    """The processor, one core of it. See the module."""
+    """The processor, or some cores of it. See the module."""
 
     # Copies and models keep a core busy, and the kernel would throttle such threads at real-time priority.
     computing_lanes = frozenset({Lane.LOAD, Lane.EXEC})
@@ -76,8 +80,19 @@ class CpuDevice(Device[CpuModel]):
         files: FileStore,
         cache_dir: Path,
         compile_limit_s: float,
+        threads: int = 1,
+        cores: Sequence[int] = (),
     ) -> None:
         """Take all the memory that will ever be needed for serving.
+
+        Args:
+            limits: what there is room for.
+            io_pool_bytes: the size of all IO slots together.
+            files: the store that fetched files lie in.
+            cache_dir: the folder of compiled models.
+            compile_limit_s: a model that takes longer to compile is refused.
+            threads: those that run a model, EXEC's own included.
+            cores: those that these threads are bound to; none: wherever the kernel likes.
 
         Raises:
             OSError: the cache folder cannot be made.
@@ -89,10 +104,27 @@ class CpuDevice(Device[CpuModel]):
         self._models = CompiledModels(
             files,
             cache_dir=cache_dir,
-            target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}",
+            # How a sum is split among threads may decide its last digit, so each number of threads has its
+            # own look at whether rows stay apart, and its own durations.
+            target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}"
+            + (f"/{threads} threads" if threads > 1 else ""),
             compile_limit_s=compile_limit_s,
             limits=limits,
+            threads=threads,
+            cores=cores,
         )
+        self._threads = threads
+        if cores:
+            self.exec_core = cores[0]
+            apart = not set(cores) & os.sched_getaffinity(0)
+            self.exec_core_is_own = apart and not fifo_problem()
+        # Sessions are opened on a thread like EXEC's, because onnxruntime's threads inherit cores and
+        # priority of the one that opens; the setup thread runs after all that serve.
+        self._opener = ThreadPoolExecutor(
+            1, thread_name_prefix="opener", initializer=self._tune_opener, initargs=(tuple(cores),)
+        )
+        # An executor starts its thread with the first work, and the thread inherits from whoever brings that.
+        self._opener.submit(int).result()
         self._pages = aligned_bytes(limits.num_pages * PAGE_BYTES).reshape(-1, PAGE_BYTES)
         self._arena = aligned_bytes(limits.arena_bytes)
         self._io = aligned_bytes(io_pool_bytes)
@@ -153,7 +185,10 @@ class CpuDevice(Device[CpuModel]):
             return known
         session = self._sessions.get(compiled.architecture_id)
         if session is None:
-            session = open_session(str(folder / GRAPH_FILE))
+            opening = self._opener.submit(
+                open_session, str(folder / GRAPH_FILE), threads=self._threads
+            )
+            session = opening.result()
             self._sessions[compiled.architecture_id] = session
         # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
         private, _, _ = private_kernel(session, compiled, batch_size, weights)
@@ -210,6 +245,12 @@ class CpuDevice(Device[CpuModel]):
     @override
     async def close(self) -> None:
         await self._models.close()
+        self._opener.shutdown()
+
+    def _tune_opener(self, cores: tuple[int, ...]) -> None:
+        if cores:
+            bind_thread(cores[1:] or cores)
+            tune_thread(realtime=self.exec_core_is_own)
 
     def _measure_page_copy(self) -> int:
         """How long one page takes, in ns: the seed of every LOAD's duration and part of every EXEC's."""

@@ -1,0 +1,97 @@
+"""The cores that this process may use, and how they are written."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from clockwright.errors import ConfigError
+
+
+def usable_cores(root: Path = Path("/")) -> tuple[int, ...]:
+    """The cores that this process may run on, in order: its affinity, and not more than its quota pays for.
+
+    Args:
+        root: the root of the file system that tells the quotas of control groups.
+
+    Returns:
+        At least one core.
+    """
+    try:
+        cores = sorted(os.sched_getaffinity(0))
+    except AttributeError:  # not Linux
+        cores = list(range(os.cpu_count() or 1))
+    return tuple(cores[: max(int(_quota(root, float(len(cores)))), 1)])
+
+
+def parse_cores(text: str) -> tuple[int, ...]:
+    """Read cores such as `2-9,12`.
+
+    Raises:
+        ConfigError: the text is something else.
+    """
+    cores: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            cores.update(range(int(first), int(last or first) + 1))
+    except ValueError:
+        cores.clear()
+    if not cores or min(cores) < 0:
+        raise ConfigError(f"cores: found {text!r}, expected numbers and ranges such as 2-9,12")
+    return tuple(sorted(cores))
+
+
+def spell_cores(cores: tuple[int, ...]) -> str:
+    """Write what `parse_cores` reads."""
+    ranges: list[list[int]] = []
+    for core in sorted(cores):
+        if ranges and ranges[-1][-1] == core - 1:
+            ranges[-1][1:] = [core]
+        else:
+            ranges.append([core])
+    return ",".join("-".join(map(str, each)) for each in ranges)
+
+
+def fifo_problem(root: Path = Path("/")) -> str:
+    """Why threads that compute all the time cannot run at real-time priority, in words; empty if they can."""
+    with suppress(OSError, ValueError):
+        path = root / "proc/sys/kernel/sched_rt_runtime_us"
+        if (found := int(path.read_text(encoding="ascii"))) != -1:
+            return f"kernel.sched_rt_runtime_us is {found}, not -1: the kernel would pause them"
+    if not hasattr(os, "sched_setscheduler"):
+        return "this system has no such priority"
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.sched_setscheduler(0, *before)
+    except OSError:
+        return "there is no right to it (CAP_SYS_NICE)"
+    return ""
+
+
+def _quota(root: Path, otherwise: float) -> float:
+    """The cores' worth of time that the control groups around this process grant it."""
+    found = otherwise
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            base = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+            folder = base / path.strip("/")
+            # Inside a container the path is the host's, and the files lie at the base.
+            for group in (folder, *folder.parents):
+                with suppress(OSError, ValueError):  # no limit: "max" or -1, or no such file
+                    if controllers:
+                        quota = int((group / "cpu.cfs_quota_us").read_text(encoding="ascii"))
+                        period = int((group / "cpu.cfs_period_us").read_text(encoding="ascii"))
+                    else:
+                        text = (group / "cpu.max").read_text(encoding="ascii")
+                        quota, period = map(int, text.split())
+                    if quota > 0:
+                        found = min(found, quota / period)
+                if group == base:
+                    break
+    return found
