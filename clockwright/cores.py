@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from clockwright.errors import ConfigError
@@ -52,6 +53,69 @@ def spell_cores(cores: tuple[int, ...]) -> str:
         else:
             ranges.append([core])
     return ",".join("-".join(map(str, each)) for each in ranges)
+
+
+# With this many cores and more, one of them is a small part, and the controller has it for itself.
+_ENOUGH_TO_SPARE_ONE = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Which workers compute on which cores of a machine."""
+
+    #: The cores of each worker; none: wherever the kernel likes.
+    workers: tuple[tuple[int, ...], ...]
+    #: The threads of each worker.
+    threads: int
+    #: The cores on which nobody computes: the controller's, and those of the workers' other lanes. May be none.
+    aside: tuple[int, ...]
+    #: What was decided, in one line.
+    words: str
+
+    def keep_aside(self) -> None:
+        """Have this process, and those that it starts, run beside the cores that compute."""
+        if self.aside:
+            os.sched_setaffinity(0, self.aside)
+
+
+def divide_cores(
+    cores: tuple[int, ...],
+    num_workers: int,
+    threads: int | None = None,
+    *,
+    all_given: bool = False,
+) -> Division:
+    """Divide a machine's cores among workers and the controller.
+
+    Args:
+        cores: those that there are, in order.
+        num_workers: at least one.
+        threads: those of each worker; None: as many as it gets cores.
+        all_given: the cores were named to compute on all of them.
+    """
+    spare = 0 if all_given or len(cores) < _ENOUGH_TO_SPARE_ONE else 1
+    each = threads or max((len(cores) - spare) // num_workers, 1)
+    if each * num_workers > len(cores):
+        words = f"{_num(num_workers, 'worker')} of {_num(each, 'thread')} share {_num(len(cores), 'core')}"
+        return Division(((),) * num_workers, each, (), words)
+    first = len(cores) - each * num_workers
+    shares = tuple(cores[first + each * i : first + each * (i + 1)] for i in range(num_workers))
+    words = (
+        f"{_num(num_workers, 'worker')} of {_num(each, 'thread')} on cores "
+        + spell_cores(cores[first:])
+        + (
+            f", the controller on {spell_cores(cores[:first])}"
+            if first
+            else ", which the controller shares"
+        )
+    )
+    if first and (problem := fifo_problem()):
+        words += f"; at ordinary priority ({problem})"
+    return Division(shares, each, cores[:first], words)
+
+
+def _num(count: int, noun: str) -> str:
+    return f"{count} {noun}" + "s" * (count != 1)
 
 
 def fifo_problem(root: Path = Path("/")) -> str:

@@ -183,22 +183,39 @@ def up(
     *,
     flags: ControllerFlags,
     workers: Annotated[
-        int, typer.Option(help="Local worker processes, besides those of containers.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Local worker processes, besides those of containers; by default one, which has "
+            "the machine's cores to compute on."
+        ),
+    ] = None,
     worker: WorkerFlags,
     scheduler: SchedulerFlags,
 ) -> None:
     """Serve models on this machine: a controller, and workers beside it."""
     from clockwright.cli.local_workers import LocalWorkers
+    from clockwright.cores import divide_cores, parse_cores, spell_cores, usable_cores
     from controller.up import up as run_up
 
-    if workers < 0:
+    if workers is not None and workers < 0:
         raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
     log(worker.verbose)
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
-    for index in range(workers):
-        local.plan(f"local-{index}", worker)
+    plan = [worker] * (1 if workers is None else workers)
+    if worker.device == "cpu" and plan:
+        found = usable_cores() if worker.cores is None else parse_cores(worker.cores)
+        division = divide_cores(
+            found, len(plan), worker.threads, all_given=worker.cores is not None
+        )
+        plan = [
+            replace(worker, cores=spell_cores(cores) or None, threads=division.threads)
+            for cores in division.workers
+        ]
+        print(division.words, flush=True)
+        division.keep_aside()
+    for index, own in enumerate(plan):
+        local.plan(f"local-{index}", own)
     if flags.models is not None:
         local.plan_containers(flags.models, worker)
     if local.num_planned == 0:
