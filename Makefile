@@ -61,6 +61,11 @@ bench-promises: $(STAMP)
 bench-broken: $(STAMP)
 	@$(BIN)/python -m experiments.broken
 
+# The processor as a device: goodput beside plain onnxruntime, predictions, memory of a second worker.
+.PHONY: bench-cpu
+bench-cpu: $(STAMP)
+	@$(BIN)/python -m experiments.bench_cpu
+
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)

@@ -72,46 +72,40 @@ class Division:
     #: What was decided, in one line.
     words: str
 
-    def keep_aside(self) -> None:
-        """Have this process, and those that it starts, run beside the cores that compute."""
-        if self.aside:
-            os.sched_setaffinity(0, self.aside)
-
 
 def divide_cores(
-    cores: tuple[int, ...],
+    usable: tuple[int, ...],
     num_workers: int,
     threads: int | None = None,
-    *,
-    all_given: bool = False,
+    given: tuple[int, ...] = (),
 ) -> Division:
     """Divide a machine's cores among workers and the controller.
 
     Args:
-        cores: those that there are, in order.
+        usable: the cores that there are, in order.
         num_workers: at least one.
         threads: those of each worker; None: as many as it gets cores.
-        all_given: the cores were named to compute on all of them.
+        given: the cores that workers are to compute on; none named: most or all of `usable`.
     """
-    spare = 0 if all_given or len(cores) < _ENOUGH_TO_SPARE_ONE else 1
+    cores = given or usable
+    spare = 0 if given or len(cores) < _ENOUGH_TO_SPARE_ONE else 1
     each = threads or max((len(cores) - spare) // num_workers, 1)
+    who = f"{_num(num_workers, 'worker')} of {_num(each, 'thread')}"
     if each * num_workers > len(cores):
-        words = f"{_num(num_workers, 'worker')} of {_num(each, 'thread')} share {_num(len(cores), 'core')}"
-        return Division(((),) * num_workers, each, (), words)
+        return Division(
+            ((),) * num_workers, each, (), f"{who} share {_num(len(cores), 'core')}, bound to none"
+        )
     first = len(cores) - each * num_workers
     shares = tuple(cores[first + each * i : first + each * (i + 1)] for i in range(num_workers))
-    words = (
-        f"{_num(num_workers, 'worker')} of {_num(each, 'thread')} on cores "
-        + spell_cores(cores[first:])
-        + (
-            f", the controller on {spell_cores(cores[:first])}"
-            if first
-            else ", which the controller shares"
-        )
-    )
-    if first and (problem := fifo_problem()):
-        words += f"; at ordinary priority ({problem})"
-    return Division(shares, each, cores[:first], words)
+    aside = tuple(core for core in usable if core not in cores[first:])
+    words = f"{who} on cores {spell_cores(cores[first:])}"
+    if aside:
+        words += f", the controller on {spell_cores(aside)}"
+        if problem := fifo_problem():
+            words += f"; models run at ordinary priority: {problem}"
+    else:
+        words += ", which the controller shares"
+    return Division(shares, each, aside, words)
 
 
 def _num(count: int, noun: str) -> str:

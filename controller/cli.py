@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,21 +204,24 @@ def up(
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
     plan = [worker] * (1 if workers is None else workers)
+    elsewhere = worker
     if worker.device == "cpu" and plan:
-        found = usable_cores() if worker.cores is None else parse_cores(worker.cores)
-        division = divide_cores(
-            found, len(plan), worker.threads, all_given=worker.cores is not None
-        )
+        usable = usable_cores()
+        given = () if worker.cores is None else parse_cores(worker.cores)
+        division = divide_cores(usable, len(plan), worker.threads, given)
         plan = [
             replace(worker, cores=spell_cores(cores) or None, threads=division.threads)
             for cores in division.workers
         ]
         print(division.words, flush=True)
-        division.keep_aside()
+        if division.aside:
+            # Whatever starts from here on runs beside the workers' cores, unless told its own.
+            os.sched_setaffinity(0, division.aside)
+            elsewhere = replace(worker, cores=spell_cores(usable))
     for index, own in enumerate(plan):
         local.plan(f"local-{index}", own)
     if flags.models is not None:
-        local.plan_containers(flags.models, worker)
+        local.plan_containers(flags.models, elsewhere)
     if local.num_planned == 0:
         raise typer.BadParameter(
             "found 0, and no model is a container: expected 1 or more", param_hint="--workers"

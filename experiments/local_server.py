@@ -30,13 +30,15 @@ class LocalServer:
         *,
         show: Callable[[str], None] | None = None,
         start_limit_s: float = 300.0,
+        command: str = "up",
     ) -> None:
         """Start the process; entering the block waits until it is ready.
 
         Args:
-            arguments: of `clockwright up`, but for `--port`.
+            arguments: of the command, but for `--port`.
             show: told each line that it prints on standard output.
             start_limit_s: how long preparing the models may take.
+            command: `up`, or `controller`, which starts no workers.
         """
         self._limit_s = start_limit_s
         self._show = show
@@ -46,7 +48,7 @@ class LocalServer:
         #: HOST:PORT, once it listens.
         self.address = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "clockwright.cli", "up", "--port", "0", *arguments],
+            [sys.executable, "-m", "clockwright.cli", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,

@@ -14,6 +14,7 @@ from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.cores import divide_cores, parse_cores, spell_cores, usable_cores
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_S, ActionId, ModelId
+from tests.kit.processes import until
 from tests.kit.worker_models import (
     IO_POOL_BYTES,
     LIMITS,
@@ -134,8 +135,7 @@ def _answers(cache_dir: Path, threads: int, cores: tuple[int, ...], rounds: int)
                     ),
                     [x],
                 )  # fmt: skip
-            while len(outcomes) < 1 + rounds:
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(until, lambda: len(outcomes) == 1 + rounds, what="answers")
         finally:
             await asyncio.to_thread(lanes.stop)
             await device.close()
@@ -179,7 +179,7 @@ def test_workers_and_threads_that_were_named_are_kept() -> None:
 def test_more_threads_than_cores_are_bound_to_none() -> None:
     division = divide_cores((0, 1), 2, 3)
     assert (division.workers, division.threads, division.aside) == (((), ()), 3, ())
-    assert division.words == "2 workers of 3 threads share 2 cores"
+    assert division.words == "2 workers of 3 threads share 2 cores, bound to none"
 
 
 def test_two_models_with_the_same_file_have_its_weights_in_memory_once(tmp_path: Path) -> None:
@@ -195,3 +195,8 @@ def test_two_models_with_the_same_file_have_its_weights_in_memory_once(tmp_path:
     assert {access for access, _ in inodes} == {"r--s"}
     assert len({inode for _, inode in inodes}) == 1
     assert not any(model.weights.flags.writeable for model in models)
+
+
+def test_the_controller_stays_off_cores_that_were_named() -> None:
+    division = divide_cores((0, 1, 2, 3), 1, given=(2, 3))
+    assert (division.workers, division.aside) == (((2, 3),), (0, 1))
