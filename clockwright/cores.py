@@ -35,12 +35,15 @@ def parse_cores(text: str) -> tuple[int, ...]:
     cores: set[int] = set()
     try:
         for part in text.split(","):
-            first, _, last = part.partition("-")
-            cores.update(range(int(first), int(last or first) + 1))
+            first, dash, last = part.partition("-")
+            named = range(int(first), int(last if dash else first) + 1)
+            if not named:
+                raise ValueError(part)
+            cores.update(named)
     except ValueError:
-        cores.clear()
-    if not cores or min(cores) < 0:
-        raise ConfigError(f"cores: found {text!r}, expected numbers and ranges such as 2-9,12")
+        raise ConfigError(
+            f"cores: found {text!r}, expected numbers and ranges such as 2-9,12"
+        ) from None
     return tuple(sorted(cores))
 
 
