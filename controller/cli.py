@@ -204,7 +204,7 @@ def up(
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
     plan = [worker] * (1 if workers is None else workers)
-    elsewhere = worker
+    elsewhere, words = worker, ""
     if worker.device == "cpu" and plan:
         usable = usable_cores()
         given = () if worker.cores is None else parse_cores(worker.cores)
@@ -213,7 +213,7 @@ def up(
             replace(worker, cores=spell_cores(cores) or None, threads=division.threads)
             for cores in division.workers
         ]
-        print(division.words, flush=True)
+        words = division.words
         if division.aside:
             # Whatever starts from here on runs beside the workers' cores, unless told its own.
             os.sched_setaffinity(0, division.aside)
@@ -226,7 +226,7 @@ def up(
         raise typer.BadParameter(
             "found 0, and no model is a container: expected 1 or more", param_hint="--workers"
         )
-    raise typer.Exit(run_up(config, local))
+    raise typer.Exit(run_up(config, local, words))
 
 
 @takes_flags

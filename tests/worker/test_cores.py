@@ -10,11 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clockwright import Client
 from clockwright.actions import ActionError, Infer, LoadWeights
 from clockwright.cores import divide_cores, parse_cores, spell_cores, usable_cores
 from clockwright.errors import ConfigError
+from clockwright.operator import Operator
 from clockwright.units import NS_PER_S, ActionId, ModelId
-from tests.kit.processes import until
+from experiments.local_server import LocalServer
+from tests.kit.processes import until, write_models
 from tests.kit.worker_models import (
     IO_POOL_BYTES,
     LIMITS,
@@ -200,3 +203,26 @@ def test_two_models_with_the_same_file_have_its_weights_in_memory_once(tmp_path:
 def test_the_controller_stays_off_cores_that_were_named() -> None:
     division = divide_cores((0, 1, 2, 3), 1, given=(2, 3))
     assert (division.workers, division.aside) == (((2, 3),), (0, 1))
+
+
+@pytest.mark.skipif(len(usable_cores()) < 2, reason="a single core has none beside it")
+def test_up_keeps_its_controller_off_the_cores_of_its_worker(tmp_path: Path) -> None:
+    *others, last = usable_cores()
+    write_models(tmp_path / "models", mlp="mlp-784-128-10")
+    arguments = ["--cores", str(last), "--pages", "2", "--arena-mib", "16"]
+    arguments += ["--models", str(tmp_path / "models"), "--cache-dir", str(tmp_path / "cache")]
+    with LocalServer(arguments) as server, Client(server.address) as client:
+        [words] = [line for line in server.output if line.startswith("1 worker of 1 thread on")]
+        assert f"on cores {last}, the controller on {spell_cores(tuple(others))}" in words
+        assert os.sched_getaffinity(server.process.pid) == set(others)
+        x = np.zeros((1, 784), np.float32)
+        assert client.infer("mlp", x, slo_ms=600_000).shape == (1, 10)
+        with Operator(server.address) as operator:
+            [row] = operator.workers()
+        tasks = [int(path.name) for path in Path(f"/proc/{row.pid}/task").iterdir()]
+        bound = {
+            Path(f"/proc/{row.pid}/task/{task}/comm").read_text().strip()
+            for task in tasks
+            if os.sched_getaffinity(task) == {last}
+        }
+        assert len(tasks) > len(bound) >= 1
