@@ -16,6 +16,7 @@ from clockwright.units import (
     GpuKind,
     ModelId,
     RequestId,
+    WorkerId,
 )
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
@@ -652,6 +653,29 @@ def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: CoreBenc
     (sent,) = bench.tell(TimerFired(), at_ms=2003)  # behind the load, before the first lane is free
     assert isinstance(sent, SendAction)
     assert (sent.worker_id, type(sent.action)) == (GPU2, Infer)
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_model_is_loaded_on_the_one_worker_that_can_make_room_however_many_others_idle(
+    policy: str,
+) -> None:
+    """All load lanes are free; the last to become so is that of the worker whose only model nobody asks for."""
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0, margin_ns=0))
+    owners = {WorkerId(f"gpu{number}"): ModelId(f"m{number}") for number in range(40)}
+    bench.tell(ModelAdded(model_id=A))
+    for place, (gpu, own) in enumerate(owners.items()):
+        bench.join(gpu, pages=2)
+        bench.tell(ModelAdded(model_id=own))
+        for model in (own, A):
+            bench.ready(model, gpu, exec_ms={1: 40})
+        bench.request(own, at_ms=100 * place, slo_ms=1000)
+        while bench.in_flight:
+            bench.finish(next(iter(bench.in_flight.values())))
+    bench.now_ns = 10_000 * MS
+    *others, last = owners
+    for gpu in others:
+        assert infers(bench.request(owners[gpu]))
+    assert loads(bench.request(A)) == [(last, A)]
 
 
 def test_copies_share_the_work_by_who_is_free_first() -> None:
