@@ -642,6 +642,21 @@ def test_a_load_profile_longer_than_the_slo_does_not_refuse_for_ever(bench: Core
     assert any(isinstance(action, LoadWeights) for each in commands for action in actions(each))
 
 
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_worker_says_that_its_runs_take_no_time_and_others_are_judged_all_the_same(
+    policy: str,
+) -> None:
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A)
+    bench.warm(B, exec_ms={1: 100})
+    for at_ms in range(2000, 4000, 50):
+        (infer,) = actions(bench.request(A, at_ms=at_ms))
+        bench.done(infer.action_id, at_ms, at_ms)
+    assert infers(bench.request(B, at_ms=5000, slo_ms=1000))
+    assert refusals(bench.request(A, slo_ms=40)) == [(bench.num_requests, Refusal.OVERLOADED)]
+
+
 def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.join(GPU2)
