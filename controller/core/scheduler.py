@@ -499,7 +499,7 @@ class Scheduler:
         else:
             if learns:
                 sent.copy.estimates.measured_load(duration_ns)
-            books.end_load(sent, end_ns)
+            books.end_load(sent, end_ns, now_ns)
             self._dispatch.load_ended(worker, now_ns)
         if touched:
             self._trust_changed(worker, touched)
