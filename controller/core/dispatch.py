@@ -379,7 +379,7 @@ class Dispatch:
         most_ns, lanes = self._config.lookahead_ns, self._books.load_lanes
         next_room_ns = now_ns + most_ns
         places, begin = lanes.among(model.ready), 0
-        while begin < len(places) and model.load_key is not None:
+        while begin < len(places):
             room: list[tuple[int, int, int, WorkerState]] = []
             last: Place | None = None
             for place in islice(places, begin, None):
@@ -405,7 +405,7 @@ class Dispatch:
                 if model.load_key is None:
                     break
                 self.fill_load(worker, now_ns)
-            if last is None:
+            if last is None or model.load_key is None:
                 break
             # Lanes that were given a load stand further back in the order now.
             begin = bisect_right(places, last)
