@@ -118,7 +118,7 @@ class Method:
 
     @property
     def spared(self) -> bool:
-        """Whether its messages come in even if they find no room: they are workers' results."""
+        """Whether its messages come in even if they find no room: workers register and report on streams."""
         handler = self.handler
         return (
             not self.bounded
@@ -631,6 +631,8 @@ class _Peer:
         if isinstance(event, LastMessage):
             call.last_received(event.message, event.arrival_ns)
         elif isinstance(event, MessageReceived):
+            if call.method.bounded:
+                self.server.turns.asked()
             call.message_received(event.message, event.arrival_ns)
         elif isinstance(event, HalfClosed):
             call.closed_by_client()
@@ -654,6 +656,8 @@ class _Peer:
             self.connection.send_end(stream_id, server.busy_block(method.path))
             return None
         self.idle_sweeps = 0
+        if method.bounded:
+            server.turns.asked()
         if request.encoding != "identity":
             self._read_bytes = _READ_BYTES_COMPRESSED
         kind = HandledCall if method.directly is None else _Call
