@@ -53,6 +53,7 @@ class Controller:
         catalogue: Catalogue,
         links: WorkerLinks,
         applications: Applications,
+        slabs: Slabs,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -60,6 +61,7 @@ class Controller:
         self.catalogue = catalogue
         self.links = links
         self.applications = applications
+        self.slabs = slabs
 
     async def drain(self, limit_s: float) -> None:
         """Admit nothing more, finish what is admitted, and let the workers go."""
@@ -169,6 +171,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             catalogue=catalogue,
             links=links,
             applications=applications,
+            slabs=slabs,
         )
 
 
