@@ -177,14 +177,18 @@ def config(directory: Path, **changes: Any) -> ControllerConfig:  # noqa: ANN401
     return ControllerConfig(**{**values, **changes})
 
 
-def worker(controller: Controller, directory: Path, device: SlowEcho, name: str) -> asyncio.Task[None]:
+def worker(
+    controller: Controller, directory: Path, device: SlowEcho, name: str
+) -> asyncio.Task[None]:
     settings = WorkerConfig(
         controller=f"127.0.0.1:{controller.port}",
         device="modelled:0us",
         worker_id=name,
         cache_dir=directory / "cache",
     )
-    return asyncio.create_task(ControllerLink(settings, device, FileStore(settings.cache_dir)).run())
+    return asyncio.create_task(
+        ControllerLink(settings, device, FileStore(settings.cache_dir)).run()
+    )
 
 
 async def until(condition: Any) -> None:  # noqa: ANN401
@@ -249,7 +253,7 @@ def test_an_input_outlives_its_client_until_the_action_has_read_it(tmp_path: Pat
             await clients.ask(0)
             device.go.clear()
             asking = asyncio.create_task(clients.ask(1, patience_s=0.05))
-            await until(lambda: 1 < device.shared_inputs + device.own_inputs)
+            await until(lambda: device.shared_inputs + device.own_inputs > 1)
             await asking
             assert clients.given_up == 1
             # The client has gone, and its request; the action runs, and has its slab.
