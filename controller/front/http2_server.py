@@ -28,7 +28,6 @@ from itertools import islice
 from typing import Any, NoReturn
 
 import grpc
-import numpy as np
 from typing_extensions import override
 
 from clockwright.bulk import Buffer
@@ -50,6 +49,7 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
+from controller.front.slabs import Slabs
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
@@ -464,7 +464,7 @@ class _Peer:
             else (f"ipv4:{address[0]}:{address[1]}")
         )
         self.connection = Http2Connection(
-            max_message_bytes=server.max_message_bytes, allocate=_room
+            max_message_bytes=server.max_message_bytes, allocate=server.slabs.room
         )
         #: There are too many connections: this one's calls are refused.
         self.crowded = crowded
@@ -890,6 +890,7 @@ class Http2Server:
         door: Door,
         max_message_bytes: int,
         max_connections: int,
+        slabs: Slabs,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Make a server that listens nowhere yet.
@@ -900,12 +901,14 @@ class Http2Server:
             max_message_bytes: longest message that is taken.
             max_connections: connections beyond which calls of methods that are answered directly, and of
                 their services, are refused.
+            slabs: where large messages are received.
             tls: is required of clients on other machines; None: nobody has it.
         """
         self.clock = clock
         self.door = door
         self.max_message_bytes = max_message_bytes
         self.max_connections = max_connections
+        self.slabs = slabs
         self.tls = tls
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
@@ -1125,11 +1128,6 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 def _block_of(error: Exception, path: str) -> bytes:
     code, text, details = status_of(error, method=path.rpartition("/")[2])
     return status_block(code.value[0], text, details)
-
-
-def _room(num_bytes: int) -> memoryview:
-    """Make room that nobody has to fill with zeros first."""
-    return np.empty(num_bytes, np.uint8).data
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:
