@@ -66,6 +66,12 @@ bench-broken: $(STAMP)
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m experiments.bench_cpu
 
+# What a request costs a live server, beside bare servers of grpcio, in two minutes; on a machine with nothing
+# else to do. With what `make native` made, where that is there.
+.PHONY: bench-live
+bench-live: $(STAMP)
+	@$(BIN)/python -m experiments.bench_live $(if $(wildcard build/native),--native)
+
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)

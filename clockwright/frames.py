@@ -4,6 +4,8 @@ A connection begins with a greeting (`greeting`). Then the controller sends acti
 back; the worker sends results. Each is a frame: the length of its header and that of its payload (`PREFIX`),
 the header, which is an array in msgpack, and the payload, tensors whose lengths the header names.
 
+On one host large tensors lie in memory that both have mapped, and the header says where (`encode_memory`).
+
 Nothing is built from a length before the length is found to be possible: `FrameReader` bounds both parts of a
 frame, and the types below every number, text and list in a header. msgspec checks all that while it decodes:
 an action and its result take 7.6 us to encode and decode, with `struct` 12.6 us without any check.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Final
 
@@ -40,7 +43,7 @@ from clockwright.units import DURATION_NS_MAX, TIME_NS_MAX, ActionId, ModelId
 #: Bytes of the header and of the payload.
 PREFIX: Final = struct.Struct("<II")
 
-_MAGIC: Final = b"CWF2"
+_MAGIC: Final = b"CWF3"
 TOKEN_BYTES: Final = 32
 GREETING_BYTES: Final = len(_MAGIC) + TOKEN_BYTES
 
@@ -72,7 +75,12 @@ _Duration = Annotated[int, Meta(ge=0, le=DURATION_NS_MAX)]
 _Words = Annotated[str, Meta(max_length=WORDS_CHARS_MAX)]
 _Counts = Annotated[tuple[_Count, ...], Meta(max_length=HEADER_BYTES_MAX)]
 
-_INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT = range(5)
+# Where something lies in shared memory; -1: it travels in the payload.
+_Place = Annotated[int, Meta(ge=-1, le=1 << 48)]
+_Places = Annotated[tuple[_Place, ...], Meta(max_length=HEADER_BYTES_MAX)]
+_Size = Annotated[int, Meta(ge=0, le=1 << 48)]
+
+_INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT, _MEMORY, _MAPPED = range(7)
 
 
 class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=True, gc=False):
@@ -84,6 +92,8 @@ class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=
     latest_ns: _Time
     expected_duration_ns: _Duration
     lengths: _Counts
+    places: _Places
+    room: tuple[_Size, _Size] | None
 
 
 class _LoadWeights(
@@ -115,6 +125,26 @@ class Withdrawal(
     action_id: _Id
 
 
+class MemoryOffer(
+    msgspec.Struct, array_like=True, tag=_MEMORY, forbid_unknown_fields=True, gc=False
+):
+    """Map these files, which come with the first bytes of a connection, and say `MAPPED`.
+
+    From then on an Infer's tensors may lie there.
+    """
+
+    inputs_bytes: _Size
+    outputs_bytes: _Size
+
+
+@dataclass(slots=True)
+class Memory:
+    """A controller's memory as a worker has it mapped."""
+
+    inputs: memoryview
+    outputs: memoryview
+
+
 class _Step(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     begin_ns: _Time
     end_ns: _Time
@@ -134,8 +164,13 @@ class _Result(msgspec.Struct, array_like=True, tag=_RESULT, forbid_unknown_field
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(_Infer | _LoadWeights | _EvictWeights | Withdrawal).decode
+_decode_order = msgspec.msgpack.Decoder(
+    _Infer | _LoadWeights | _EvictWeights | Withdrawal | MemoryOffer
+).decode
 _decode_result = msgspec.msgpack.Decoder(_Result).decode
+
+#: Header of what a worker sends when it has mapped the memory that it was offered.
+MAPPED: Final = _encode((_MAPPED,))
 
 #: Header and payload.
 Frame = tuple[Buffer, Buffer]
@@ -156,13 +191,20 @@ def token_of(greeting: bytes) -> bytes | None:
 
 
 def encode_action(
-    action: Action, payload: Sequence[Buffer] = (), *, shift_ns: int = 0
+    action: Action,
+    payload: Sequence[Buffer] = (),
+    *,
+    places: Sequence[int] = (),
+    room: tuple[int, int] | None = None,
+    shift_ns: int = 0,
 ) -> list[Buffer]:
     """Make the frame of an action, as buffers to be sent one after the other.
 
     Args:
         action: what is asked.
         payload: an Infer's inputs, per request and per input.
+        places: where each of them lies in the memory that the worker has mapped, -1: nowhere; empty: none does.
+        room: where the outputs belong in that memory, and their bytes; None: they come with the result.
         shift_ns: is added to every time.
     """
     if isinstance(action, EvictWeights):
@@ -182,8 +224,23 @@ def encode_action(
         latest_ns,
         expected_ns,
         [len(tensor) for tensor in payload],
+        places,
+        room,
     )
+    if places:
+        payload = [tensor for tensor, place in zip(payload, places, strict=True) if place < 0]
     return _frame(_encode(infer), payload)
+
+
+def encode_memory(inputs_bytes: int, outputs_bytes: int) -> bytes:
+    """Make the frame with which the files of these sizes are handed over."""
+    (frame,) = _frame(_encode((_MEMORY, inputs_bytes, outputs_bytes)), ())
+    return bytes(frame)
+
+
+def encode_mapped() -> list[Buffer]:
+    """Make the frame that says that the memory is mapped."""
+    return _frame(MAPPED, ())
 
 
 def encode_withdrawal(action_id: ActionId) -> list[Buffer]:
@@ -214,8 +271,17 @@ def encode_result(
     return _frame(_encode(header), outputs)
 
 
-def decode_order(frame: Frame) -> tuple[Action | Withdrawal, Sequence[Buffer]]:
-    """Read what a controller sent, and the payload of an Infer.
+def decode_order(
+    frame: Frame, memory: Memory | None = None
+) -> tuple[Action | Withdrawal | MemoryOffer, Sequence[Buffer], memoryview | None]:
+    """Read what a controller sent.
+
+    Args:
+        frame: its header and payload.
+        memory: what of the controller's is mapped here.
+
+    Returns:
+        What is asked, and of an Infer its inputs, and the room in which its outputs belong, if there is one.
 
     Raises:
         ProtocolError: no controller of this version sends such a frame.
@@ -235,13 +301,23 @@ def decode_order(frame: Frame) -> tuple[Action | Withdrawal, Sequence[Buffer]]:
             latest_ns=order.latest_ns,
             expected_duration_ns=order.expected_duration_ns,
         )
-        return infer, _cut(order.action_id, payload, order.lengths)
+        if not order.places and order.room is None:
+            return infer, _cut(order.action_id, payload, order.lengths), None
+        if memory is None:
+            raise ProtocolError(f"action {order.action_id}: tensors in memory that is not mapped")
+        room = None
+        if order.room is not None:
+            room = _look(order.action_id, memory.outputs, *order.room)
+        return infer, _gather(order, payload, memory.inputs), room
+    if isinstance(order, MemoryOffer):
+        _cut(0, payload, ())
+        return order, (), None
     _cut(order.action_id, payload, ())
     if isinstance(order, Withdrawal):
-        return order, ()
+        return order, (), None
     action_id, model_id = ActionId(order.action_id), ModelId(order.model_id)
     if isinstance(order, _EvictWeights):
-        return EvictWeights(action_id=action_id, model_id=model_id), ()
+        return EvictWeights(action_id=action_id, model_id=model_id), (), None
     load = LoadWeights(
         action_id=action_id,
         model_id=model_id,
@@ -249,7 +325,7 @@ def decode_order(frame: Frame) -> tuple[Action | Withdrawal, Sequence[Buffer]]:
         latest_ns=order.latest_ns,
         expected_duration_ns=order.expected_duration_ns,
     )
-    return load, ()
+    return load, (), None
 
 
 def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[Buffer]]:
@@ -297,6 +373,30 @@ def _cut(action_id: int, payload: Buffer, lengths: Sequence[int]) -> Sequence[Bu
         tensors.append(view[begin : begin + length])
         begin += length
     return tensors
+
+
+def _gather(order: _Infer, payload: Buffer, memory: memoryview) -> Sequence[Buffer]:
+    """Find an Infer's tensors: some in shared memory, the others in the payload."""
+    if not order.places:
+        return _cut(order.action_id, payload, order.lengths)
+    if len(order.places) != len(order.lengths):
+        raise ProtocolError(
+            f"action {order.action_id}: {len(order.places)} places of {len(order.lengths)} tensors"
+        )
+    where = list(zip(order.lengths, order.places, strict=True))
+    inline = iter(_cut(order.action_id, payload, [length for length, place in where if place < 0]))
+    return [
+        next(inline) if place < 0 else _look(order.action_id, memory, place, length)
+        for length, place in where
+    ]
+
+
+def _look(action_id: int, memory: memoryview, begin: int, num_bytes: int) -> memoryview:
+    if begin + num_bytes > len(memory):
+        raise ProtocolError(
+            f"action {action_id}: bytes {begin} to {begin + num_bytes} of memory of {len(memory)}"
+        )
+    return memory[begin : begin + num_bytes]
 
 
 def _encode_step(step: StepTime | None, shift_ns: int) -> tuple[int, int, int] | None:

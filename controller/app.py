@@ -24,6 +24,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
+from controller.front.slabs import Slabs
 from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
@@ -52,6 +53,7 @@ class Controller:
         catalogue: Catalogue,
         links: WorkerLinks,
         applications: Applications,
+        slabs: Slabs,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -59,6 +61,7 @@ class Controller:
         self.catalogue = catalogue
         self.links = links
         self.applications = applications
+        self.slabs = slabs
 
     async def drain(self, limit_s: float) -> None:
         """Admit nothing more, finish what is admitted, and let the workers go."""
@@ -91,11 +94,14 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir)
+        slabs = Slabs(config.shared_memory_bytes)
+        stack.callback(slabs.close)
         links = WorkerLinks(
             runtime,
             catalogue,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             message_bytes_max=config.max_message_bytes,
+            slabs=slabs,
         )
         sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         try:
@@ -128,6 +134,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 door=door,
                 max_message_bytes=config.max_message_bytes,
                 max_connections=config.max_connections,
+                slabs=slabs,
                 tls=tls,
             )
         else:
@@ -164,6 +171,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             catalogue=catalogue,
             links=links,
             applications=applications,
+            slabs=slabs,
         )
 
 

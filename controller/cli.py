@@ -140,6 +140,12 @@ class ControllerFlags:
     max_open_mib: Annotated[
         int, typer.Option(help="MiB of all open requests; more are refused.")
     ] = 1024
+    shared_memory_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory shared with workers of this host, for large tensors; 0: none. Unset: an eighth of all."
+        ),
+    ] = None
     max_connections: Annotated[
         int, typer.Option(help="Connections beyond which requests are refused (http2).")
     ] = 1000
@@ -156,7 +162,7 @@ class ControllerFlags:
         Raises:
             ConfigError: one of them is impossible.
         """
-        from controller.config import ControllerConfig
+        from controller.config import ControllerConfig, default_shared_bytes
         from controller.selection.config import SelectionConfig
 
         return ControllerConfig(
@@ -173,6 +179,11 @@ class ControllerFlags:
             tls_key=self.tls_key,
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
+            shared_memory_bytes=(
+                default_shared_bytes()
+                if self.shared_memory_mib is None
+                else self.shared_memory_mib << 20
+            ),
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
             upload_limit_bytes=self.upload_limit_mib << 20,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +14,15 @@ from controller.telemetry import CAPACITY
 
 #: Servers of gRPC, for the same handlers.
 FRONTS = ("http2", "grpc")
+
+
+# An eighth of the memory: on a machine of 16 GiB as much as requests may occupy otherwise, twice.
+_SHARED_PART = 8
+
+
+def default_shared_bytes() -> int:
+    """How much memory may be shared with workers, unless somebody says: a part of what there is."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARED_PART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +65,9 @@ class ControllerConfig:
     max_open_requests: int = 10_000
     #: Bytes of all requests that are open; with `http2` those that are coming in too.
     max_open_bytes: int = 1024 * 1024 * 1024
+    #: Memory that is shared with the workers of this host, for large tensors: half of it for inputs, the rest
+    #: for outputs. It is taken up as it is used. Too little: what finds no room is copied twice more; 0: all is.
+    shared_memory_bytes: int = field(default_factory=default_shared_bytes)
     #: Connections (`http2`) beyond which requests are refused. Each takes a file handle.
     max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.
@@ -86,6 +99,10 @@ class ControllerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.shared_memory_bytes < 0:
+            raise ConfigError(
+                f"shared_memory_bytes is {self.shared_memory_bytes}, expected 0 or more"
+            )
         if self.front not in FRONTS:
             raise ConfigError(f"front is {self.front!r}, expected {' or '.join(FRONTS)}")
         if (self.tls_certificate is None) != (self.tls_key is None):

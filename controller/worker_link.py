@@ -31,11 +31,13 @@ from clockwright.errors import ProtocolError
 from clockwright.foreign import TEXT_CHARS_MAX, printable
 from clockwright.frames import (
     LENGTH_BYTES,
+    MAPPED,
     PLAIN_HEADER_BYTES,
     WORDS_CHARS_MAX,
     Frame,
     decode_result,
     encode_action,
+    encode_memory,
     encode_withdrawal,
 )
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
@@ -52,6 +54,7 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
+from controller.front.slabs import SLAB_BYTES_MIN, Arena, Slabs
 from controller.model_folder import ModelFile
 from controller.runtime import Runtime
 from controller.worker_socket import SocketListener, WorkerSocket
@@ -109,10 +112,14 @@ class _Transfer:
 
 @dataclass(slots=True)
 class _SentInfer:
-    """Sizes that the outputs of an Infer must have."""
+    """What is kept of an Infer until it is over."""
 
+    #: Sizes that its outputs must have.
     rows: tuple[int, ...]
     output_row_bytes: tuple[int, ...]
+    #: Slabs that the worker may read and write until then, whoever else has forgotten them.
+    inputs: Sequence[Buffer]
+    outputs: memoryview | None
 
 
 @dataclass(slots=True)
@@ -127,6 +134,8 @@ class WorkerLink:
     context: Context
     #: Largest message that the server takes.
     message_bytes_max: int
+    #: Where large tensors lie for workers of this host.
+    slabs: Slabs
     clock: ClockSync = field(default_factory=ClockSync)
     draining: bool = False
     #: The scheduler does not trust the worker any more and has let it go.
@@ -155,6 +164,10 @@ class WorkerLink:
     #: Carries actions and results, once the worker has dialled.
     _data: WorkerSocket | None = None
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
+    #: Shared memory for its outputs, which the worker was offered; None: there is none.
+    _outputs: Arena | None = None
+    #: The worker has mapped that and the inputs'.
+    _mapped: bool = False
     #: The output sizes of each model that the worker has ready: bytes of one row, by output.
     _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
     #: Set once `WorkerLinks` does not list the worker any more.
@@ -176,9 +189,18 @@ class WorkerLink:
         offset_ns, data = self.clock.offset_ns, self._data
         assert offset_ns is not None, f"worker {self.worker_id} got an action before its clock"
         assert data is not None, f"worker {self.worker_id} got an action before it dialled"
+        places: Sequence[int] = ()
+        room: tuple[int, int] | None = None
         if isinstance(action, Infer):
             row_bytes = self._output_row_bytes[action.model_id]
-            self._infers[action.action_id] = _SentInfer(action.rows, row_bytes)
+            slab: memoryview | None = None
+            if self._mapped:
+                places = self._places(payload)
+                slab = self._take_outputs(sum(action.rows) * sum(row_bytes))
+                if slab is not None:
+                    assert self._outputs is not None
+                    room = self._outputs.find(slab), len(slab)
+            self._infers[action.action_id] = _SentInfer(action.rows, row_bytes, payload, slab)
             # No result is longer than the longest that an Infer has asked for.
             reader = data.reader
             payload_bytes = sum(action.rows) * sum(row_bytes)
@@ -187,7 +209,20 @@ class WorkerLink:
             header_bytes = PLAIN_HEADER_BYTES + LENGTH_BYTES * len(action.rows) * len(row_bytes)
             if header_bytes > reader.header_bytes_max:
                 reader.header_bytes_max = header_bytes
-        data.send(encode_action(action, payload, shift_ns=offset_ns))
+        data.send(encode_action(action, payload, places=places, room=room, shift_ns=offset_ns))
+
+    def _places(self, payload: Sequence[Buffer]) -> Sequence[int]:
+        """Find the tensors that the worker can read where they are; empty: there is none."""
+        inputs = self.slabs.inputs
+        if inputs is None or not any([len(tensor) >= SLAB_BYTES_MIN for tensor in payload]):
+            return ()
+        return [inputs.find(tensor) if len(tensor) >= SLAB_BYTES_MIN else -1 for tensor in payload]
+
+    def _take_outputs(self, num_bytes: int) -> memoryview | None:
+        """Take room for the outputs of an Infer; None: they come with its result."""
+        if num_bytes < SLAB_BYTES_MIN or self._outputs is None:
+            return None
+        return self._outputs.take(num_bytes)
 
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
@@ -258,18 +293,39 @@ class WorkerLink:
             sock.close()
             return
         self._data = WorkerSocket(sock, self._take_frames, self.cut)
+        self._offer_memory(self._data)
         self._join_when_known()
 
     def hang_up(self) -> None:
         """Close the socket for actions and results."""
         if self._data is not None:
             self._data.close()
+        # The worker may still read and write for these, and nobody hears of it: what it reads is of no
+        # account now, and what it writes to is never used again.
+        self._infers.clear()
+        self._outputs = None
+
+    def _offer_memory(self, data: WorkerSocket) -> None:
+        """Hand the shared memory over, if the worker is on this host."""
+        inputs = self.slabs.inputs
+        if inputs is None or not data.hands_over:
+            return
+        outputs = self.slabs.for_outputs()
+        if outputs is None:
+            return
+        message = encode_memory(inputs.num_bytes, outputs.num_bytes)
+        if data.hand_over(message, (inputs.fd, outputs.fd)):
+            self._outputs = outputs
+        outputs.close()
 
     def _take_frames(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
             if self._ended.done():
                 return
-            self._take_result(frame)
+            if frame[0] == MAPPED and self._outputs is not None:
+                self._mapped = True
+            else:
+                self._take_result(frame)
 
     # --- the stream ---------------------------------------------------------------------------
 
@@ -492,6 +548,8 @@ class WorkerLink:
             result.message = printable(result.message, WORDS_CHARS_MAX)
         sent = self._infers.pop(result.action_id, None)
         if sent is not None and result.error is ActionError.NONE:
+            if not outputs and sent.outputs is not None:
+                outputs = _cut_outputs(sent, sent.outputs)
             _check_outputs(result.action_id, sent, outputs)
         self.runtime.action_finished(self.worker_id, result, outputs)
 
@@ -578,11 +636,13 @@ class WorkerLinks:
         heartbeats: HeartbeatConfig | None = None,
         *,
         message_bytes_max: int,
+        slabs: Slabs,
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
+        self._slabs = slabs
         self._listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
         #: Why no worker is welcome any more; empty while they are.
@@ -637,6 +697,7 @@ class WorkerLinks:
             register,
             context,
             self._message_bytes_max,
+            self._slabs,
         )
         token = self._listener.expect(link.dialled)
         try:
@@ -777,6 +838,17 @@ def parse(message: bytes) -> pb.FromWorker:
         return pb.FromWorker.FromString(message)
     except DecodeError:
         raise ProtocolError(f"{len(message)} bytes that are no FromWorker message") from None
+
+
+def _cut_outputs(sent: _SentInfer, slab: memoryview) -> list[memoryview]:
+    """Cut the slab of a batch into outputs, per request and per output."""
+    outputs, begin = [], 0
+    for rows in sent.rows:
+        for row_bytes in sent.output_row_bytes:
+            end = begin + rows * row_bytes
+            outputs.append(slab[begin:end])
+            begin = end
+    return outputs
 
 
 def _check_outputs(action_id: ActionId, sent: _SentInfer, payload: Sequence[Buffer]) -> None:

@@ -81,6 +81,20 @@ class WorkerSocket:
             self._is_due = True
             self._loop.call_soon(self._flush)
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether files can be handed over: the worker is on this host."""
+        return self._sock.family == socket.AF_UNIX
+
+    def hand_over(self, message: bytes, files: Sequence[int]) -> bool:
+        """Hand open files over with a message, before anything else is sent; says whether that worked."""
+        assert not self._queue.num_bytes
+        try:
+            return socket.send_fds(self._sock, [message], list(files)) == len(message)
+        except OSError as error:
+            log.warning("a worker was handed no shared memory: %s", error)
+            return False
+
     def tick(self) -> None:
         """Called now and then: counts `stalled_ticks`."""
         if self._is_full:

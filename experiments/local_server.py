@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -31,6 +31,7 @@ class LocalServer:
         show: Callable[[str], None] | None = None,
         start_limit_s: float = 300.0,
         command: str = "up",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process; entering the block waits until it is ready.
 
@@ -39,6 +40,7 @@ class LocalServer:
             show: told each line that it prints on standard output.
             start_limit_s: how long preparing the models may take.
             command: `up`, or `controller`, which starts no workers.
+            environment: variables that the process has besides, or instead of, those of this one.
         """
         self._limit_s = start_limit_s
         self._show = show
@@ -53,7 +55,8 @@ class LocalServer:
             text=True,
             bufsize=1,
             # Its lines are read here: colours and redrawn lines are for people.
-            env={name: value for name, value in os.environ.items() if name not in _FOR_PEOPLE},
+            env={name: value for name, value in os.environ.items() if name not in _FOR_PEOPLE}
+            | dict(environment or {}),
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

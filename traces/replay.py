@@ -378,9 +378,12 @@ async def _watched(
     done = asyncio.Event()
 
     async def watch() -> None:
-        while not done.is_set():
+        is_over = False
+        while not is_over:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(done.wait(), 1.0)
+            # The replay may end while rows are written: those that come meanwhile are the next time's.
+            is_over = done.is_set()
             rows, driver.rows = driver.rows, []
             if file is not None:
                 await asyncio.to_thread(_write, file, rows)

@@ -7,8 +7,10 @@ there is room again.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import logging
+import os
 import select
 import socket
 import threading
@@ -22,12 +24,16 @@ from clockwright.data_socket import prepare
 from clockwright.errors import ProtocolError
 from clockwright.frames import (
     FrameReader,
+    Memory,
+    MemoryOffer,
     SendQueue,
     Withdrawal,
     decode_order,
+    encode_mapped,
     encode_result,
     greeting,
 )
+from clockwright.shared_memory import map_shared
 from clockwright.v1 import worker_pb2 as pb
 from worker.timing import tune_thread
 
@@ -35,6 +41,9 @@ logger = logging.getLogger(__name__)
 
 # The controller listens while it welcomes, so what takes longer is no controller.
 _DIAL_LIMIT_S = 10.0
+
+# The inputs' memory and the outputs'.
+_FILES_MAX = 2
 
 # A controller that leaves so many bytes of results unread has lost its way.
 _UNSENT_BYTES_MAX = 1 << 30
@@ -47,14 +56,15 @@ class ControllerSocket:
         self,
         host: str,
         welcome: pb.Welcome,
-        take: Callable[[Action | Withdrawal, Sequence[Buffer]], None],
+        take: Callable[[Action | Withdrawal, Sequence[Buffer], memoryview | None], None],
     ) -> None:
         """Dial, and serve until `over`.
 
         Args:
             host: the controller's.
             welcome: says where to dial, and with which token.
-            take: called by the link's thread with what the controller sends, and the payload of an Infer.
+            take: called by the link's thread with what the controller sends, and the inputs of an Infer
+                and the room for its outputs, which None leaves to the device.
         """
         self._host = host
         self._welcome = welcome
@@ -74,7 +84,9 @@ class ControllerSocket:
 
     def send(self, result: Result, outputs: Sequence[Buffer]) -> None:
         """Send a result; from any thread, at once."""
-        buffers = encode_result(result, outputs)
+        self._send(encode_result(result, outputs))
+
+    def _send(self, buffers: Sequence[Buffer]) -> None:
         with self._lock:
             if self._is_closed:
                 return
@@ -159,11 +171,28 @@ class ControllerSocket:
         poller = select.poll()
         poller.register(sock, select.POLLIN)
         wait = poller.poll
-        while wait() and (num_bytes := sock.recv_into(reader.room())):
-            for frame in reader.received(num_bytes):
-                if self._is_closed:
-                    break
-                take(*decode_order(frame))
+        memory: Memory | None = None
+        wait()
+        num_bytes, files = _receive_first(sock, reader.room())
+        try:
+            while num_bytes:
+                for frame in reader.received(num_bytes):
+                    if self._is_closed:
+                        break
+                    order, payload, room = decode_order(frame, memory)
+                    if isinstance(order, MemoryOffer):
+                        memory = _map(order, files)
+                        if memory is not None:
+                            self._send(encode_mapped())
+                    else:
+                        take(order, payload, room)
+                    # Nothing of an action stays here while the next is waited for.
+                    del order, payload, room
+                wait()
+                num_bytes = sock.recv_into(reader.room())
+        finally:
+            for file in files:
+                os.close(file)
         return "closed the socket for actions"
 
     # --- with the lock held ---------------------------------------------------------------------
@@ -220,3 +249,30 @@ class ControllerSocket:
             self.over.set_result(reason)
         else:
             self.over.set_exception(reason)
+
+
+def _receive_first(sock: socket.socket, room: memoryview) -> tuple[int, list[int]]:
+    """Receive the first bytes, and the files that came with them."""
+    if sock.family != socket.AF_UNIX:
+        return sock.recv_into(room), []
+    files = array.array("i")
+    num_bytes, ancillary, _, _ = sock.recvmsg_into([room], socket.CMSG_SPACE(_FILES_MAX * 4))
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    return num_bytes, list(files)
+
+
+def _map(offer: MemoryOffer, files: Sequence[int]) -> Memory | None:
+    """Map the memory that the controller offers; None where that cannot be: tensors travel by the socket then."""
+    if len(files) != _FILES_MAX:
+        logger.warning("%d files came of shared memory, expected %d", len(files), _FILES_MAX)
+        return None
+    try:
+        return Memory(
+            map_shared(files[0], offer.inputs_bytes, to_write=False),
+            map_shared(files[1], offer.outputs_bytes, to_write=True),
+        )
+    except (OSError, ValueError) as error:
+        logger.warning("the controller's shared memory cannot be mapped: %s", error)
+        return None

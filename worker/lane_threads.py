@@ -34,7 +34,7 @@ AHEAD_NS = 200_000
 # Pauses between looks at whether the running EXEC has ended: close to its end, and before.
 _POLL_NS, _LONG_POLL_NS = 20_000, 100_000
 
-Outcome = tuple[Result, list[bytes]]
+Outcome = tuple[Result, Sequence[Buffer]]
 
 
 class _UnderWay(Generic[M]):
@@ -82,7 +82,7 @@ class LaneThreads(Generic[M]):
         Args:
             device: runs the steps.
             on_outcome: told each result, and for a successful Infer its outputs, per request and per
-                output. Called from any thread, with the lock held, so it must return at once.
+                output, unless they lie in the room that was given for them. Called from any thread, with the lock held, so it must return at once.
             on_lost: told why the device is lost, after the action's result and under the same terms.
         """
         self._device = device
@@ -95,6 +95,9 @@ class LaneThreads(Generic[M]):
         #: The payload of the INPUT step that runs. Taken together with the step, so that no later action's
         #: payload can slip in.
         self._input_payload: Sequence[Buffer] = ()
+        #: Where outputs belong, for the actions whose sender says so; and that of the OUTPUT step that runs.
+        self._rooms: dict[ActionId, memoryview] = {}
+        self._output_room: memoryview | None = None
         self._exec_anywhere = device.exec_anywhere and not isinstance(device, QueueingDevice)
         self._stopping = False
         #: The device is lost: no step starts until `abandon` has dropped everything that waits.
@@ -138,6 +141,7 @@ class LaneThreads(Generic[M]):
         with self._lock:
             self._core.abandon()
             self._payloads.clear()
+            self._rooms.clear()
             self._lost = False
             self._after_change()
 
@@ -158,12 +162,18 @@ class LaneThreads(Generic[M]):
         with self._lock:
             self._core.check()
 
-    def submit(self, action: Action, payload: Sequence[Buffer] = ()) -> None:
+    def submit(
+        self,
+        action: Action,
+        payload: Sequence[Buffer] = (),
+        room: memoryview | None = None,
+    ) -> None:
         """Take an action in.
 
         Args:
             action: on this machine's monotonic clock.
             payload: an Infer's inputs, per request and per input; must stay as they are until the result.
+            room: where its outputs belong, one behind the other; nothing is written there after the result.
 
         Raises:
             ProtocolError: an unanswered action has the same id.
@@ -181,6 +191,8 @@ class LaneThreads(Generic[M]):
                 inline = small and self._core.is_idle(Lane.INPUT)
                 self._core.submit(action, now_ns=now_ns)
                 self._payloads[action.action_id] = payload
+                if room is not None:
+                    self._rooms[action.action_id] = room
                 if inline:
                     step = self._take(Lane.INPUT, now_ns)
             else:
@@ -251,7 +263,7 @@ class LaneThreads(Generic[M]):
             The step to run next.
         """
         failure: Exception | None = None
-        outputs: list[bytes] | None = None
+        outputs: Sequence[Buffer] | None = None
         begin_ns = time.monotonic_ns()
         try:
             match step.lane:
@@ -262,7 +274,10 @@ class LaneThreads(Generic[M]):
                 case Lane.EXEC:
                     self._device.run_exec(step)
                 case Lane.OUTPUT:
-                    outputs = self._device.run_output(step)
+                    room = self._output_room
+                    outputs = self._device.run_output(step, room)
+                    if room is not None:
+                        outputs = ()
         except Exception as problem:  # whatever a device raises fails the action, not the worker
             failure = problem
         return self._report(step, begin_ns, time.monotonic_ns(), failure, outputs, then=then)
@@ -273,7 +288,7 @@ class LaneThreads(Generic[M]):
         begin_ns: int,
         end_ns: int,
         failure: Exception | None,
-        outputs: list[bytes] | None = None,
+        outputs: Sequence[Buffer] | None = None,
         *,
         then: Lane | None,
     ) -> Step[M] | None:
@@ -365,6 +380,8 @@ class LaneThreads(Generic[M]):
         due = self._core.next_step(lane, now_ns=now_ns)
         if lane is Lane.INPUT and isinstance(due, Step):
             self._input_payload = self._payloads.pop(due.action.action_id)
+        elif lane is Lane.OUTPUT and isinstance(due, Step):
+            self._output_room = self._rooms.pop(due.action.action_id, None)
         return due
 
     def _take(self, lane: Lane, now_ns: int) -> Step[M] | None:
@@ -387,7 +404,7 @@ class LaneThreads(Generic[M]):
         return layout.num_bytes - layout.outputs_begin <= INLINE_BYTES
 
     def _after_change(
-        self, finished: Step[M] | None = None, outputs: list[bytes] | None = None
+        self, finished: Step[M] | None = None, outputs: Sequence[Buffer] | None = None
     ) -> None:
         """Hand out results and wake lanes; with the lock held.
 
@@ -397,6 +414,7 @@ class LaneThreads(Generic[M]):
         """
         for result in self._core.take_results():
             self._payloads.pop(result.action_id, None)
+            self._rooms.pop(result.action_id, None)
             own = finished is not None and finished.action.action_id == result.action_id
             self._on_outcome((result, outputs if own and outputs is not None else []))
         for lane in self._core.take_changed():

@@ -370,12 +370,14 @@ class _Session(Generic[M]):
         await asyncio.sleep(_PART_LIMIT_S)
         raise ProtocolError(reason)
 
-    def _take(self, order: Action | Withdrawal, payload: Sequence[Buffer]) -> None:
+    def _take(
+        self, order: Action | Withdrawal, payload: Sequence[Buffer], room: memoryview | None
+    ) -> None:
         # Called by the data link's thread.
         if isinstance(order, Withdrawal):
             self._lanes.withdraw(ActionId(order.action_id))
         else:
-            self._lanes.submit(order, payload)
+            self._lanes.submit(order, payload, room)
 
     async def _read_welcome(self, call: _Call) -> pb.Welcome:
         data = await call.read()

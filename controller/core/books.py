@@ -258,7 +258,7 @@ class Books:
             duration_ns=action.expected_duration_ns,
             now_ns=now_ns,
         )
-        self.load_lanes.changed(worker)
+        self.load_lanes.changed(worker, now_ns)
         self.num_idle -= not worker.in_flight
         worker.in_flight[action.action_id] = sent
         worker.loading[model] = copy
@@ -270,11 +270,11 @@ class Books:
         for copy in worker.loading.values():
             self._policy.queue_changed(copy.model)
 
-    def end_load(self, sent: SentAction, end_ns: int) -> None:
-        """A LoadWeights ended at `end_ns`: its copy is in place."""
+    def end_load(self, sent: SentAction, end_ns: int, now_ns: int) -> None:
+        """A LoadWeights ended at `end_ns`, on the clock of the lane: its copy is in place."""
         copy = sent.copy
         copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
-        self.load_lanes.changed(copy.worker)
+        self.load_lanes.changed(copy.worker, now_ns)
         counts = copy.worker.counts
         counts.load_ns += sent.action.expected_duration_ns
         counts.num_loads += 1
@@ -282,10 +282,10 @@ class Books:
         del copy.worker.loading[copy.model]
         self._policy.queue_changed(copy.model)
 
-    def fail_load(self, sent: SentAction, end_ns: int) -> None:
-        """A LoadWeights failed, or was refused, at `end_ns`."""
-        sent.copy.worker.load_lane.complete(sent.action.action_id, end_ns=end_ns)
-        self.load_lanes.changed(sent.copy.worker)
+    def fail_load(self, sent: SentAction, now_ns: int) -> None:
+        """A LoadWeights failed, or was refused."""
+        sent.copy.worker.load_lane.complete(sent.action.action_id, end_ns=now_ns)
+        self.load_lanes.changed(sent.copy.worker, now_ns)
         self.drop(sent.copy)
 
     def drop(self, copy: Copy) -> None:

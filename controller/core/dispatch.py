@@ -7,8 +7,9 @@ or a wake-up is due (`wake`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
-from itertools import count
+from itertools import count, islice
 
 from clockwright.actions import EvictWeights, Infer, LoadWeights
 from clockwright.errors import Refusal
@@ -27,6 +28,7 @@ from controller.core.copies import (
 )
 from controller.core.events import Command, SendAction
 from controller.core.gates import Gates
+from controller.core.load_lanes import Place
 from controller.core.policy import Policy, Traits
 from controller.core.state import (
     MANY_COPIES,
@@ -39,7 +41,8 @@ from controller.core.state import (
     WorkerState,
 )
 
-# A load goes to one of so many workers, whose load lanes have been free for longest.
+# A load goes to one of so many workers, whose load lanes have been free for longest; to one of the next so many if
+# none of those can make room for it.
 _MOST_ROOM = 32
 
 # What a batch may wait for its inputs.
@@ -373,28 +376,39 @@ class Dispatch:
         """The policy has queued the model: load it, or something more urgent, where there is room."""
         if now_ns < self._load_room_ns:
             return
-        room: list[tuple[int, int, int, WorkerState]] = []
         most_ns, lanes = self._config.lookahead_ns, self._books.load_lanes
         next_room_ns = now_ns + most_ns
-        for lane_end_ns, _, worker in lanes.among(model.ready):
-            if (lane_end_ns > now_ns + most_ns and not lanes.unusual) or len(room) == _MOST_ROOM:
-                next_room_ns = min(next_room_ns, lane_end_ns - most_ns)
+        places, begin = lanes.among(model.ready), 0
+        while begin < len(places):
+            room: list[tuple[int, int, int, WorkerState]] = []
+            last: Place | None = None
+            for place in islice(places, begin, None):
+                lane_end_ns, _, worker = place
+                if lane_end_ns > now_ns + most_ns and not lanes.unusual:
+                    next_room_ns = min(next_room_ns, lane_end_ns - most_ns)
+                    break
+                if worker.load_blocked or worker not in model.ready:
+                    continue
+                lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
+                load_free_ns = worker.load_lane.available_ns(now_ns)
+                next_room_ns = min(next_room_ns, load_free_ns - lookahead_ns)
+                if load_free_ns <= now_ns + lookahead_ns and worker not in model.copies:
+                    exec_free_ns = worker.exec_lane.available_ns(now_ns)
+                    room.append((load_free_ns, exec_free_ns, worker.sequence, worker))
+                    if len(room) == _MOST_ROOM:
+                        last = place
+                        break
+            if len(model.ready) == len(self._books.workers):
+                self._load_room_ns = next_room_ns
+            room.sort()
+            for _, _, _, worker in room:
+                if model.load_key is None:
+                    break
+                self.fill_load(worker, now_ns)
+            if last is None or model.load_key is None:
                 break
-            if worker.load_blocked or worker not in model.ready:
-                continue
-            lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
-            load_free_ns = worker.load_lane.available_ns(now_ns)
-            next_room_ns = min(next_room_ns, load_free_ns - lookahead_ns)
-            if load_free_ns <= now_ns + lookahead_ns and worker not in model.copies:
-                exec_free_ns = worker.exec_lane.available_ns(now_ns)
-                room.append((load_free_ns, exec_free_ns, worker.sequence, worker))
-        if len(model.ready) == len(self._books.workers):
-            self._load_room_ns = next_room_ns
-        room.sort()
-        for _, _, _, worker in room:
-            if model.load_key is None:
-                break
-            self.fill_load(worker, now_ns)
+            # Lanes that were given a load stand further back in the order now.
+            begin = bisect_right(places, last)
 
     def _load_aside(self, model: Model, reason: Reason, now_ns: int) -> None:
         """Load the model on the first worker from which that takes nothing but what the reason may take."""

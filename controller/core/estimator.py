@@ -178,9 +178,9 @@ class DurationWindow:
         return self._supposed
 
     def suppose(self, duration_ns: int) -> None:
-        """Expect this until the next measurement."""
+        """Expect this, or the least time there is, until the next measurement."""
         self._supposed = True
-        self.estimate_ns = self.typical_ns = duration_ns
+        self.estimate_ns = self.typical_ns = max(duration_ns, 1)
 
     def try_once(self) -> None:
         """What is to be tried is sent: expect what is known again, of it too, until it is measured."""

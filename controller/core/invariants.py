@@ -25,11 +25,14 @@ def check(scheduler: Scheduler) -> None:
     models = list(books.models.values())
     assert books.num_idle == sum(not worker.in_flight for worker in workers)
     assert books.num_busy_lanes == sum(bool(worker.exec_lane) for worker in workers)
-    ends = [(worker.load_lane.end_ns, worker.sequence, worker) for worker in workers]
+    ends = [(worker.load_end_ns, worker.sequence, worker) for worker in workers]
     assert books.load_lanes.order == sorted(ends)
     unusual = {worker.link for worker in workers if not worker.link.is_usual}
     assert books.load_lanes.unusual == unusual
     for worker in workers:
+        lane = worker.load_lane
+        assert worker.load_end_ns <= lane.available_ns(scheduler._now_ns)
+        assert not lane or worker.load_end_ns == lane.end_ns
         _check_pages(worker)
         _check_exec_lane(worker, predicts=predicts)
         _check_copies(worker)

@@ -37,10 +37,12 @@ class LoadLanes:
         self._take_out(worker)
         self.unusual.discard(worker.link)
 
-    def changed(self, worker: WorkerState) -> None:
+    def changed(self, worker: WorkerState, now_ns: int) -> None:
         """A load was sent, or ended."""
         self._take_out(worker)
-        worker.load_end_ns = worker.load_lane.end_ns
+        lane = worker.load_lane
+        # A result that was sooner here than its way back was planned to take ends a load in the future.
+        worker.load_end_ns = lane.end_ns if lane else min(lane.end_ns, now_ns)
         self.add(worker)
 
     def among(self, workers: Collection[WorkerState]) -> list[Place]:
@@ -50,7 +52,10 @@ class LoadLanes:
         return sorted((worker.load_end_ns, worker.sequence, worker) for worker in workers)
 
     def maybe_idle(self, workers: Collection[WorkerState], now_ns: int) -> Iterable[WorkerState]:
-        """Those of some workers whose load lanes may be empty, in their own order; maybe others, too."""
+        """Those of some workers whose load lanes may be empty, and maybe others.
+
+        They are in their own order; in order of joining, where few of all workers' lanes may be empty.
+        """
         num_idle = bisect_left(self.order, (now_ns + 1,))
         if 2 * num_idle >= len(workers):
             return workers

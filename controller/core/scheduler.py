@@ -478,7 +478,8 @@ class Scheduler:
         # A clock offset that is a little off must not put an end into the future.
         end_ns = min(event.end_ns, now_ns)
         end_ns += self._learn_link(worker, sent, event.received_ns, end_ns)
-        duration_ns, action = event.duration_ns, sent.action
+        # A worker may say that something took no time. Rates are reciprocals of durations, so it took some.
+        duration_ns, action = max(event.duration_ns, 1), sent.action
         learns, touched = True, None
         if (
             worker.trouble is not None
@@ -498,7 +499,7 @@ class Scheduler:
         else:
             if learns:
                 sent.copy.estimates.measured_load(duration_ns)
-            books.end_load(sent, end_ns)
+            books.end_load(sent, end_ns, now_ns)
             self._dispatch.load_ended(worker, now_ns)
         if touched:
             self._trust_changed(worker, touched)

@@ -28,7 +28,6 @@ from itertools import islice
 from typing import Any, NoReturn
 
 import grpc
-import numpy as np
 from typing_extensions import override
 
 from clockwright.bulk import Buffer
@@ -50,6 +49,7 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
+from controller.front.slabs import Slabs
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
@@ -118,7 +118,7 @@ class Method:
 
     @property
     def spared(self) -> bool:
-        """Whether its messages come in even if they find no room: they are workers' results."""
+        """Whether its messages come in even if they find no room: workers register and report on streams."""
         handler = self.handler
         return (
             not self.bounded
@@ -464,7 +464,7 @@ class _Peer:
             else (f"ipv4:{address[0]}:{address[1]}")
         )
         self.connection = Http2Connection(
-            max_message_bytes=server.max_message_bytes, allocate=_room
+            max_message_bytes=server.max_message_bytes, allocate=server.slabs.room
         )
         #: There are too many connections: this one's calls are refused.
         self.crowded = crowded
@@ -631,6 +631,8 @@ class _Peer:
         if isinstance(event, LastMessage):
             call.last_received(event.message, event.arrival_ns)
         elif isinstance(event, MessageReceived):
+            if call.method.bounded:
+                self.server.turns.asked()
             call.message_received(event.message, event.arrival_ns)
         elif isinstance(event, HalfClosed):
             call.closed_by_client()
@@ -654,6 +656,8 @@ class _Peer:
             self.connection.send_end(stream_id, server.busy_block(method.path))
             return None
         self.idle_sweeps = 0
+        if method.bounded:
+            server.turns.asked()
         if request.encoding != "identity":
             self._read_bytes = _READ_BYTES_COMPRESSED
         kind = HandledCall if method.directly is None else _Call
@@ -886,6 +890,7 @@ class Http2Server:
         door: Door,
         max_message_bytes: int,
         max_connections: int,
+        slabs: Slabs,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Make a server that listens nowhere yet.
@@ -896,12 +901,14 @@ class Http2Server:
             max_message_bytes: longest message that is taken.
             max_connections: connections beyond which calls of methods that are answered directly, and of
                 their services, are refused.
+            slabs: where large messages are received.
             tls: is required of clients on other machines; None: nobody has it.
         """
         self.clock = clock
         self.door = door
         self.max_message_bytes = max_message_bytes
         self.max_connections = max_connections
+        self.slabs = slabs
         self.tls = tls
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0
@@ -1121,11 +1128,6 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 def _block_of(error: Exception, path: str) -> bytes:
     code, text, details = status_of(error, method=path.rpartition("/")[2])
     return status_block(code.value[0], text, details)
-
-
-def _room(num_bytes: int) -> memoryview:
-    """Make room that nobody has to fill with zeros first."""
-    return np.empty(num_bytes, np.uint8).data
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

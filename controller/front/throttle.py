@@ -50,7 +50,9 @@ class Throttle:
             busy_ns: how long the loop ran or wanted to, since some moment; `thread_busy_ns`, for example.
         """
         self._clock, self._look = clock, busy_ns
-        self._window_ns, self._busy_ns = clock(), busy_ns()
+        self._window_ns = clock()
+        # As the window began; None: nobody looked.
+        self._busy_ns: int | None = busy_ns()
         self._num_taken = 0
         self._num_refused = 0
         self._num_ended = 0
@@ -83,12 +85,15 @@ class Throttle:
         self._num_slow += slow
 
     def _end_window(self, now_ns: int) -> None:
-        busy_ns = self._look()
         elapsed_ns = now_ns - self._window_ns
-        idle = 1 - (busy_ns - self._busy_ns) / elapsed_ns
         taken_rps = self._num_taken * 1e9 / elapsed_ns
         poor = self._num_slow > _SLOW_MOST * self._num_ended
-        self._num_full = self._num_full + 1 if poor and idle < _IDLE_LEAST else 0
+        # A look opens a file. Where few requests are slow, and all are let in, nobody asks how busy the loop was.
+        busy_ns = self._look() if poor or self.rate_rps is not None else None
+        full = False
+        if poor and busy_ns is not None and self._busy_ns is not None:
+            full = 1 - (busy_ns - self._busy_ns) / elapsed_ns < _IDLE_LEAST
+        self._num_full = self._num_full + 1 if full else 0
         if self.rate_rps is None:
             if self._num_full >= _FULL_WINDOWS:
                 self._set(max(_FALL * taken_rps, _RATE_LEAST), now_ns)

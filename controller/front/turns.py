@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 
-#: How far apart two looks are at most, while there is traffic: what the bound costs a request, twice over,
+#: How far apart two looks are at most, while clients ask: what the bound costs a request, twice over,
 #: when the kernel tells no better.
 BUSY_PERIOD_NS = 2 * NS_PER_MS
 IDLE_PERIOD_NS = 10 * NS_PER_MS
@@ -37,7 +37,7 @@ class Turns:
         """
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._older_ns = self._newer_ns = self._used_ns = clock()
+        self._older_ns = self._newer_ns = self._asked_ns = clock()
         self._marking = False
         self._late_ns = 0
         self._due_ns = self._newer_ns + IDLE_PERIOD_NS
@@ -52,9 +52,12 @@ class Turns:
         """How late the loop is, or was at its last beat: the least that anything waited lately."""
         return max(self._clock() - self._due_ns, self._late_ns, 0)
 
+    def asked(self) -> None:
+        """A client asks: look often for a while. Lifesigns of workers alone are no reason to."""
+        self._asked_ns = self._newer_ns
+
     def used(self) -> None:
-        """Something came in: mark this turn, and look often for a while."""
-        self._used_ns = self._newer_ns
+        """Something came in: mark this turn."""
         if not self._marking:
             self._marking = True
             self._loop.call_soon(self._mark)
@@ -71,7 +74,7 @@ class Turns:
         now_ns = self._clock()
         # uvloop's timers are up to a millisecond early or late by nature.
         self._late_ns = max(now_ns - self._due_ns - NS_PER_MS, 0)
-        busy = now_ns - self._used_ns < _BUSY_FOR_NS
+        busy = now_ns - self._asked_ns < _BUSY_FOR_NS
         period_ns = BUSY_PERIOD_NS if busy else IDLE_PERIOD_NS
         self._due_ns = now_ns + period_ns
         self._timer = self._loop.call_later(period_ns / NS_PER_S, self._beat)

@@ -65,6 +65,8 @@ def at_once_bound(
         max_waiting: requests that may wait for one model. It should seldom be more; the bound holds, but is
             loose, where it is.
     """
+    if min(case.cost.exec_of(padding=True)) > case.slo_ns:
+        return 0.0
     model = _OneModel(case, slot_ns, max_waiting)
     asked_per_slot = case.rate_rps / case.num_models * slot_ns / NS_PER_S
 
@@ -103,8 +105,8 @@ class _OneModel:
         self._asked = case.rate_rps / case.num_models * slot_ns / NS_PER_S
         self._most = max_waiting
         # The ages at which a request is refused at once or not any more, and at which it is served or dropped.
-        early = math.ceil(AT_ONCE * case.slo_ns / slot_ns)
         last = math.ceil((case.slo_ns - exec_ns[0]) / slot_ns)
+        early = min(math.ceil(AT_ONCE * case.slo_ns / slot_ns), last)
         # The least time to serve so many, in as many batches as one likes.
         self._times = [0.0]
         for count in range(1, max_waiting + 1):

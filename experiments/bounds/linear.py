@@ -52,12 +52,13 @@ def interval_bound(case: BoundProblem) -> int:
     Holds for what `density_bound` holds for, and is never above it. For runs of some thousand
     requests; longer ones go by `BoundProblem.window`.
     """
+    density = density_bound(case)
     case, cost_ns = _possible(case)
     if not len(case):
         return 0
     rows = Inequalities()
     _interval_rows(case, rows, case.arrival_ns, case.deadline_ns, cost_ns, case.exec_work_ns, 0)
-    return min(density_bound(case), solve(rows, np.ones(len(case)), len(case)))
+    return min(density, solve(rows, np.ones(len(case)), len(case)))
 
 
 def memory_bound(case: BoundProblem) -> int:
@@ -68,6 +69,7 @@ def memory_bound(case: BoundProblem) -> int:
     only once its weights are there, and each GPU runs one LOAD at a time. Takes 10 to 30 s for 3,000
     requests; longer runs go by `BoundProblem.window`.
     """
+    density = density_bound(case)
     case, cost_ns = _possible(case)
     count = len(case)
     if not count:
@@ -89,7 +91,7 @@ def memory_bound(case: BoundProblem) -> int:
     in_time = links.load_begin_ns + load_ns * case.load_factors[0] <= links.load_end_ns
     kept_at_all = case.warm | (links.before >= 0)
     upper = np.concatenate((fits, fits & in_time, fits & kept_at_all)).astype(float)
-    return min(density_bound(case), solve(rows, upper, count))
+    return min(density, solve(rows, upper, count))
 
 
 def _possible(case: BoundProblem) -> tuple[BoundProblem, NDArray[np.float64]]:

@@ -89,7 +89,7 @@ def test_actions_come_as_they_went_however_they_are_cut(
     sent = [(action, payload if isinstance(action, Infer) else []) for action, payload in sent]
     data = b"".join(part for each in sent for part in frames.encode_action(*each))
     found = [frames.decode_order(frame) for frame in carried(data, seed, frames.FrameReader())]
-    assert [(order, plain(payload)) for order, payload in found] == sent
+    assert [(order, plain(payload)) for order, payload, _ in found] == sent
 
 
 @given(results, tensors, st.integers())
@@ -112,7 +112,7 @@ def test_a_wish_to_have_an_action_back_is_one() -> None:
     (frame,) = carried(
         b"".join(frames.encode_withdrawal(ActionId(5))), 0, frames.FrameReader()
     )  # fmt: skip
-    order, payload = frames.decode_order(frame)
+    order, payload, _ = frames.decode_order(frame)
     assert isinstance(order, frames.Withdrawal)
     assert (order.action_id, payload) == (5, ())
 

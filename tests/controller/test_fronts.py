@@ -16,6 +16,7 @@ from controller.app import running as running_controller
 from controller.config import ControllerConfig
 from controller.front.door import Door
 from controller.front.http2_server import EOF, Http2Server
+from controller.front.slabs import Slabs
 from tests.kit.front_end import until
 
 SERVICE = "test.Service"
@@ -101,6 +102,7 @@ async def start(front: str, service: Service) -> tuple[Any, str]:
             door=Door(max_requests=1000, max_bytes=1 << 30),
             max_message_bytes=MESSAGE_BYTES_MAX,
             max_connections=100,
+            slabs=Slabs(1 << 20),
         )
     else:
         server = grpc.aio.server(

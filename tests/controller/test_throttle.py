@@ -78,6 +78,21 @@ def test_a_loop_that_is_busy_and_in_time_is_left_alone() -> None:
     assert loop.served == 2970
 
 
+def test_nobody_looks_how_busy_a_loop_is_that_answers_in_time() -> None:
+    looks: list[int] = []
+
+    def look() -> int:
+        looks.append(loop.now_ns)
+        return loop.busy_ns
+
+    loop = Loop(1000)
+    loop.throttle = Throttle(lambda: loop.now_ns, look)
+    loop.offer(900, 5)
+    assert looks == [0]
+    loop.offer(3000, 2)
+    assert len(looks) > 10
+
+
 def test_a_thread_is_busy_no_longer_than_it_lives() -> None:
     read = thread_busy_ns()
     first = read()

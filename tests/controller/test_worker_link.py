@@ -432,7 +432,7 @@ def test_of_a_long_complaint_about_a_card_the_beginning_is_kept(
     async def test() -> None:
         unused: Any = None
         link = WorkerLink(
-            unused, unused, HeartbeatConfig(), pb.Register(worker_id="w"), unused, 1 << 26
+            unused, unused, HeartbeatConfig(), pb.Register(worker_id="w"), unused, 1 << 26, unused
         )
         with caplog.at_level("WARNING", logger="controller.worker_link"):
             for _ in range(2):

@@ -7,12 +7,24 @@ import random
 import pytest
 
 from clockwright.actions import ActionError
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, NS_PER_US, ModelId, RequestId
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import ModelAdded, RequestArrived, SendAction
 from controller.core.link import LinkPlan, OneWay
 from experiments.simulator import HostedModel
-from tests.kit.core_bench import GPU, GPU2, MS, A, B, CoreBench, infers, sends
+from tests.kit.core_bench import (
+    GPU,
+    GPU2,
+    MS,
+    A,
+    B,
+    CoreBench,
+    infers,
+    loads,
+    refusals,
+    sends,
+)
 from tests.kit.simulated_cluster import SimulatedCluster, row
 
 GIGABIT = 125_000_000
@@ -168,6 +180,28 @@ def test_a_long_link_has_as_much_under_way_as_its_length_asks_for() -> None:
     assert begins_ms[1] == 2081
     # The look-ahead beyond the length, and the last one begins within it.
     assert 2081 + 40 <= begins_ms[-1] <= 2081 + 50
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_lane_whose_result_was_here_sooner_than_planned_is_idle_at_once(policy: str) -> None:
+    """Results take 40 ms to come back, and that of a load takes 10."""
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A)
+    cold = ModelId("cold")
+    for model in (B, cold):
+        bench.tell(ModelAdded(model_id=model))
+        bench.ready(model, exec_ms={1: 5})
+    for begin_ms in range(2_000, 3_000, 100):
+        (sent,) = sends(bench.request(A, at_ms=begin_ms, slo_ms=1_000))
+        bench.now_ns += 50 * MS
+        bench.done(sent.action.action_id, begin_ms, begin_ms + 10, received_ms=begin_ms)
+    (load,) = sends(bench.request(B, at_ms=3_000, slo_ms=1_000))
+    bench.wait(3_018 * MS)
+    bench.done(load.action.action_id, 3_000, 3_008, received_ms=3_000)
+    commands = bench.request(cold, slo_ms=10)
+    assert refusals(commands) == [(bench.num_requests, Refusal.COLD)]
+    assert loads(commands) == [(GPU, cold)]
 
 
 def ask(bench: CoreBench, model: ModelId, num_bytes: int = 600_000) -> list[SendAction]:

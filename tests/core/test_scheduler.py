@@ -16,6 +16,7 @@ from clockwright.units import (
     GpuKind,
     ModelId,
     RequestId,
+    WorkerId,
 )
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import (
@@ -641,6 +642,21 @@ def test_a_load_profile_longer_than_the_slo_does_not_refuse_for_ever(bench: Core
     assert any(isinstance(action, LoadWeights) for each in commands for action in actions(each))
 
 
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_worker_says_that_its_runs_take_no_time_and_others_are_judged_all_the_same(
+    policy: str,
+) -> None:
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0, margin_ns=0))
+    bench.join()
+    bench.warm(A)
+    bench.warm(B, exec_ms={1: 100})
+    for at_ms in range(2000, 4000, 50):
+        (infer,) = actions(bench.request(A, at_ms=at_ms))
+        bench.done(infer.action_id, at_ms, at_ms)
+    assert infers(bench.request(B, at_ms=5000, slo_ms=1000))
+    assert refusals(bench.request(A, slo_ms=40)) == [(bench.num_requests, Refusal.OVERLOADED)]
+
+
 def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: CoreBench) -> None:
     bench.warm(A, exec_ms={1: 10})
     bench.join(GPU2)
@@ -652,6 +668,29 @@ def test_a_worker_that_joins_takes_load_as_soon_as_requests_wait(bench: CoreBenc
     (sent,) = bench.tell(TimerFired(), at_ms=2003)  # behind the load, before the first lane is free
     assert isinstance(sent, SendAction)
     assert (sent.worker_id, type(sent.action)) == (GPU2, Infer)
+
+
+@pytest.mark.parametrize("policy", ["clockwork", "edf_mh"])
+def test_a_model_is_loaded_on_the_one_worker_that_can_make_room_however_many_others_idle(
+    policy: str,
+) -> None:
+    """All load lanes are free; the last to become so is that of the worker whose only model nobody asks for."""
+    bench = CoreBench(SchedulerConfig(policy=policy, dispatch_delay_ns=0, margin_ns=0))
+    owners = {WorkerId(f"gpu{number}"): ModelId(f"m{number}") for number in range(40)}
+    bench.tell(ModelAdded(model_id=A))
+    for place, (gpu, own) in enumerate(owners.items()):
+        bench.join(gpu, pages=2)
+        bench.tell(ModelAdded(model_id=own))
+        for model in (own, A):
+            bench.ready(model, gpu, exec_ms={1: 40})
+        bench.request(own, at_ms=100 * place, slo_ms=1000)
+        while bench.in_flight:
+            bench.finish(next(iter(bench.in_flight.values())))
+    bench.now_ns = 10_000 * MS
+    *others, last = owners
+    for gpu in others:
+        assert infers(bench.request(owners[gpu]))
+    assert loads(bench.request(A)) == [(last, A)]
 
 
 def test_copies_share_the_work_by_who_is_free_first() -> None:

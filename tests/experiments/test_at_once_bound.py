@@ -37,6 +37,17 @@ def test_where_mates_save_no_time_it_costs_nothing_to_refuse_at_once(part: float
     )
 
 
+@pytest.mark.parametrize("exec_ms", [85, 95, 100])
+def test_it_costs_nothing_to_refuse_at_once_what_cannot_wait_for_long_anyway(exec_ms: int) -> None:
+    alone = replace(BATCHES, cost=Cost({1: exec_ms * MS}))
+    found = at_once_bound(alone, 1.0, slot_ns=5 * MS)
+    assert found == pytest.approx(1000 / exec_ms / 200, abs=0.002)
+
+
+def test_what_is_late_with_no_wait_at_all_is_never_answered() -> None:
+    assert at_once_bound(replace(BATCHES, cost=Cost({1: 130 * MS})), slot_ns=10 * MS) == 0.0
+
+
 def test_who_refuses_before_mates_come_loses_some_that_would_have_had_mates() -> None:
     waiting, half, all_at_once = (
         at_once_bound(BATCHES, part, slot_ns=10 * MS) for part in (0.0, 0.5, 1.0)

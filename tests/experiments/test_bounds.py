@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from clockwright.units import NS_PER_MS, ModelId
@@ -222,7 +222,18 @@ def small_cases(draw: st.DrawFn, *, most: int) -> BoundProblem:
     )
 
 
+# Without the request that cannot be in time, the groups of the others would not be counted.
+_LONELY = case_of(
+    [(7, 0, 23), (20, 0, 23), (31, 0, 23), (38, 1, 18), (45, 1, 18), (60, 1, 18)],
+    [Cost({2: 9 * MS}, 3 * MS, 1), Cost({2: 7 * MS}, 12 * MS, 1)],
+    pages=2,
+    warm=True,
+    padding=False,
+)
+
+
 @examples(300)
+@example(_LONELY)
 @given(small_cases(most=12))
 def test_the_best_schedule_of_resident_models_is_within_the_bounds(case: BoundProblem) -> None:
     best = best_resident(case)

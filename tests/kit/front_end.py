@@ -24,6 +24,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.server import InferenceService
+from controller.front.slabs import Slabs
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
@@ -37,6 +38,9 @@ T = TypeVar("T")
 # Above the real service, so that size limits can be tested without gigabytes.
 MESSAGE_BYTES_MAX = 4 << 20
 # A worker that a test holds back does not hang, however slow the machine is.
+#: Shared memory of a front in a test.
+SLAB_BYTES = 64 << 20
+
 CONFIG = SchedulerConfig(action_timeout_ns=1000 * NS_PER_S)
 
 
@@ -51,6 +55,7 @@ class FrontEnd:
     worker: InLoopWorker
     applications: Applications
     links: WorkerLinks
+    slabs: Slabs
 
 
 @asynccontextmanager
@@ -67,16 +72,18 @@ async def controlling(
         (version / "model.onnx").write_bytes(b"scripted")
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     catalogue = Catalogue(runtime, directory)
-    links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26)
+    slabs = Slabs(SLAB_BYTES)
+    links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
     await catalogue.scan()
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs)
     finally:
         await applications.close()
+        slabs.close()
 
 
 @asynccontextmanager
@@ -103,6 +110,7 @@ async def serving(
                 door=door,
                 max_message_bytes=MESSAGE_BYTES_MAX,
                 max_connections=max_connections,
+                slabs=front_end.slabs,
                 tls=tls,
             )
         else:

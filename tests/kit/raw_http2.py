@@ -86,6 +86,8 @@ class RawClient:
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         self.ended: dict[int, End] = {}
         self.reset: dict[int, int] = {}
+        #: Whether the kernel stamped what was read last.
+        self.stamped = False
         #: Code and text of a GOAWAY.
         self.goodbye: tuple[int, str] | None = None
         self.closed = False
@@ -93,6 +95,7 @@ class RawClient:
         self._buffer = bytearray()
         self._data: dict[int, bytearray] = {}
         self._next_id = 1
+        self._num_pongs = 0
         opening = PREFACE + frame(SETTINGS, 0, 0, settings)
         self.send(opening + (frame(WINDOW, 0, 0, window) if window else b""))
 
@@ -115,6 +118,23 @@ class RawClient:
         stream_id, self._next_id = self._next_id, self._next_id + 2
         return stream_id
 
+    def settle(self, timeout_s: float = 60) -> None:
+        """Return when the server has read all that was sent, which the kernel stamps from now on.
+
+        The kernel begins to stamp a while after somebody asked for it.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        num_stamped = 0
+        while num_stamped < 2:
+            assert time.monotonic() < deadline_s, "no stamped answer to a ping"
+            num_awaited = self._num_pongs + 1
+            self.send(frame(PING, 0, 0, b"settling"))
+            while self._num_pongs < num_awaited:
+                assert not self.closed, f"hung up: {self.goodbye}"
+                assert time.monotonic() < deadline_s, "no answer to a ping"
+                self.take(0.1)
+            num_stamped += self.stamped
+
     def take(self, timeout_s: float = 0) -> bool:
         """Take in what has come; returns whether anything had."""
         if self.closed:
@@ -128,6 +148,7 @@ class RawClient:
         except ConnectionResetError:
             data, ancillary = b"", []
         now_ns = time.monotonic_ns()
+        self.stamped = bool(ancillary)
         if ancillary:
             seconds, nanoseconds = struct.unpack_from("@ll", ancillary[0][2])
             now_ns -= max(time.time_ns() - (seconds * 10**9 + nanoseconds), 0)
@@ -183,6 +204,8 @@ class RawClient:
         elif kind == RST:
             self.reset[stream_id] = struct.unpack(">I", payload)[0]
             self.ended.setdefault(stream_id, End(None, "reset", [], now_ns))
+        elif kind == PING and flags & ACK:
+            self._num_pongs += 1
         elif kind in (SETTINGS, PING) and not flags & ACK:
             with suppress(BrokenPipeError, ConnectionResetError):  # It may have hung up behind it.
                 self.socket.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))

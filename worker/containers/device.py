@@ -234,8 +234,10 @@ class ContainerDevice(Device[ContainerModel]):
             raise DeviceLostError(str(error)) from None
 
     @override
-    def run_output(self, step: Step[ContainerModel]) -> list[bytes]:
-        return read_outputs(self._memory.bytes, step)
+    def run_output(
+        self, step: Step[ContainerModel], room: memoryview | None = None
+    ) -> Sequence[Buffer]:
+        return read_outputs(self._memory.bytes, step, room)
 
     @override
     async def close(self) -> None:

@@ -239,8 +239,8 @@ class CpuDevice(Device[CpuModel]):
         slot[begin:] = self._batch[begin:end]
 
     @override
-    def run_output(self, step: Step[CpuModel]) -> list[bytes]:
-        return read_outputs(self._io, step)
+    def run_output(self, step: Step[CpuModel], room: memoryview | None = None) -> Sequence[Buffer]:
+        return read_outputs(self._io, step, room)
 
     @override
     async def close(self) -> None:

@@ -68,8 +68,13 @@ class Device(Protocol[M]):
     def run_exec(self, step: Step[M]) -> None:
         """Run the batch in the IO slot; the outputs go into the slot too."""
 
-    def run_output(self, step: Step[M]) -> list[bytes]:
-        """Copy the outputs out of the IO slot, per request and per output."""
+    def run_output(self, step: Step[M], room: memoryview | None = None) -> Sequence[Buffer]:
+        """Copy the outputs out of the IO slot, per request and per output.
+
+        Args:
+            step: the action's.
+            room: where they belong, one behind the other; None: in memory of their own.
+        """
 
     async def close(self) -> None:
         """Let go of everything outside this process. Called when no step runs any more."""

@@ -263,13 +263,15 @@ class TorchDevice(Device[TorchModel], QueueingDevice, WatchedDevice):
             step.duration_ns = launched.end.ns_since(launched.begin)
 
     @override
-    def run_output(self, step: Step[TorchModel]) -> list[bytes]:
+    def run_output(
+        self, step: Step[TorchModel], room: memoryview | None = None
+    ) -> Sequence[Buffer]:
         assert isinstance(step.action, Infer)
         memory, layout = self._memory, step.model.layouts[step.action.batch_size]
         slot = slice(step.io_offset + layout.outputs_begin, step.io_offset + layout.num_bytes)
         with self._loss.guard():
             step.duration_ns = self._output.copy(memory.io_out[slot], memory.io[slot])
-        return read_outputs(memory.io_out.numpy(), step)
+        return read_outputs(memory.io_out.numpy(), step, room)
 
     @override
     async def close(self) -> None:

@@ -30,17 +30,24 @@ def write_inputs(pool: Bytes, step: Step[Any], payload: Sequence[Buffer]) -> Non
         pool[position : begin + spec.row_bytes * action.batch_size] = 0
 
 
-def read_outputs(pool: Bytes, step: Step[Any]) -> list[bytes]:
-    """Copy a batch's outputs out of its slot, per request and per output."""
+def read_outputs(pool: Bytes, step: Step[Any], room: memoryview | None) -> Sequence[Buffer]:
+    """Copy a batch's outputs out of its slot, per request and per output: into `room`, if there is one."""
     action, model = step.action, step.model
     assert isinstance(action, Infer)
     assert isinstance(model, ServedModel)
     layout = model.layouts[action.batch_size]
-    payload = []
-    row = 0
+    payload: list[Buffer] = []
+    row = position = 0
     for rows in action.rows:
         for spec, offset in zip(model.outputs, layout.output_offsets, strict=True):
             begin = step.io_offset + offset + row * spec.row_bytes
-            payload.append(pool[begin : begin + rows * spec.row_bytes].tobytes())
+            output = pool[begin : begin + rows * spec.row_bytes]
+            if room is None:
+                payload.append(output.tobytes())
+            else:
+                place = room[position : position + len(output)]
+                np.frombuffer(place, np.uint8)[:] = output
+                payload.append(place)
+                position += len(output)
         row += rows
     return payload

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+import numpy as np
 from typing_extensions import override
 
 from clockwright.actions import Infer
@@ -126,8 +127,13 @@ class ModelledDevice(Device[ServedModel]):
         sleep_until(begin_ns + self.exec_duration_ns(step.model, step.action.batch_size))
 
     @override
-    def run_output(self, step: Step[ServedModel]) -> list[bytes]:
+    def run_output(
+        self, step: Step[ServedModel], room: memoryview | None = None
+    ) -> Sequence[Buffer]:
         assert isinstance(step.action, Infer)
+        if room is not None:
+            np.frombuffer(room, np.uint8)[:] = 0
+            return (room,)
         return [
             bytes(rows * spec.row_bytes) for rows in step.action.rows for spec in step.model.outputs
         ]

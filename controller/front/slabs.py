@@ -1,0 +1,150 @@
+"""A front's slabs: where large tensors lie, for itself and for the workers of its host, from socket to device.
+
+There is one piece of memory for what clients send, which workers can only read, and one for each worker's
+outputs, which nobody but that worker writes. So a worker that was given up, and writes on, spoils nothing:
+its memory is never used again, and is gone with the last answer in it.
+
+A slab is a view, and is free when nobody has any view of it any more: not the request that came in it, not a
+second attempt, not the client's socket, and not the action that reads or writes it. Whoever sends an action
+keeps its views until the action is over (`controller.worker_link`), even if the client has gone by then.
+So no list of owners can be wrong.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import weakref
+from collections import deque
+from typing import Any, Final
+
+import numpy as np
+
+from clockwright.bulk import Buffer
+from clockwright.shared_memory import make_shared
+from controller.front.slab_book import BLOCK_BYTES_MIN, SlabBook
+
+log = logging.getLogger(__name__)
+
+#: Tensors of so many bytes are worth a slab.
+SLAB_BYTES_MIN: Final = BLOCK_BYTES_MIN
+# A worker's outputs get this part of what there is for all; half of it is for inputs.
+_WORKERS: Final = 8
+
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class _Lease(weakref.ref[_Bytes]):
+    """Says where the slab lay that nobody has any view of now."""
+
+    __slots__ = ("begin",)
+    begin: int
+
+
+class Arena:
+    """One piece of shared memory, and the slabs in it. Views may go in any thread; the rest is for one."""
+
+    def __init__(self, name: str, num_bytes: int, *, workers_write: bool) -> None:
+        """Make the memory.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        self._book = SlabBook(num_bytes)
+        self.num_bytes = self._book.num_bytes
+        #: Handed to workers.
+        self.fd, self.memory = make_shared(name, self.num_bytes, others_write=workers_write)
+        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self._leases: dict[int, _Lease] = {}
+        # Filled by whoever drops a last view, be it the collector in some thread.
+        self._over: deque[int] = deque()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all slabs that somebody has a view of."""
+        self._collect()
+        return self._book.used_bytes
+
+    def take(self, num_bytes: int) -> memoryview | None:
+        """Take a slab; what it holds at first is nobody's matter. None: there is no room."""
+        if self._over:
+            self._collect()
+        begin = self._book.take(num_bytes)
+        if begin is None:
+            return None
+        slab: _Bytes = np.frombuffer(self.memory, np.uint8, num_bytes, begin)
+        lease = _Lease(slab, self._ended)
+        lease.begin = begin
+        self._leases[begin] = lease
+        return slab.data
+
+    def find(self, view: Buffer) -> int:
+        """Where a view lies in this memory; -1: elsewhere."""
+        if type(view) is not memoryview or view.readonly:
+            return -1
+        begin = ctypes.addressof(ctypes.c_char.from_buffer(view)) - self._address
+        return begin if 0 <= begin < self.num_bytes else -1
+
+    def close(self) -> None:
+        """Hand the memory to nobody any more. It lives on while somebody has it mapped."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _ended(self, lease: _Lease) -> None:
+        self._over.append(lease.begin)
+
+    def _collect(self) -> None:
+        over = self._over
+        while over:
+            begin = over.popleft()
+            del self._leases[begin]
+            self._book.give_back(begin)
+
+
+class Slabs:
+    """All shared memory of a front."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """Make the memory for inputs.
+
+        Args:
+            num_bytes: what all of it may take up; 0: there is none, and tensors travel beside their actions.
+        """
+        self._bytes_left = num_bytes
+        self._outputs_bytes = num_bytes // 2 // _WORKERS
+        self.inputs = self._make("clockwright-inputs", num_bytes // 2, workers_write=False)
+
+    def room(self, num_bytes: int) -> memoryview:
+        """Make room for a message: in a slab if it is large and there is one, else in this process's memory."""
+        if num_bytes >= SLAB_BYTES_MIN and self.inputs is not None:
+            slab = self.inputs.take(num_bytes)
+            if slab is not None:
+                return slab
+        return np.empty(num_bytes, np.uint8).data
+
+    def for_outputs(self) -> Arena | None:
+        """Make the memory for one worker's outputs; None: there is none left."""
+        return self._make("clockwright-outputs", self._outputs_bytes, workers_write=True)
+
+    def close(self) -> None:
+        """Hand nothing out to workers any more."""
+        if self.inputs is not None:
+            self.inputs.close()
+
+    def _make(self, name: str, num_bytes: int, *, workers_write: bool) -> Arena | None:
+        if not SLAB_BYTES_MIN <= num_bytes <= self._bytes_left:
+            return None
+        try:
+            arena = Arena(name, num_bytes, workers_write=workers_write)
+        except OSError as error:
+            log.warning("no shared memory: %s; tensors travel beside their actions", error)
+            return None
+        self._bytes_left -= arena.num_bytes
+        # Answers in it may outlive the arena.
+        weakref.finalize(arena.memory, self._gone, arena.num_bytes)
+        return arena
+
+    def _gone(self, num_bytes: int) -> None:
+        self._bytes_left += num_bytes

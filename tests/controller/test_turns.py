@@ -1,0 +1,65 @@
+"""The marks of an event loop's turns: how often a loop that has nothing to do is woken for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import override
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.front.turns import BUSY_PERIOD_NS, IDLE_PERIOD_NS, Turns
+
+
+class TimersByHand(asyncio.SelectorEventLoop):
+    """An event loop whose timers ring when a test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed: list[tuple[float, Callable[..., Any]]] = []
+
+    @override
+    def call_later(
+        self, delay: float, callback: Callable[..., Any], *args: Any, **keywords: Any
+    ) -> asyncio.TimerHandle:
+        self.armed.append((delay, callback))
+        return super().call_later(3600, callback, *args)
+
+
+def periods_ns(happens: Callable[[Turns], None], seconds: float) -> list[int]:
+    """The times between looks, when something happens at each of them."""
+    periods: list[int] = []
+
+    async def main() -> None:
+        now_ns = 0
+        turns = Turns(lambda: now_ns)
+        while now_ns < seconds * NS_PER_S:
+            delay, beat = loop.armed.pop()
+            periods.append(round(delay * NS_PER_S))
+            now_ns += periods[-1]
+            happens(turns)
+            beat()
+            await asyncio.sleep(0)
+        turns.stop()
+
+    loop = TimersByHand()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+    return periods
+
+
+def test_lifesigns_of_workers_do_not_keep_an_idle_loop_awake() -> None:
+    later = periods_ns(lambda turns: turns.used(), 3)[-100:]
+    assert set(later) == {IDLE_PERIOD_NS}
+
+
+def test_a_loop_that_clients_ask_looks_often() -> None:
+    def ask(turns: Turns) -> None:
+        turns.used()
+        turns.asked()
+
+    assert set(periods_ns(ask, 0.5)[1:]) == {BUSY_PERIOD_NS}
+    assert BUSY_PERIOD_NS < IDLE_PERIOD_NS <= 10 * NS_PER_MS
