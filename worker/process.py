@@ -200,13 +200,16 @@ def _torch_device(
 
 
 def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Device[Any]:
-    wanted = limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes + limits.io_bytes
-    _check_memory(wanted, f"{config.num_pages} pages, arena and IO memory", "fewer pages")
     try:
         # Imported here, because a modelled device needs no engine.
         from worker.devices.cpu import CpuDevice
+        from worker.devices.paged_arena import can_move_pages
     except ImportError as error:
         raise ConfigError(f"device 'cpu': {error}; install clockwright[cpu]") from None
+    wanted = limits.num_pages * PAGE_BYTES + config.io_bytes + limits.io_bytes
+    if not can_move_pages():
+        wanted += limits.arena_bytes
+    _check_memory(wanted, f"{config.num_pages} pages and IO memory", "fewer pages")
     return CpuDevice(
         threads=config.num_threads,
         cores=config.cores,

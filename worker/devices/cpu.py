@@ -1,9 +1,8 @@
 """The processor as a device: real models on onnxruntime, with the memory of a GPU.
 
-Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC gathers the
-model's pages into the arena and runs a kernel that was bound once to the arena and the static batch. It does
-so even if the arena still holds that very model: a duration that depends on what ran before could not be
-predicted.
+Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC has the model's pages
+appear in the arena (`worker.devices.paged_arena`) and runs a kernel that was bound once to the arena and the
+static batch.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
 from worker.devices.host_io import read_outputs, write_inputs
+from worker.devices.paged_arena import PagedArena
 from worker.engines.onnxruntime import (
     Bytes,
     OrtKernel,
@@ -125,8 +125,7 @@ class CpuDevice(Device[CpuModel]):
         )
         # An executor starts its thread with the first work, and the thread inherits from whoever brings that.
         self._opener.submit(int).result()
-        self._pages = aligned_bytes(limits.num_pages * PAGE_BYTES).reshape(-1, PAGE_BYTES)
-        self._arena = aligned_bytes(limits.arena_bytes)
+        self._weights = PagedArena(limits.num_pages, limits.arena_bytes)
         self._io = aligned_bytes(io_pool_bytes)
         self._batch = aligned_bytes(limits.io_bytes)
         self._page_copy_ns = self._measure_page_copy()
@@ -159,6 +158,7 @@ class CpuDevice(Device[CpuModel]):
             for size in fitting.batch_sizes
         }
         copy_ns = self._page_copy_ns * compiled.weights_bytes // PAGE_BYTES
+        gather_ns = 0 if self._weights.moves else copy_ns
         return CpuModel(
             model_id=offer.model_id,
             num_pages=compiled.num_pages,
@@ -169,8 +169,8 @@ class CpuDevice(Device[CpuModel]):
             weights_bytes=compiled.weights_bytes,
             # A seed of zero would say that the action takes no time.
             load_ns=max(copy_ns, 1),
-            # The profile is the kernel's alone; EXEC also gathers the pages.
-            exec_ns={size: max(profile[size] + copy_ns, 1) for size in fitting.batch_sizes},
+            # The profile is the kernel's alone.
+            exec_ns={size: max(profile[size] + gather_ns, 1) for size in fitting.batch_sizes},
             from_cache=fitting.from_cache,
             one_by_one=fitting.compiled.one_by_one,
             weights=weights,
@@ -206,7 +206,7 @@ class CpuDevice(Device[CpuModel]):
             session,
             compiled,
             batch_size,
-            weights_address=address_of(self._arena),
+            weights_address=address_of(self._weights.arena),
             input_addresses=[begin + offset for offset in layout.input_offsets],
             output_addresses=[begin + offset for offset in layout.output_offsets],
         )
@@ -219,7 +219,7 @@ class CpuDevice(Device[CpuModel]):
     def run_load(self, step: Step[CpuModel]) -> None:
         # Page by page, as on a GPU, where pages bound how long an INPUT waits for the copy engine.
         for stretch, page in _stretches(step):
-            self._pages[page, : len(stretch)] = step.model.weights[stretch.start : stretch.stop]
+            self._weights.write(page, step.model.weights[stretch.start : stretch.stop])
 
     @override
     def run_input(self, step: Step[CpuModel], payload: Sequence[Buffer]) -> None:
@@ -230,8 +230,7 @@ class CpuDevice(Device[CpuModel]):
         action = step.action
         assert isinstance(action, Infer)
         kernel = step.model.kernels[action.batch_size]
-        for stretch, page in _stretches(step):
-            self._arena[stretch.start : stretch.stop] = self._pages[page, : len(stretch)]
+        self._weights.show(step.pages, step.model.weights_bytes)
         begin, end = kernel.layout.outputs_begin, kernel.layout.num_bytes
         slot = self._io[step.io_offset : step.io_offset + end]
         self._batch[:begin] = slot[:begin]
@@ -253,11 +252,12 @@ class CpuDevice(Device[CpuModel]):
             tune_thread(realtime=self.exec_core_is_own)
 
     def _measure_page_copy(self) -> int:
-        """How long one page takes, in ns: the seed of every LOAD's duration and part of every EXEC's."""
+        """How long one page takes, in ns: the seed of every LOAD's duration."""
+        content = aligned_bytes(PAGE_BYTES)
         samples = []
         for _ in range(_PAGE_COPIES):
             begin_ns = time.monotonic_ns()
-            self._arena[:PAGE_BYTES] = self._pages[0, : len(self._arena)]
+            self._weights.write(0, content)
             samples.append(time.monotonic_ns() - begin_ns)
         return min(samples)
 
