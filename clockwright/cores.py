@@ -10,20 +10,21 @@ from pathlib import Path
 from clockwright.errors import ConfigError
 
 
-def usable_cores(root: Path = Path("/")) -> tuple[int, ...]:
-    """The cores that this process may run on, in order: its affinity, and not more than its quota pays for.
+def usable_cores() -> tuple[int, ...]:
+    """The cores that this process may run on, in order; at least one."""
+    try:
+        return tuple(sorted(os.sched_getaffinity(0)))
+    except AttributeError:  # not Linux
+        return tuple(range(os.cpu_count() or 1))
+
+
+def granted_cores(root: Path = Path("/")) -> int:
+    """How many cores this process can keep busy at once: those that it may run on, or what its quota pays for.
 
     Args:
         root: the root of the file system that tells the quotas of control groups.
-
-    Returns:
-        At least one core.
     """
-    try:
-        cores = sorted(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        cores = list(range(os.cpu_count() or 1))
-    return tuple(cores[: max(int(_quota(root, float(len(cores)))), 1)])
+    return max(int(_quota(root, float(len(usable_cores())))), 1)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -68,7 +69,7 @@ class Division:
 
     #: The cores of each worker; none: wherever the kernel likes.
     workers: tuple[tuple[int, ...], ...]
-    #: The threads of each worker.
+    #: The most threads of a model.
     threads: int
     #: The cores on which nobody computes: the controller's, and those of the workers' other lanes. May be none.
     aside: tuple[int, ...]
@@ -81,23 +82,27 @@ def divide_cores(
     num_workers: int,
     threads: int | None = None,
     given: tuple[int, ...] = (),
+    granted: int | None = None,
 ) -> Division:
     """Divide a machine's cores among workers and the controller.
 
     Args:
         usable: the cores that there are, in order.
         num_workers: at least one.
-        threads: those of each worker; None: as many as it gets cores.
+        threads: the most that a model has; None: one per core of its worker.
         given: the cores that workers are to compute on; none named: most or all of `usable`.
+        granted: how many may be busy at once; None: all.
     """
     cores = given or usable
-    spare = 0 if given or len(cores) < _ENOUGH_TO_SPARE_ONE else 1
-    each = threads or max((len(cores) - spare) // num_workers, 1)
-    who = f"{_num(num_workers, 'worker')} of {_num(each, 'thread')}"
-    if each * num_workers > len(cores):
-        return Division(
-            ((),) * num_workers, each, (), f"{who} share {_num(len(cores), 'core')}, bound to none"
-        )
+    num_cores = min(len(cores), granted or len(cores))
+    spare = 0 if given or num_cores < _ENOUGH_TO_SPARE_ONE else 1
+    each = threads or max((num_cores - spare) // num_workers, 1)
+    up_to = "up to " if each > 1 else ""
+    who = f"{_num(num_workers, 'worker')} of {up_to}{_num(each, 'thread')}"
+    # Those who share a machine by quotas would all be bound to its first cores.
+    if each * num_workers > num_cores or num_cores < len(cores):
+        words = f"{who} on {_num(num_cores, 'core')}, bound to none"
+        return Division(((),) * num_workers, each, (), words)
     first = len(cores) - each * num_workers
     shares = tuple(cores[first + each * i : first + each * (i + 1)] for i in range(num_workers))
     aside = tuple(core for core in usable if core not in cores[first:])

@@ -206,7 +206,13 @@ def up(
 ) -> None:
     """Serve models on this machine: a controller, and workers beside it."""
     from clockwright.cli.local_workers import LocalWorkers
-    from clockwright.cores import divide_cores, parse_cores, spell_cores, usable_cores
+    from clockwright.cores import (
+        divide_cores,
+        granted_cores,
+        parse_cores,
+        spell_cores,
+        usable_cores,
+    )
     from controller.up import up as run_up
 
     if workers is not None and workers < 0:
@@ -219,7 +225,7 @@ def up(
     if worker.device == "cpu" and plan:
         usable = usable_cores()
         given = () if worker.cores is None else parse_cores(worker.cores)
-        division = divide_cores(usable, len(plan), worker.threads, given)
+        division = divide_cores(usable, len(plan), worker.threads, given, granted_cores())
         plan = [
             replace(worker, cores=spell_cores(cores) or None, threads=division.threads)
             for cores in division.workers

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
-from clockwright.cores import usable_cores
+from clockwright.cores import granted_cores
 from clockwright.operator import Operator
 from experiments.bench_worker import action_figures
 from experiments.local_server import LocalServer
@@ -85,7 +85,7 @@ def measure_goodput(seconds: float = SECONDS, repeats: int = REPEATS) -> dict[st
 def measure_prediction(seconds: float = SECONDS) -> dict[str, float]:
     """How far EXEC is from its prediction, with bound threads and with others."""
     network, shape, slo_ms = NETWORKS["resnet50"]
-    threads = str(len(usable_cores()))
+    threads = str(granted_cores())
     figures: dict[str, float] = {}
     for key, bound in (("pinned", True), ("unpinned", False)):
         with tempfile.TemporaryDirectory() as name, ExitStack() as stack:

@@ -57,7 +57,8 @@ class WorkerConfig:
     #: The cores that EXEC computes on, on the processor; with any other device, those of the whole process.
     #: None named: wherever the kernel likes.
     cores: tuple[int, ...] = ()
-    #: The threads that run a model on the processor; None is one per core of `cores`, or one.
+    #: The most threads that run a model on the processor, each as many as make it faster. None is one per core of
+    #: `cores`, or one.
     threads: int | None = None
     #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
@@ -94,9 +95,10 @@ class WorkerConfig:
         return min(self.arena_bytes, self.num_pages * PAGE_BYTES)
 
     @property
-    def num_threads(self) -> int:
-        """The threads that run a model on the processor."""
-        return self.threads or max(len(self.cores), 1)
+    def thread_counts(self) -> tuple[int, ...]:
+        """The numbers of threads that may run a model on the processor, ascending: powers of two, and all."""
+        most = self.threads or max(len(self.cores), 1)
+        return (*(1 << e for e in range(most.bit_length()) if 1 << e < most), most)
 
     @property
     def controller_host(self) -> str:

@@ -211,7 +211,7 @@ def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Devic
         wanted += limits.arena_bytes
     _check_memory(wanted, f"{config.num_pages} pages and IO memory", "fewer pages")
     return CpuDevice(
-        threads=config.num_threads,
+        thread_counts=config.thread_counts,
         cores=config.cores,
         limits=limits,
         io_pool_bytes=config.io_bytes,

@@ -59,7 +59,10 @@ class WorkerFlags:
     ] = None
     threads: Annotated[
         int | None,
-        typer.Option(help="On the processor: threads that run a model; by default one per core."),
+        typer.Option(
+            help="On the processor: the most threads of a model, each as many as make it faster; by "
+            "default one per core of --cores."
+        ),
     ] = None
     cores: Annotated[
         str | None,

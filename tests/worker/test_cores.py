@@ -12,7 +12,13 @@ import pytest
 
 from clockwright import Client
 from clockwright.actions import ActionError, Infer, LoadWeights
-from clockwright.cores import divide_cores, parse_cores, spell_cores, usable_cores
+from clockwright.cores import (
+    divide_cores,
+    granted_cores,
+    parse_cores,
+    spell_cores,
+    usable_cores,
+)
 from clockwright.errors import ConfigError
 from clockwright.operator import Operator
 from clockwright.units import NS_PER_S, ActionId, ModelId
@@ -62,14 +68,14 @@ def test_a_quota_of_one_core_leaves_one(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "50000\n",
         "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
     }
-    assert len(usable_cores(_group(tmp_path / "2", version_2))) == 1
-    assert len(usable_cores(_group(tmp_path / "1", version_1))) == 1
+    assert granted_cores(_group(tmp_path / "2", version_2)) == 1
+    assert granted_cores(_group(tmp_path / "1", version_1)) == 1
 
 
 def test_without_a_quota_the_affinity_counts(tmp_path: Path) -> None:
     files = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}
-    found = usable_cores(_group(tmp_path, files))
-    assert set(found) == os.sched_getaffinity(0)
+    assert granted_cores(_group(tmp_path, files)) == len(usable_cores())
+    assert set(usable_cores()) == os.sched_getaffinity(0)
 
 
 def test_cores_that_are_not_there_are_refused() -> None:
@@ -77,11 +83,12 @@ def test_cores_that_are_not_there_are_refused() -> None:
         check_cores((900,))
 
 
-def test_a_worker_has_a_thread_for_each_of_its_cores() -> None:
-    def threads(cores: tuple[int, ...], threads: int | None) -> int:
-        return WorkerConfig(controller="h:1", cores=cores, threads=threads).num_threads
+def test_a_worker_tries_up_to_a_thread_for_each_of_its_cores() -> None:
+    def counts(cores: tuple[int, ...], threads: int | None) -> tuple[int, ...]:
+        return WorkerConfig(controller="h:1", cores=cores, threads=threads).thread_counts
 
-    assert [threads((), None), threads((2, 3), None), threads((2, 3), 5)] == [1, 2, 5]
+    assert [counts((), None), counts((2, 3), None)] == [(1,), (1, 2)]
+    assert [counts((2, 3), 5), counts(tuple(range(8)), None)] == [(1, 2, 4, 5), (1, 2, 4, 8)]
 
 
 def _threads_on(cores: set[int]) -> int:
@@ -103,7 +110,7 @@ def _device(cache_dir: Path, threads: int, cores: tuple[int, ...] = ()) -> CpuDe
         files=FileStore(cache_dir),
         cache_dir=cache_dir,
         compile_limit_s=600,
-        threads=threads,
+        thread_counts=(threads,),
         cores=cores,
     )
 
@@ -164,14 +171,16 @@ def test_threads_answer_the_same_each_time_and_nearly_what_one_answers(tmp_path:
 def test_a_small_machine_computes_on_all_its_cores() -> None:
     division = divide_cores((0, 1), 1)
     assert (division.workers, division.threads, division.aside) == (((0, 1),), 2, ())
-    assert division.words == "1 worker of 2 threads on cores 0-1, which the controller shares"
+    assert division.words == "1 worker of up to 2 threads on cores 0-1, which the controller shares"
 
 
 def test_a_large_machine_spares_its_first_core_for_the_controller() -> None:
     division = divide_cores(tuple(range(16)), 1)
     assert (division.workers, division.threads) == ((tuple(range(1, 16)),), 15)
     assert division.aside == (0,)
-    assert division.words.startswith("1 worker of 15 threads on cores 1-15, the controller on 0")
+    assert division.words.startswith(
+        "1 worker of up to 15 threads on cores 1-15, the controller on 0"
+    )
 
 
 def test_workers_and_threads_that_were_named_are_kept() -> None:
@@ -182,7 +191,13 @@ def test_workers_and_threads_that_were_named_are_kept() -> None:
 def test_more_threads_than_cores_are_bound_to_none() -> None:
     division = divide_cores((0, 1), 2, 3)
     assert (division.workers, division.threads, division.aside) == (((), ()), 3, ())
-    assert division.words == "2 workers of 3 threads share 2 cores, bound to none"
+    assert division.words == "2 workers of up to 3 threads on 2 cores, bound to none"
+
+
+def test_a_part_of_a_machine_by_quota_binds_nobody_to_the_cores_that_others_take_too() -> None:
+    division = divide_cores((0, 1, 2, 3), 1, granted=2)
+    assert (division.workers, division.threads, division.aside) == (((),), 2, ())
+    assert division.words == "1 worker of up to 2 threads on 2 cores, bound to none"
 
 
 def test_two_models_with_the_same_file_have_its_weights_in_memory_once(tmp_path: Path) -> None:

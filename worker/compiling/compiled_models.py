@@ -67,7 +67,7 @@ class CompiledModels:
         compile_limit_s: float,
         limits: Limits,
         precision: Precision | None = None,
-        threads: int = 1,
+        thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
         """Open the cache; the compiler's process and the thread start when they are needed.
@@ -79,7 +79,7 @@ class CompiledModels:
             compile_limit_s: a model that takes longer to compile is refused.
             limits: what the worker has room for.
             precision: that of the torch engine; None for onnxruntime.
-            threads: those of a run on onnxruntime.
+            thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to run on, beside the process's own.
 
         Raises:
@@ -89,7 +89,9 @@ class CompiledModels:
         self._limits = limits
         self._precision = precision
         self.cache = CompileCache(cache_dir, target=target)
-        self.compiler = Compiler(time_limit_s=compile_limit_s, threads=threads, cores=cores)
+        self.compiler = Compiler(
+            time_limit_s=compile_limit_s, thread_counts=thread_counts, cores=cores
+        )
         # One thread: models are set up one after the other.
         self._setup = ThreadPoolExecutor(
             1, thread_name_prefix="setup", initializer=tune_background_thread

@@ -80,7 +80,7 @@ class CpuDevice(Device[CpuModel]):
         files: FileStore,
         cache_dir: Path,
         compile_limit_s: float,
-        threads: int = 1,
+        thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
         """Take all the memory that will ever be needed for serving.
@@ -91,7 +91,8 @@ class CpuDevice(Device[CpuModel]):
             files: the store that fetched files lie in.
             cache_dir: the folder of compiled models.
             compile_limit_s: a model that takes longer to compile is refused.
-            threads: those that run a model, EXEC's own included.
+            thread_counts: the numbers of threads that may run a model, EXEC's own included, ascending; a trial
+                decides among several.
             cores: those that these threads are bound to; none: wherever the kernel likes.
 
         Raises:
@@ -104,16 +105,15 @@ class CpuDevice(Device[CpuModel]):
         self._models = CompiledModels(
             files,
             cache_dir=cache_dir,
-            # How a sum is split among threads may decide its last digit, so each number of threads has its
-            # own look at whether rows stay apart, and its own durations.
+            # How a sum is split among threads may decide its last digit, so whether rows stay apart is
+            # seen for each number of threads.
             target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}"
-            + (f"/{threads} threads" if threads > 1 else ""),
+            + (f"/threads {list(thread_counts)}" if max(thread_counts) > 1 else ""),
             compile_limit_s=compile_limit_s,
             limits=limits,
-            threads=threads,
+            thread_counts=thread_counts,
             cores=cores,
         )
-        self._threads = threads
         if cores:
             self.exec_core = cores[0]
             apart = not set(cores) & os.sched_getaffinity(0)
@@ -130,12 +130,12 @@ class CpuDevice(Device[CpuModel]):
         self._batch = aligned_bytes(limits.io_bytes)
         self._page_copy_ns = self._measure_page_copy()
         # A kernel lives as long as a model uses it.
-        self._kernels: weakref.WeakValueDictionary[tuple[str, int], BoundKernel] = (
+        self._kernels: weakref.WeakValueDictionary[tuple[str, int, int], BoundKernel] = (
             weakref.WeakValueDictionary()
         )
-        # One session per architecture, whatever the batch size: each session has a copy of the weights that
-        # could not be lifted (the integers of a quantised model).
-        self._sessions: weakref.WeakValueDictionary[str, ort.InferenceSession] = (
+        # One session per architecture and number of threads, whatever the batch size: each session has a copy of
+        # the weights that could not be lifted (the integers of a quantised model).
+        self._sessions: weakref.WeakValueDictionary[tuple[str, int], ort.InferenceSession] = (
             weakref.WeakValueDictionary()
         )
 
@@ -151,7 +151,7 @@ class CpuDevice(Device[CpuModel]):
         if unknown := [size for size in fitting.batch_sizes if size not in profile]:
             profile |= await self._models.compiler.profile(folder, unknown, progress)
             cache.write_profile(compiled.architecture_id, profile)
-        progress("setting up kernels")
+        progress(f"setting up kernels (threads: {compiled.threads})")
         weights = await self._models.set_up(read_weights, folder, compiled)
         kernels = {
             size: await self._models.set_up(self._kernel, folder, compiled, size, weights)
@@ -180,16 +180,17 @@ class CpuDevice(Device[CpuModel]):
     def _kernel(
         self, folder: Path, compiled: CompiledModel, batch_size: int, weights: Bytes
     ) -> BoundKernel:
-        key = (compiled.architecture_id, batch_size)
+        way = (compiled.architecture_id, compiled.threads)
+        key = (*way, batch_size)
         if (known := self._kernels.get(key)) is not None:
             return known
-        session = self._sessions.get(compiled.architecture_id)
+        session = self._sessions.get(way)
         if session is None:
             opening = self._opener.submit(
-                open_session, str(folder / GRAPH_FILE), threads=self._threads
+                open_session, str(folder / GRAPH_FILE), threads=compiled.threads
             )
             session = opening.result()
-            self._sessions[compiled.architecture_id] = session
+            self._sessions[way] = session
         # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
         private, _, _ = private_kernel(session, compiled, batch_size, weights)
         try:
