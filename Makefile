@@ -61,7 +61,8 @@ bench-promises: $(STAMP)
 bench-broken: $(STAMP)
 	@$(BIN)/python -m experiments.broken
 
-# The processor as a device: goodput beside plain onnxruntime, predictions, memory of a second worker.
+# The processor as a whole device: goodput beside plain onnxruntime, predictions, memory of a second worker, in
+# four minutes; on a machine with nothing else to do.
 .PHONY: bench-cpu
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m experiments.bench_cpu
