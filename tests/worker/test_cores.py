@@ -152,7 +152,7 @@ def _answers(cache_dir: Path, threads: int, cores: tuple[int, ...], rounds: int)
 
     asyncio.run(serve())
     assert all(result.error is ActionError.NONE for result, _ in outcomes), outcomes
-    return {outputs[0] for _, outputs in outcomes if outputs}
+    return {bytes(outputs[0]) for _, outputs in outcomes if outputs}
 
 
 def test_threads_answer_the_same_each_time_and_nearly_what_one_answers(tmp_path: Path) -> None:
