@@ -136,7 +136,7 @@ class _Call:
     over = False
     when_gone: Callable[[], object] | None = None
     #: The answer that is to be written at the end of this turn.
-    ready: tuple[bytes, int, Late] | None = None
+    ready: tuple[Sequence[Buffer], int, Late] | None = None
     _message: Buffer | None = None
     _sweeps = 0
 
@@ -154,7 +154,7 @@ class _Call:
         """Time from the arrival to the RPC deadline; None: there is none."""
         return self._request.timeout_ns
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """End the call with an answer, which is written and judged with the others of this turn."""
         if not self.over:
             self.ready = (message, latest_ns, late)
@@ -281,7 +281,7 @@ class HandledCall(_Call):
         if (serialize := self.method.handler.response_serializer) is not None:
             message = serialize(message)
         peer = self._peer
-        peer.connection.send_message(self.stream_id, message)
+        peer.connection.send_message(self.stream_id, (message,))
         peer.flush()
         await peer.room(self.stream_id)
 
@@ -427,9 +427,8 @@ class HandledCall(_Call):
                 response = await behaviour(request, self)
                 if self._code is grpc.StatusCode.OK and not self.over:
                     serialize = handler.response_serializer
-                    self._peer.connection.send_message(
-                        self.stream_id, response if serialize is None else serialize(response)
-                    )
+                    message = response if serialize is None else serialize(response)
+                    self._peer.connection.send_message(self.stream_id, (message,))
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:

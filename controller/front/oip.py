@@ -19,7 +19,15 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
-from clockwright.bulk import ENTRIES_MAX, SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
+from clockwright.bulk import (
+    ENTRIES_MAX,
+    SMALL_MESSAGE_BYTES,
+    Buffer,
+    add_bulk,
+    encode_varint,
+    split_bulk,
+    total_bytes,
+)
 from clockwright.errors import BadRequestError, ProtocolError
 from clockwright.foreign import check_name_length
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
@@ -28,7 +36,8 @@ from clockwright.v1 import inference_pb2 as pb
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
-STREAM_RESPONSE_FIELD = 2
+# Tag of `infer_response` in a ModelStreamInferResponse.
+_STREAM_RESPONSE_TAG = b"\x12"
 
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
 # (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
@@ -305,8 +314,8 @@ def encode_response(
     outputs: Sequence[Buffer],
     *,
     parameters: Mapping[str, bool | int | str] | None = None,
-) -> bytes:
-    """Serialise a ModelInferResponse; each output is copied once.
+) -> Sequence[Buffer]:
+    """Serialise a ModelInferResponse; gives it in parts, of which outputs are some, as they are.
 
     Args:
         asked: the request.
@@ -319,12 +328,12 @@ def encode_response(
             id=asked.request_id,
             parameters={key: _parameter(value) for key, value in (parameters or {}).items()},
         ).SerializeToString()
-    return join_bulk(header, RAW_OUTPUT_FIELD, [outputs[index] for index in asked.outputs])
+    return add_bulk(header, RAW_OUTPUT_FIELD, [outputs[index] for index in asked.outputs])
 
 
-def wrap_for_stream(response: bytes) -> bytes:
-    """Put a serialised ModelInferResponse into a ModelStreamInferResponse."""
-    return join_bulk(b"", STREAM_RESPONSE_FIELD, [response])
+def wrap_for_stream(response: Sequence[Buffer]) -> bytes:
+    """Put a serialised ModelInferResponse into a ModelStreamInferResponse; copies each part once."""
+    return b"".join((_STREAM_RESPONSE_TAG, encode_varint(total_bytes(response)), *response))
 
 
 def encode_stream_error(message: str, *, request_id: str = "") -> bytes:

@@ -267,7 +267,7 @@ class InferenceService:
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._runtime.clock())
-        return end(context, answer) if isinstance(answer, Status) else answer
+        return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
 
     async def _stream_infer(
         self,
