@@ -269,7 +269,7 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
                     GOOD_B,
                 ]
             },
-            "input 'a': found parameter shared_memory_region, but shared memory",
+            "input 'a': found no shared_memory_byte_size, expected it beside shared_memory_region",
         ),
     ],
 )  # fmt: skip
