@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
@@ -493,7 +494,7 @@ def test_without_the_flag_regions_are_refused_and_not_announced(tmp_path: Path) 
         for ask in (
             lambda: client.register_system_shared_memory("r", memory.key, 10),
             lambda: client.unregister_system_shared_memory("r"),
-            lambda: client.get_system_shared_memory_status(),
+            client.get_system_shared_memory_status,
             lambda: client.infer("double", [shared_input("r")]),
             lambda: client.infer("double", [plain_input()], outputs=[shared_output("r")]),
         ):
@@ -510,7 +511,7 @@ def test_without_the_flag_regions_are_refused_and_not_announced(tmp_path: Path) 
         ("ipv6:[fe80::1%eth0]:5000", False), ("vsock:2:1", False),
     ],
 )  # fmt: skip
-async def test_only_clients_of_this_machine_may_register(peer: str, is_here: bool) -> None:
+def test_only_clients_of_this_machine_may_register(peer: str, is_here: bool) -> None:
     class Context:
         code = grpc.StatusCode.OK
 
@@ -531,5 +532,5 @@ async def test_only_clients_of_this_machine_may_register(peer: str, is_here: boo
 
     context = Context()
     handler: Any = unary("Register", pb.ServerLiveRequest, behave, only_here=True)
-    await handler.unary_unary(b"", context)
+    asyncio.run(handler.unary_unary(b"", context))
     assert (context.code is grpc.StatusCode.OK) == is_here
