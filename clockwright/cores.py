@@ -86,6 +86,8 @@ def divide_cores(
 ) -> Division:
     """Divide a machine's cores among workers and the controller.
 
+    Workers are bound to cores that they have for themselves, or that were named.
+
     Args:
         usable: the cores that there are, in order.
         num_workers: at least one.
@@ -99,13 +101,14 @@ def divide_cores(
     each = threads or max((num_cores - spare) // num_workers, 1)
     up_to = "up to " if each > 1 else ""
     who = f"{_num(num_workers, 'worker')} of {up_to}{_num(each, 'thread')}"
-    # Those who share a machine by quotas would all be bound to its first cores.
-    if each * num_workers > num_cores or num_cores < len(cores):
+    first = len(cores) - each * num_workers
+    aside = tuple(core for core in usable if core not in cores[max(first, 0) :])
+    # A core that others use too is better left when they do: beside busy neighbours EXEC was twice as far from
+    # its prediction when bound. And those who share a machine by quotas would all be bound to its first cores.
+    if first < 0 or num_cores < len(cores) or not (aside or given):
         words = f"{who} on {_num(num_cores, 'core')}, bound to none"
         return Division(((),) * num_workers, each, (), words)
-    first = len(cores) - each * num_workers
     shares = tuple(cores[first + each * i : first + each * (i + 1)] for i in range(num_workers))
-    aside = tuple(core for core in usable if core not in cores[first:])
     words = f"{who} on cores {spell_cores(cores[first:])}"
     if aside:
         words += f", the controller on {spell_cores(aside)}"

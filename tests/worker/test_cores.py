@@ -91,6 +91,12 @@ def test_a_worker_tries_up_to_a_thread_for_each_of_its_cores() -> None:
     assert [counts((2, 3), 5), counts(tuple(range(8)), None)] == [(1, 2, 4, 5), (1, 2, 4, 8)]
 
 
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the tests that serve the same network: compiling takes most of their time."""
+    return tmp_path_factory.mktemp("cache")
+
+
 def _threads_on(cores: set[int]) -> int:
     """The threads of this process that may run on exactly these cores."""
     tasks = [int(path.name) for path in Path("/proc/self/task").iterdir()]
@@ -155,10 +161,10 @@ def _answers(cache_dir: Path, threads: int, cores: tuple[int, ...], rounds: int)
     return {bytes(outputs[0]) for _, outputs in outcomes if outputs}
 
 
-def test_threads_answer_the_same_each_time_and_nearly_what_one_answers(tmp_path: Path) -> None:
+def test_threads_answer_the_same_each_time_and_nearly_what_one_answers(cache_dir: Path) -> None:
     last = max(os.sched_getaffinity(0))
-    alone = _answers(tmp_path, 1, (), 3)
-    several = _answers(tmp_path, 3, (last,), 20)
+    alone = _answers(cache_dir, 1, (), 3)
+    several = _answers(cache_dir, 3, (last,), 10)
     assert len(alone) == len(several) == 1
     np.testing.assert_allclose(
         np.frombuffer(alone.pop(), np.float32),
@@ -168,8 +174,14 @@ def test_threads_answer_the_same_each_time_and_nearly_what_one_answers(tmp_path:
     )
 
 
-def test_a_small_machine_computes_on_all_its_cores() -> None:
+def test_a_small_machine_computes_on_all_its_cores_and_binds_nobody() -> None:
     division = divide_cores((0, 1), 1)
+    assert (division.workers, division.threads, division.aside) == (((),), 2, ())
+    assert division.words == "1 worker of up to 2 threads on 2 cores, bound to none"
+
+
+def test_cores_that_were_named_are_kept_even_if_they_are_all() -> None:
+    division = divide_cores((0, 1), 1, given=(0, 1))
     assert (division.workers, division.threads, division.aside) == (((0, 1),), 2, ())
     assert division.words == "1 worker of up to 2 threads on cores 0-1, which the controller shares"
 
@@ -200,9 +212,9 @@ def test_a_part_of_a_machine_by_quota_binds_nobody_to_the_cores_that_others_take
     assert division.words == "1 worker of up to 2 threads on 2 cores, bound to none"
 
 
-def test_two_models_with_the_same_file_have_its_weights_in_memory_once(tmp_path: Path) -> None:
-    devices = [_device(tmp_path, threads=1) for _ in range(2)]
-    files = FileStore(tmp_path)
+def test_two_models_with_the_same_file_have_its_weights_in_memory_once(cache_dir: Path) -> None:
+    devices = [_device(cache_dir, threads=1) for _ in range(2)]
+    files = FileStore(cache_dir)
     content = network(0).SerializeToString()
     models = [prepared(device, offer(files, "m", content))[0] for device in devices]
     inodes = set()
