@@ -15,6 +15,7 @@ import errno
 import functools
 import inspect
 import logging
+import os
 import socket
 import ssl
 import struct
@@ -1016,6 +1017,11 @@ class _Peer:
 
     def sweep(self) -> None:
         """Look after the connection, once a second."""
+        # libuv tells of a broken connection once, and watches it no more. If there was still something to read
+        # then, nobody has heard of it.
+        if broken := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.lost(os.strerror(broken))
+            return
         self.connection.forgive()
         self._silent_sweeps += 1
         at_work = self.num_unread_bytes or any(call.is_at_work for call in self._calls.values())

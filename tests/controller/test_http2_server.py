@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import struct
 import threading
 import time
@@ -381,6 +382,27 @@ def test_a_client_that_leaves_withdraws_what_it_asked(tmp_path: Path) -> None:
                 client.infer(question())
             server.until(lambda front: front.runtime.num_waiting == 30)
         server.until(lambda front: front.runtime.num_waiting == 0)
+
+
+def test_a_client_that_breaks_off_before_all_it_sent_is_read_withdraws_what_it_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The event loop tells of the end once, when there is still something to read, and never again.
+    monkeypatch.setattr(http2_server, "_PING_AFTER", 1_000_000)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    with serving_in_thread(tmp_path) as server:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        with RawClient(server.address) as client:
+            client.settle()
+            with Standstill(server):
+                for _ in range(5000):
+                    client.infer(question())
+                client.socket.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+                client.socket.close()
+            server.until(lambda front: bool(front.worker.held))
+            server.until(lambda front: front.runtime.num_waiting == 0)
 
 
 def test_a_client_that_is_silent_is_given_up_and_one_that_answers_pings_is_not(
