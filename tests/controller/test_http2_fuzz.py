@@ -94,7 +94,7 @@ def converse_for(rng: random.Random, count: int) -> None:
     while num_frames < count:
         peer = RandomPeer(rng, BLOCKS, some_content)
         with suppress(Http2Error):
-            converse(peer, rng.randrange(FRAMES) + 1)
+            converse(peer, rng.choice([10, 100, FRAMES]))
             num_wholly_served += 1
         num_frames += peer.num_drawn
     assert num_wholly_served

@@ -6,11 +6,14 @@ import asyncio
 import re
 import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import grpc
@@ -648,3 +651,37 @@ def test_a_busy_loop_keeps_requests_of_a_stream_out_too(
         assert answered == ""
         assert len(refused) == 2000
         assert all("the controller itself is busy" in text for text in refused)
+
+
+def test_a_request_of_a_stream_costs_hardly_more_lines_than_one_of_its_own(tmp_path: Path) -> None:
+    num_lines = 0
+
+    def count(frame_: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
+        nonlocal num_lines
+        if "/controller/" not in frame_.f_code.co_filename:
+            return None
+        num_lines += event == "line"
+        return count
+
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id, num_asked = begin_stream(client), 0
+
+        def ask_in_stream() -> None:
+            nonlocal num_asked
+            num_asked += 1
+            send_requests(client, stream_id, question())
+            client.wait_messages(stream_id, num_asked)
+
+        def lines_of_50(ask: Callable[[], object]) -> int:
+            nonlocal num_lines
+            ask()
+            num_lines = 0
+            server.do(lambda _: sys.settrace(count))
+            for _ in range(50):
+                ask()
+            server.do(lambda _: sys.settrace(None))
+            return num_lines
+
+        alone = lines_of_50(lambda: client.wait([client.infer(question())]))
+        # A message of a stream comes by the longer way through the frames.
+        assert lines_of_50(ask_in_stream) < 1.2 * alone
