@@ -174,6 +174,6 @@ def test_random_clients_leave_nothing_behind_for_half_a_million_frames(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    # Of fresh seeds there are five, each with TLS and without.
+    # A long run draws five seeds, and plays each with TLS and without.
     talk(random.Random(seed), 50_000, tmp_path, certificate)
     no_bugs(caplog)

@@ -108,7 +108,7 @@ def test_the_books_of_a_connection_stay_true_whatever_the_peer_sends(seed: int) 
 @pytest.mark.long
 @pytest.mark.seeds(8)
 def test_the_books_stay_true_for_a_million_frames(seed: int) -> None:
-    # Of fresh seeds there are five times as many.
+    # A long run draws five times as many seeds.
     converse_for(random.Random(seed), 1_000_000 // 8 // 5)
 
 

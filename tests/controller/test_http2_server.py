@@ -364,6 +364,23 @@ def test_a_flood_ends_its_own_connection_with_a_reason(tmp_path: Path) -> None:
         assert other.wait([other.infer(question())])[0].status == 0
 
 
+def test_who_is_hung_up_on_can_read_why_and_is_let_go_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.settle()
+        # What comes behind it is not read, and would take the answer back if the server just closed.
+        with Standstill(server):
+            client.send(frame(PING, 0, 0, b"1234567") + bytes(1 << 20))
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert "found PING of 7 bytes" in goodbye[1]
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                client.send(bytes(1000))
+
+
 def test_answers_wait_for_a_client_that_gives_no_window(tmp_path: Path) -> None:
     closed = struct.pack(">HI", 4, 0)
     with (
