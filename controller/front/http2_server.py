@@ -121,7 +121,7 @@ class StreamForm:
     """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
 
     #: Makes a message of an answer.
-    answer: Callable[[Buffer], Buffer]
+    answer: Callable[[Sequence[Buffer]], Buffer]
     #: Makes a message of an error's text and the request.
     error: Callable[[str, Buffer], Buffer]
 
@@ -161,7 +161,7 @@ class _Call:
     over = False
     when_gone: Callable[[], object] | None = None
     #: The answer that is to be written at the end of this turn.
-    ready: tuple[bytes, int, Late] | None = None
+    ready: tuple[Sequence[Buffer], int, Late] | None = None
     _message: Buffer | None = None
     _sweeps = 0
 
@@ -179,7 +179,7 @@ class _Call:
         """Time from the arrival to the RPC deadline; None: there is none."""
         return self._request.timeout_ns
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """End the call with an answer, which is written and judged with the others of this turn."""
         if not self.over:
             self.ready = (message, latest_ns, late)
@@ -262,7 +262,7 @@ class _Call:
         """Whether there is more to it than headers and the slow beginning of a request."""
         return self.half_closed or self.has_asked or self._sweeps < _COMING_SOON
 
-    def deliver(self, message: bytes) -> None:
+    def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
         self._peer.connection.answer(self.stream_id, message)
         self.finish()
@@ -329,7 +329,7 @@ class _StreamedCall(_Call):
 
     def send(self, message: Buffer) -> None:
         """Send one of the stream's messages."""
-        self._peer.connection.send_message(self.stream_id, message)
+        self._peer.connection.send_message(self.stream_id, (message,))
 
     def answer_soon(self, request: _StreamedRequest) -> None:
         """Write the answer that a request has ready, with the others of this turn."""
@@ -385,11 +385,11 @@ class _StreamedRequest:
         #: Nothing can be answered any more.
         self.over = False
         #: The answer that is to be written at the end of this turn.
-        self.ready: tuple[bytes, int, Late] | None = None
+        self.ready: tuple[Sequence[Buffer], int, Late] | None = None
         self._call = call
         self._message = message
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Answer, which is written and judged with the others of this turn."""
         if not self.over:
             self.ready = (message, latest_ns, late)
@@ -407,7 +407,7 @@ class _StreamedRequest:
         """Tell the throttle, which let the request in, how that ended."""
         self._call.served(slow=slow)
 
-    def deliver(self, message: bytes) -> None:
+    def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
         form = self._call.method.form
         assert form is not None
@@ -464,7 +464,7 @@ class HandledCall(_Call):
         if (serialize := self.method.handler.response_serializer) is not None:
             message = serialize(message)
         peer = self._peer
-        peer.connection.send_message(self.stream_id, message)
+        peer.connection.send_message(self.stream_id, (message,))
         peer.flush()
         await peer.room(self.stream_id)
 
@@ -613,9 +613,8 @@ class HandledCall(_Call):
                 response = await behaviour(request, self)
                 if self._code is grpc.StatusCode.OK and not self.over:
                     serialize = handler.response_serializer
-                    self._peer.connection.send_message(
-                        self.stream_id, response if serialize is None else serialize(response)
-                    )
+                    message = response if serialize is None else serialize(response)
+                    self._peer.connection.send_message(self.stream_id, (message,))
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
