@@ -49,11 +49,11 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
-from controller.front.slabs import Slabs
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
+from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
 

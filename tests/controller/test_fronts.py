@@ -16,7 +16,7 @@ from controller.app import running as running_controller
 from controller.config import ControllerConfig
 from controller.front.door import Door
 from controller.front.http2_server import EOF, Http2Server
-from controller.front.slabs import Slabs
+from controller.slabs import Slabs
 from tests.kit.front_end import until
 
 SERVICE = "test.Service"
