@@ -193,7 +193,7 @@ def _ignore(stage: str) -> None:
     pass
 
 
-def labels_of(outputs: Sequence[bytes], model: ServedModel) -> Array:
+def labels_of(outputs: Sequence[Buffer], model: ServedModel) -> Array:
     """The labels among the outputs of one request."""
     (index,) = [i for i, spec in enumerate(model.outputs) if spec.name == "label"]
     labels: Array = np.frombuffer(outputs[index], np.int64)
