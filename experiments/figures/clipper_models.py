@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from clockwright.bulk import Buffer
 from clockwright.units import ModelId
 from experiments.digits import Array, load
 from experiments.selection.digit_models import OPSETS, export

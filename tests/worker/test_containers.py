@@ -8,7 +8,7 @@ import hashlib
 import math
 import queue
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
