@@ -607,7 +607,6 @@ class Http2Connection:
                 return  # What comes is of a call that was broken.
             assert stream.message is not None
             taken = min(stream.missing, end - position)
-            taken = min(stream.missing, end - position)
             gathered = stream.gathered
             room = self._room_for(stream, taken)
             room[gathered : gathered + taken] = memoryview(data)[position : position + taken]
@@ -996,6 +995,11 @@ class Http2Connection:
             for stream in self._streams.values()
             if stream.gathered or stream.unread
         ]
+
+    def is_gathering(self, stream_id: int) -> bool:
+        """Whether a message of a stream has begun to come and is not complete."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and (bool(stream.prefix) or stream.missing > 0)
 
     def queued_on(self, stream_id: int) -> bool:
         """Whether messages of a stream wait for the peer's window."""
