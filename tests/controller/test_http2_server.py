@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import struct
 import threading
 import time
@@ -19,12 +20,17 @@ from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front import http2_server
 from controller.front.door import Door
+from controller.front.http2_server import STREAM_REQUESTS_MAX
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from tests.kit.raw_http2 import (
     DATA,
     END_HEADERS,
+    END_STREAM,
+    GREEDY_WINDOW,
     HEADERS,
     PING,
+    WINDOW,
+    End,
     RawClient,
     call,
     frame,
@@ -465,3 +471,100 @@ def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         [end] = client.wait([client.infer(asked.SerializeToString())])
         assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")
+
+
+# --- streams of requests --------------------------------------------------------------------------
+
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def begin_stream(client: RawClient, *requests: bytes) -> int:
+    stream_id = client.next_id()
+    client.send(frame(HEADERS, END_HEADERS, stream_id, headers(STREAM_INFER)))
+    send_requests(client, stream_id, *requests)
+    return stream_id
+
+
+def send_requests(client: RawClient, stream_id: int, *requests: bytes, flags: int = 0) -> None:
+    content = b"".join(message(request) for request in requests)
+    client.send(frame(DATA, flags, stream_id, content))
+
+
+def errors(end: End) -> list[str]:
+    return [pb.ModelStreamInferResponse.FromString(each).error_message for each in end.messages]
+
+
+def test_requests_of_a_stream_wait_for_their_answers_without_a_task_each(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        stream_id = begin_stream(client, question())
+        server.until(lambda front: front.runtime.num_waiting == 1)
+        num_tasks = server.do(lambda _: len(asyncio.all_tasks()))
+        send_requests(client, stream_id, *[question()] * 100)
+        server.until(lambda front: front.runtime.num_waiting == 101)
+        assert server.do(lambda _: len(asyncio.all_tasks())) == num_tasks
+        # Behind the last request the client has nothing to say, and still hears all answers.
+        send_requests(client, stream_id, question(model="nobody"), flags=END_STREAM)
+        server.do(lambda front: front.worker.release())
+        [end] = client.wait([stream_id])
+        assert sorted(errors(end)) == [""] * 101 + ["there is no model 'nobody'"]
+        assert end.status == 0
+
+
+def test_a_stream_has_a_bound_of_requests_that_are_served_at_once(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        stream_id = begin_stream(client, *[question()] * (STREAM_REQUESTS_MAX + 100))
+        client.settle()
+        assert server.do(lambda front: front.runtime.num_waiting) == STREAM_REQUESTS_MAX
+        send_requests(client, stream_id, flags=END_STREAM)
+        server.do(lambda front: front.worker.release())
+        [end] = client.wait([stream_id])
+        assert errors(end) == [""] * (STREAM_REQUESTS_MAX + 100)
+
+
+def test_a_stream_whose_client_takes_no_answers_waits_and_goes_on_when_it_does(
+    tmp_path: Path,
+) -> None:
+    closed = struct.pack(">HI", 4, 0)
+    with (
+        serving_in_thread(tmp_path) as server,
+        RawClient(server.address, settings=closed, window=GREEDY_WINDOW) as client,
+    ):
+        stream_id = begin_stream(client, *[question()] * 3 * STREAM_REQUESTS_MAX)
+        client.settle()
+        server.until(lambda front: front.runtime.num_waiting == 0)
+        assert server.do(lambda front: front.runtime.telemetry.total.answered) < (
+            2 * STREAM_REQUESTS_MAX
+        )
+        send_requests(client, stream_id, flags=END_STREAM)
+        client.send(frame(WINDOW, 0, stream_id, struct.pack(">I", 1 << 30)))
+        [end] = client.wait([stream_id])
+        assert errors(end) == [""] * 3 * STREAM_REQUESTS_MAX
+
+
+def test_a_stream_that_stands_still_inside_a_message_is_given_up_and_one_between_two_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.002)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        rests, stands = begin_stream(client, question()), begin_stream(client, question())
+        client.send(frame(DATA, 0, stands, message(question())[:-1]))
+        assert "did not come within" in client.wait([stands])[0].text
+        send_requests(client, rests, question(), flags=END_STREAM)
+        assert errors(client.wait([rests])[0]) == ["", ""]
+
+
+def test_a_busy_loop_keeps_requests_of_a_stream_out_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id = begin_stream(client, question())
+        server.until(lambda front: front.runtime.telemetry.total.answered == 1)
+        monkeypatch.setattr("controller.front.throttle.Throttle.admit", lambda _: False)
+        send_requests(client, stream_id, *[question()] * 2000, flags=END_STREAM)
+        answered, *refused = errors(client.wait([stream_id])[0])
+        assert answered == ""
+        assert len(refused) == 2000
+        assert all("the controller itself is busy" in text for text in refused)
