@@ -96,8 +96,12 @@ _PING_AFTER = 20
 _SILENCE_MAX = 30
 #: Sweeps within which a call that takes one message has to have brought it, however large.
 _COMING_MAX = 120
+#: Sweeps in which a request may be on its way before its connection counts as idle.
+_COMING_SOON = 10
 #: Sweeps without a call after which a connection makes room when there are too many.
 _IDLE_MIN = 2
+#: Calls that bring nothing and make room together: to find whose they are takes a look at all connections.
+_QUIET_CALLS_GIVEN_UP = 64
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -147,6 +151,8 @@ class _Call:
 
     #: The client sends no more.
     half_closed = False
+    #: The client has sent a request, and may send others.
+    has_asked = False
     #: Nothing can be answered any more.
     over = False
     when_gone: Callable[[], object] | None = None
@@ -247,6 +253,11 @@ class _Call:
         self._sweeps += 1
         return self._sweeps > _COMING_MAX and not self.half_closed
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether there is more to it than headers and the slow beginning of a request."""
+        return self.half_closed or self.has_asked or self._sweeps < _COMING_SOON
+
     def deliver(self, message: bytes) -> None:
         """Write the answer, which is in time."""
         self._peer.connection.answer(self.stream_id, message)
@@ -281,6 +292,8 @@ class _StreamedCall(_Call):
     @override
     def message_received(self, message: Buffer, arrival_ns: int) -> None:
         self._sweeps = 0
+        self.has_asked = True
+        self._peer.quiet.pop(self.stream_id, None)
         self._waiting.append((message, arrival_ns))
         self._go_on()
 
@@ -326,6 +339,8 @@ class _StreamedCall(_Call):
         """A request is answered: others may begin."""
         self._open.discard(request)
         self._go_on()
+        if not self._open and not self.half_closed and not self.over:
+            self._peer.quiet[self.stream_id] = self
 
     def _go_on(self) -> None:
         """Begin with requests that wait, as far as the client takes answers; end behind the last answer."""
@@ -520,6 +535,7 @@ class HandledCall(_Call):
             super().message_received(message, arrival_ns)
         else:
             self._sweeps = 0
+            self.has_asked = True
             self._messages.append((message, arrival_ns))
             _wake(self._reader)
 
@@ -640,6 +656,8 @@ class _Peer:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, _Call] = {}
+        #: Calls that are counted at the door and bring no request: the longest first.
+        self.quiet: dict[int, _Call] = {}
         # Calls whose answers are ready.
         self._answers: list[_Call | _StreamedRequest] = []
         self._held_bytes = 0
@@ -663,6 +681,9 @@ class _Peer:
         self._flushing = False
         self._silent_sweeps = 0
         self._stalled_sweeps = 0
+        # When the frame began to come that was not complete at the last sweep, and sweeps since.
+        self._partial_since_ns: int | None = None
+        self._partial_sweeps = 0
         self._unread_before = 0
         self._loop.add_reader(sock, self._readable)
         self.flush()
@@ -712,9 +733,7 @@ class _Peer:
                 self._handle(event)
         except Http2Error as error:
             log.info("connection of %s: %s", self.name, error)
-            self.connection.close(error.code, str(error))
-            self.flush()
-            self.lost(str(error))
+            self.hang_up(error.code, str(error))
             return
         finally:
             self._flushing = False
@@ -790,18 +809,22 @@ class _Peer:
                 call.last_received(event.message, event.arrival_ns)
             return
         if isinstance(event, RequestBegun):
-            self._begin(stream_id, event.request, event.arrival_ns)
+            call = self._begin(stream_id, event.request, event.arrival_ns)
+            if call is not None and call.method.bounded:
+                self.quiet[stream_id] = call
             return
         call = self._calls.get(stream_id)
         if call is None:
             return
         if isinstance(event, LastMessage):
+            self.quiet.pop(stream_id, None)
             call.last_received(event.message, event.arrival_ns)
         elif isinstance(event, MessageReceived):
             if call.method.bounded:
                 self.server.turns.asked()
             call.message_received(event.message, event.arrival_ns)
         elif isinstance(event, HalfClosed):
+            self.quiet.pop(stream_id, None)
             call.closed_by_client()
         elif isinstance(event, StreamReset):
             call.gone()
@@ -985,6 +1008,7 @@ class _Peer:
 
     def call_over(self, stream_id: int) -> None:
         """A call is answered, or given up."""
+        self.quiet.pop(stream_id, None)
         if self._calls.pop(stream_id, None) is not None:
             self.server.num_calls -= 1
             self.server.something_ended()
@@ -994,12 +1018,23 @@ class _Peer:
         """Look after the connection, once a second."""
         self.connection.forgive()
         self._silent_sweeps += 1
-        self.idle_sweeps = 0 if self._calls or self.num_unread_bytes else self.idle_sweeps + 1
+        at_work = self.num_unread_bytes or any(call.is_at_work for call in self._calls.values())
+        self.idle_sweeps = 0 if at_work else self.idle_sweeps + 1
         if self._silent_sweeps == _PING_AFTER:
             self.connection.ping()
             self.flush()
         elif self._silent_sweeps >= _SILENCE_MAX:
-            self.lost("the client is silent")
+            self.hang_up(ErrorCode.NO_ERROR, "the client is silent")
+            return
+        since_ns = self.connection.partial_since_ns
+        stands = since_ns is not None and since_ns == self._partial_since_ns
+        self._partial_since_ns = since_ns
+        self._partial_sweeps = (
+            self._partial_sweeps + 1 if stands or not self.connection.greeted else 0
+        )
+        if self._partial_sweeps > _COMING_MAX:
+            text = f"a frame did not come within {_COMING_MAX * _SWEEP_S:g} s"
+            self.hang_up(ErrorCode.ENHANCE_YOUR_CALM, text)
             return
         for call in [call for call in self._calls.values() if call.sweep()]:
             text = f"the request did not come within {_COMING_MAX * _SWEEP_S:g} s"
@@ -1008,7 +1043,7 @@ class _Peer:
         stalled = 0 < unread <= self._unread_before
         self._stalled_sweeps = self._stalled_sweeps + 1 if stalled else 0
         if self._stalled_sweeps >= _STALL_MAX:
-            self.lost(f"the client leaves {self.num_unread_bytes} bytes of answers unread")
+            self.leave_unread()
 
     def go_away(self) -> None:
         """Ask the client to open no more calls."""
@@ -1017,8 +1052,25 @@ class _Peer:
 
     def make_room(self) -> None:
         """Hang up in favour of others; a call that is on its way was not looked at, so it can be repeated."""
-        text = "others need the room of an idle connection"
-        self.connection.close(ErrorCode.NO_ERROR, text)
+        self.hang_up(ErrorCode.NO_ERROR, "others need the room of an idle connection")
+
+    def leave_unread(self) -> None:
+        """Hang up, because the client takes no answers; the reason may reach it, for no window holds it back."""
+        text = f"the client leaves {self.num_unread_bytes} bytes of answers unread"
+        self.hang_up(ErrorCode.ENHANCE_YOUR_CALM, text)
+
+    def give_up_quiet(self) -> bool:
+        """End some calls that bring no request, in favour of others; returns whether there were any."""
+        calls = [*islice(self.quiet.values(), _QUIET_CALLS_GIVEN_UP)]
+        for call in calls:
+            self.server.door.count(Refusal.OVERLOADED)
+            text = "the front is full: others need the room of a call that brings no request"
+            call.give_up(RefusedError(Refusal.OVERLOADED, text))
+        return bool(calls)
+
+    def hang_up(self, code: ErrorCode, text: str) -> None:
+        """Say why the connection ends, and end it; all calls are given up."""
+        self.connection.close(code, text)
         self.flush()
         self.lost(text)
 
@@ -1149,9 +1201,13 @@ class Http2Server:
         """Say why a call cannot be taken; None: it can."""
         if crowded_connection:
             return self.door.crowded("connections", len(self._peers), self.max_connections)
-        if self.num_calls >= self.door.max_requests:
+        if self.num_calls >= self.door.max_requests and not self._make_room():
             return self.door.crowded("open calls", self.num_calls, self.door.max_requests)
         return None
+
+    def _make_room(self) -> bool:
+        """End calls that bring nothing, of whom has most of them; returns whether there were any."""
+        return max(self._peers, key=lambda peer: len(peer.quiet)).give_up_quiet()
 
     def busy_block(self, path: str) -> bytes:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
@@ -1295,7 +1351,7 @@ class Http2Server:
             # A bound for each would be none for all: who leaves most unread makes room.
             greediest = max(self._peers, key=lambda peer: peer.num_unread_bytes)
             unread_bytes -= greediest.num_unread_bytes
-            greediest.lost(f"the client leaves {greediest.num_unread_bytes} bytes unread")
+            greediest.leave_unread()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
 import threading
 import time
@@ -408,7 +409,64 @@ def test_a_client_that_leaves_its_answers_unread_is_given_up(
         RawClient(server.address, settings=closed, window=b"") as client,
     ):
         client.infer(question())
-        client.wait_closed()
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert re.fullmatch(r"the client leaves \d+ bytes of answers unread", goodbye[1])
+
+
+def test_a_frame_that_does_not_come_to_its_end_ends_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.002)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    monkeypatch.setattr(http2_server, "_PING_AFTER", 1_000_000)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.settle()
+        client.send(frame(HEADERS, END_HEADERS, 1, headers())[:-1])
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert "a frame did not come within" in goodbye[1]
+
+
+def test_calls_that_bring_no_request_make_room_for_others(tmp_path: Path) -> None:
+    door = Door(max_requests=100, max_bytes=1 << 20)
+    with (
+        serving_in_thread(tmp_path, door=door) as server,
+        RawClient(server.address) as greedy,
+        RawClient(server.address) as modest,
+    ):
+        coming = modest.next_id()
+        modest.send(frame(HEADERS, END_HEADERS, coming, headers()))
+        modest.settle()
+        ids = [greedy.next_id() for _ in range(1000)]
+        for stream_id in ids:
+            greedy.send(frame(HEADERS, END_HEADERS, stream_id, headers()))
+        greedy.settle()
+        assert modest.wait([modest.infer(question())])[0].status == 0
+        # A request that takes its time is no worse off for it.
+        modest.send(frame(DATA, END_STREAM, coming, message(question())))
+        assert modest.wait([coming])[0].status == 0
+        ended = greedy.wait([stream_id for stream_id in ids if stream_id in greedy.ended])
+        assert len(ended) >= 900
+        assert {end.status for end in ended} == {OVERLOADED}
+        assert "others need the room of a call that brings no request" in ended[0].text
+
+
+def test_connections_of_calls_that_come_slowly_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    monkeypatch.setattr(http2_server, "_COMING_MAX", 1_000_000)
+    with serving_in_thread(tmp_path, max_connections=10) as server, ExitStack() as stack:
+        for _ in range(10):
+            slow = stack.enter_context(RawClient(server.address))
+            slow.send(frame(HEADERS, END_HEADERS, 1, headers()))
+            slow.send(frame(DATA, 0, 1, message(question())[:-1]))
+        status: int | None = None
+        while status != 0:
+            with RawClient(server.address) as client:
+                status = client.wait([client.infer(question())])[0].status
 
 
 def test_a_request_that_does_not_come_to_its_end_is_given_up(
