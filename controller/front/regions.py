@@ -22,7 +22,7 @@ from clockwright.bulk import Buffer
 from clockwright.errors import BadRequestError, NameTakenError, NoRoomError, UnknownRegionError
 from clockwright.foreign import check_name_length
 from controller.front.oip import SharedPart, quote
-from controller.front.slabs import Slabs
+from controller.slabs import Slabs
 
 #: Regions that there may be at once. Each takes a file handle.
 REGIONS_MAX: Final = 256

@@ -27,7 +27,7 @@ from controller.front.door import Door
 from controller.front.methods import unary
 from controller.front.oip import SharedPart
 from controller.front.regions import REGIONS_MAX, Regions
-from controller.front.slabs import Slabs
+from controller.slabs import Slabs
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 
 SLO = {"slo_ms": 30_000}
