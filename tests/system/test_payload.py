@@ -260,7 +260,7 @@ def test_answers_are_right_when_a_worker_is_killed_under_way(tmp_path: Path) -> 
 def test_a_worker_that_was_given_up_and_writes_on_spoils_no_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         device = SlowEcho(tmp_path / "cache")
-        settings = config(tmp_path, silence_limit_ms=2000)
+        settings = config(tmp_path, silence_limit_ms=4000)
         written = tmp_path / "zombie" / "written"
         async with running(settings) as controller:
             with worker_process(controller, tmp_path / "zombie", "--stall") as pid:
