@@ -61,6 +61,12 @@ bench-promises: $(STAMP)
 bench-broken: $(STAMP)
 	@$(BIN)/python -m experiments.broken
 
+# The processor as a whole device: goodput beside plain onnxruntime, predictions, memory of a second worker, in
+# four minutes; on a machine with nothing else to do.
+.PHONY: bench-cpu
+bench-cpu: $(STAMP)
+	@$(BIN)/python -m experiments.bench_cpu
+
 # What a request costs a live server, beside bare servers of grpcio, in two minutes; on a machine with nothing
 # else to do. With what `make native` made, where that is there.
 .PHONY: bench-live

@@ -142,9 +142,10 @@ def page() -> str:
         pieces_gain=_pieces(found["ablation"], "gain"),
         num_edf_mh_loads=_count(found["edf_mh"], "edf_mh_", "_goodput_pct"),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
+        processor=_processor(found["cpu"]) if "cpu" in found else "",
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
     )
-    return "\n\n".join(_filled(block) for block in text.split("\n\n"))
+    return "\n\n".join(_filled(block) for block in text.split("\n\n") if block)
 
 
 def _filled(block: str) -> str:
@@ -212,6 +213,35 @@ def _pieces(record: Record, what: str) -> str:
         most, least = (f"{points:+.1f} (`{load}`)" for points, load in (max(pairs), min(pairs)))
         rows.append((f"`{piece}`", len(pairs), most, least))
     return _table(("", "loads", "most", "least"), rows)
+
+
+def _processor(record: Record) -> str:
+    """What the processor as a whole device does."""
+    rows = [
+        (
+            f"{name} in a closed loop through `clockwright up`, answers in time per second; plain onnxruntime "
+            f"with all cores, batches of {record[f'{key}_plain_batch']:.0f}; ratio within a round{aim}",
+            f"{record[f'{key}_rps']:,.0f}; {record[f'{key}_plain_rps']:,.0f}; {record[f'{key}_ratio']:.2f}",
+        )
+        for key, name, aim in (
+            ("resnet50", "ResNet-50", " (aim: 0.9)"),
+            ("mlp", "784-128-10", ""),
+        )
+    ]
+    p99 = [record[f"exec_error_us_p99_{way}"] for way in ("pinned", "unpinned")]
+    rows += [
+        (
+            "measured against predicted EXEC of ResNet-50 meanwhile, us, p99: threads bound to cores; not bound",
+            f"{p99[0]:,.0f}; {p99[1]:,.0f}",
+        ),
+        (
+            f"{record['weights_mib']:,.0f} MiB of weights of {record.num_models} models: private memory that they add to a second "
+            "worker, MiB",
+            f"{record['second_worker_mib']:.1f}",
+        ),
+    ]
+    title = f"The processor as a device (`make bench-cpu`), cores {record.cores}:"
+    return title + "\n\n" + _table(("", "measured"), rows)
 
 
 def _count(record: Record, start: str, end: str) -> int:
