@@ -154,7 +154,7 @@ def _family(pid: int) -> list[int]:
     return found
 
 
-def _cpu_ns(pids: list[int]) -> int:
+def cpu_ns(pids: list[int]) -> int:
     """Processor time of processes so far, to the ns; threads that have ended do not count."""
     return sum(
         int((task / "schedstat").read_text().split()[0])
@@ -188,11 +188,11 @@ def measure(address: str, pid: int, payload: str, num_clients: int) -> dict[str,
     request = infer_request(payload, list(PAYLOADS[payload].shape))
     uvloop.run(_ask(address, request, num_clients, _WARM_S))
     pids = _family(pid)
-    before_ns, begin_s = _cpu_ns(pids), time.perf_counter()
+    before_ns, begin_s = cpu_ns(pids), time.perf_counter()
     latencies = sorted(uvloop.run(_ask(address, request, num_clients, SECONDS)))
-    elapsed_s, cpu_ns = time.perf_counter() - begin_s, _cpu_ns(pids) - before_ns
+    elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
-        "us": cpu_ns / len(latencies) / 1e3,
+        "us": used_ns / len(latencies) / 1e3,
         "rps": len(latencies) / elapsed_s,
         "p50_ms": latencies[len(latencies) // 2] * 1e3,
         "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
