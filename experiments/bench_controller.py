@@ -43,12 +43,13 @@ import uvloop
 from clockwright import frames, wire
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from clockwright.process import freeze_garbage, keep_big_blocks
-from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId, RequestId
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
 from controller.runtime import Answer, NoAnswerError, Runtime
-from experiments.bench_live import NATIVE, cpu_ns
+from experiments.bench_live import NATIVE
+from experiments.processor_time import cpu_ns
 from experiments.results_file import RESULTS, write_results
 
 SLO_NS = 100 * NS_PER_MS
@@ -576,7 +577,9 @@ def _show(rate_rps: float, step: Step) -> None:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--serve", nargs=3, metavar=("SOCKET", "MODELS", "N"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--serve", nargs=3, metavar=("SOCKET", "MODELS", "N"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--native", action="store_true", help="measure build/native, too")
     parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
     options = parser.parse_args()
