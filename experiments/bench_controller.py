@@ -32,10 +32,10 @@ import time
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
 
 import grpc
 import uvloop
@@ -50,7 +50,7 @@ from controller.config import ControllerConfig
 from controller.runtime import Answer, NoAnswerError, Runtime
 from experiments.bench_live import NATIVE
 from experiments.processor_time import cpu_ns
-from experiments.results_file import RESULTS, write_results
+from experiments.results_file import RESULTS, judge, write_results
 
 SLO_NS = 100 * NS_PER_MS
 NUM_FRONTS, NUM_WORKERS = 4, 15
@@ -60,10 +60,15 @@ EXEC_NS = {size: 500_000 + 100_000 * (size - 1) for size in (1, 2, 4, 8, 16)}
 ZIPF = 0.9
 NUM_MODELS = (15, 4000)
 
+#: The least that each figure should be.
+AIMS = {"fed_rps_15": 30_000, "fed_rps_15_native": 60_000, "fed_rps_4000_native": 40_000}
+
 FIRST_RPS, GROWTH = 10_000.0, 1.1
 STEP_S, WARM_S = 2.0, 0.5
 TRIES = 3
 _CALM_STEPS_MAX = 20
+# Until every model is loaded somewhere, no request is in a hurry.
+_PATIENCE_NS = 10 * NS_PER_S
 # A message of a front leaves after so long, full or not.
 _MESSAGE_WAITS_NS = NS_PER_MS
 # A controller that leaves so many requests open is behind; more would fill the sockets both ways.
@@ -326,8 +331,17 @@ class Pump:
             itertools.accumulate(rank**-ZIPF for rank in range(1, num_models + 1))
         )
         self._numbers = itertools.count(1)
-        self._open: dict[int, int] = {}
+        # Requests without an outcome: arrival and SLO.
+        self._open: dict[int, tuple[int, int]] = {}
         self._step = Step()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._poller.close()
+        for sock in (*self._fronts, *(worker.sock for worker in self._workers)):
+            sock.close()
 
     def ask_each(self) -> None:
         """Have every model loaded somewhere: each is asked, a hundred at a time, until it is answered."""
@@ -337,8 +351,9 @@ class Pump:
             self._step = Step()
             now_ns = time.monotonic_ns()
             for model in together:
-                self._ask(model, now_ns, slo_ns=NS_PER_S)
-            self._turn_until(lambda: not self._open, now_ns + 2 * NS_PER_S)
+                self._ask(model, now_ns, slo_ns=_PATIENCE_NS)
+            self._turn_until(lambda: not self._open, now_ns + _PATIENCE_NS)
+            self._open.clear()
             if self._step.num_in_time < len(together):
                 models.extend(together)
 
@@ -393,7 +408,7 @@ class Pump:
 
     def _ask(self, model: int, arrival_ns: int, *, slo_ns: int) -> None:
         number = next(self._numbers)
-        self._open[number] = arrival_ns
+        self._open[number] = arrival_ns, slo_ns
         self._step.num_asked += 1
         if not self._waiting:
             self._since_ns = time.monotonic_ns()
@@ -419,11 +434,12 @@ class Pump:
         now_ns = time.monotonic_ns()
         step, still_open = self._step, self._open
         for number, in_time in TOLD.iter_unpack(data[:whole]):
-            arrival_ns = still_open.pop(number, None)
-            if arrival_ns is None:
+            found = still_open.pop(number, None)
+            if found is None:
                 continue
+            arrival_ns, slo_ns = found
             latency_ns = now_ns - arrival_ns
-            if in_time and latency_ns <= SLO_NS:
+            if in_time and latency_ns <= slo_ns:
                 step.num_in_time += 1
                 step.latencies_ns.append(latency_ns)
 
@@ -490,8 +506,15 @@ def _send_all(sock: socket.socket, data: bytes) -> None:
 # --- all of it ------------------------------------------------------------------------------------
 
 
+class Feeder(Protocol):
+    """Whoever can ask at a rate."""
+
+    def run(self, rate_rps: float, seconds: float, seed: int, /) -> Step:
+        """Ask for a while, and say what came of it."""
+
+
 def climb(
-    pump: Pump, cpu_ns: Callable[[], int], show: Callable[[float, Step], None]
+    pump: Feeder, cpu_ns: Callable[[], int], show: Callable[[float, Step], None]
 ) -> tuple[float, Step]:
     """Raise the rate until a step fails; returns the last that passed, and its rate.
 
@@ -518,15 +541,21 @@ def climb(
         rate_rps *= GROWTH
 
 
-def _calm(pump: Pump, seeds: Iterator[int]) -> None:
+def _calm(pump: Feeder, seeds: Iterator[int]) -> None:
     """Have the controller forget what it learned of an overload before."""
     for _ in range(_CALM_STEPS_MAX):
         if pump.run(FIRST_RPS / 2, WARM_S, next(seeds)).passed:
             return
 
 
-def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]:
-    """Feed a controller of its own with so many models; the figures of its last step that passed."""
+@contextmanager
+def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump, int]]:
+    """Start a controller with so many models, on a core of its own if there are two; gives its pump and its pid.
+
+    Args:
+        num_models: all of one architecture; each of the workers has all of them.
+        environment: variables of the controller's process, besides those of this one.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "models" / _MODEL
         (folder / "1").mkdir(parents=True)
@@ -535,23 +564,35 @@ def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]
         path = f"{scratch}/fronts"
         command = [sys.executable, "-m", "experiments.bench_controller"]
         command += ["--serve", path, str(folder.parent), str(num_models)]
-        os.sched_setaffinity(0, {_CONTROLLER_CORE})
+        cores = os.sched_getaffinity(0)
+        if len(cores) > 1:
+            os.sched_setaffinity(0, {_CONTROLLER_CORE})
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
         )
-        os.sched_setaffinity(0, {_PUMP_CORE})
+        if len(cores) > 1:
+            os.sched_setaffinity(0, {_PUMP_CORE})
         try:
             assert process.stdout is not None
             control = _Control(int(process.stdout.readline()))
             control.start()
             process.stdout.readline()
-            pump = Pump(control.dialled, path, num_models)
-            pump.ask_each()
-            freeze_garbage()
-            rate_rps, step = climb(pump, lambda: cpu_ns([process.pid]), _show)
+            with Pump(control.dialled, path, num_models) as pump:
+                yield pump, process.pid
         finally:
+            os.sched_setaffinity(0, cores)
             process.kill()
             process.wait()
+            process.stdout.close()
+            control.join()
+
+
+def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]:
+    """Feed a controller with so many models; the figures of its last step that passed."""
+    with fed(num_models, environment) as (pump, pid):
+        pump.ask_each()
+        freeze_garbage()
+        rate_rps, step = climb(pump, lambda: cpu_ns([pid]), _show)
     latencies_ns = sorted(step.latencies_ns)
     return {
         "fed_rps": step.num_in_time / STEP_S,
@@ -601,7 +642,8 @@ def main() -> None:
     for key, value in figures.items():
         print(f"{key:32} {value:12.3f}")
     command = "python -m experiments.bench_controller" + " --native" * options.native
-    extra = {"num_fronts": NUM_FRONTS, "num_workers": NUM_WORKERS, "zipf": ZIPF, "step_s": STEP_S}
+    extra: dict[str, Any] = {"aims": judge(figures, least=AIMS, most={})}
+    extra |= {"num_fronts": NUM_FRONTS, "num_workers": NUM_WORKERS, "zipf": ZIPF, "step_s": STEP_S}
     written = write_results(
         "controller", figures, command=command, extra=extra, directory=options.directory
     )
