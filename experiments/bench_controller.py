@@ -572,8 +572,8 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
         )
         if len(cores) > 1:
             os.sched_setaffinity(0, {_PUMP_CORE})
+        assert process.stdout is not None
         try:
-            assert process.stdout is not None
             control = _Control(int(process.stdout.readline()))
             control.start()
             process.stdout.readline()
@@ -632,7 +632,7 @@ def main() -> None:
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("bench_controller: found 1 core, expected 2: one for the controller")
     figures: dict[str, float] = {}
-    settings = [("", {})]
+    settings: list[tuple[str, dict[str, str]]] = [("", {})]
     if options.native:
         settings.append(("_native", {"PYTHONPATH": str(NATIVE), "PYTHONSAFEPATH": "1"}))
     for suffix, environment in settings:

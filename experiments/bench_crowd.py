@@ -42,6 +42,9 @@ from experiments.results_file import RESULTS, write_results
 from modelzoo.build import write_model
 from modelzoo.profile import save_profile
 
+# The type stubs of grpcio leave this out.
+EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
+
 ROUNDS = 3
 SECONDS = 3.0
 WARM_S = 1.0
@@ -105,7 +108,7 @@ class Crowd:
 
             async def ask() -> bool:
                 await call.write(request)
-                return await call.read() is not grpc.aio.EOF
+                return await call.read() is not EOF
 
             return ask
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
@@ -22,7 +23,9 @@ from experiments.results_file import judge
 @pytest.mark.parametrize("kind", ["sync", "aio"])
 def test_a_bare_server_answers_with_as_many_bytes_as_the_model(kind: str) -> None:
     with BareServer(kind) as server, grpc.insecure_channel(server.address) as channel:
-        ask = channel.unary_unary(INFER, response_deserializer=oip.ModelInferResponse.FromString)
+        ask: Any = channel.unary_unary(
+            INFER, bytes, response_deserializer=oip.ModelInferResponse.FromString
+        )
         for name, payload in PAYLOADS.items():
             answer = ask(infer_request(name, list(payload.shape)), timeout=60)
             assert answer.model_name == name
