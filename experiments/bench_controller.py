@@ -284,7 +284,7 @@ def _ready(model_id: str) -> pb.ModelReady:
 
 
 @dataclass(slots=True)
-class Step:
+class RateStep:
     """What came of one step."""
 
     num_asked: int = 0
@@ -333,7 +333,7 @@ class Pump:
         self._numbers = itertools.count(1)
         # Requests without an outcome: arrival and SLO.
         self._open: dict[int, tuple[int, int]] = {}
-        self._step = Step()
+        self._step = RateStep()
 
     def __enter__(self) -> Self:
         return self
@@ -348,7 +348,7 @@ class Pump:
         models = deque(range(self._num_models))
         while models:
             together = [models.popleft() for _ in range(min(len(models), 100))]
-            self._step = Step()
+            self._step = RateStep()
             now_ns = time.monotonic_ns()
             for model in together:
                 self._ask(model, now_ns, slo_ns=_PATIENCE_NS)
@@ -357,10 +357,10 @@ class Pump:
             if self._step.num_in_time < len(together):
                 models.extend(together)
 
-    def run(self, rate_rps: float, seconds: float, seed: int) -> Step:
+    def run(self, rate_rps: float, seconds: float, seed: int) -> RateStep:
         """Ask at a rate for a while, and wait for what is open then."""
         generator = random.Random(seed)
-        step = self._step = Step()
+        step = self._step = RateStep()
         begin_ns = time.monotonic_ns()
         end_ns = begin_ns + int(seconds * NS_PER_S)
         mean_ns = NS_PER_S / rate_rps
@@ -509,13 +509,13 @@ def _send_all(sock: socket.socket, data: bytes) -> None:
 class Feeder(Protocol):
     """Whoever can ask at a rate."""
 
-    def run(self, rate_rps: float, seconds: float, seed: int, /) -> Step:
+    def run(self, rate_rps: float, seconds: float, seed: int, /) -> RateStep:
         """Ask for a while, and say what came of it."""
 
 
 def climb(
-    pump: Feeder, cpu_ns: Callable[[], int], show: Callable[[float, Step], None]
-) -> tuple[float, Step]:
+    pump: Feeder, cpu_ns: Callable[[], int], show: Callable[[float, RateStep], None]
+) -> tuple[float, RateStep]:
     """Raise the rate until a step fails; returns the last that passed, and its rate.
 
     Raises:
@@ -604,7 +604,7 @@ def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]
     }
 
 
-def _show(rate_rps: float, step: Step) -> None:
+def _show(rate_rps: float, step: RateStep) -> None:
     latencies_ns = sorted(step.latencies_ns) or [0]
     print(
         f"{rate_rps:8.0f}/s: {step.num_asked - step.num_in_time} of {step.num_asked} not in time,"

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench_controller import FIRST_RPS, GROWTH, TRIES, Step, climb, fed
+from experiments.bench_controller import FIRST_RPS, GROWTH, TRIES, RateStep, climb, fed
 from experiments.bench_frontend import INFER
 from experiments.bench_grpc import infer_request
 from experiments.bench_live import PAYLOADS, BareServer
@@ -54,10 +54,10 @@ class ScriptedPump:
         self.most_rps = most_rps
         self.rates: list[float] = []
 
-    def run(self, rate_rps: float, seconds: float, _seed: int) -> Step:
+    def run(self, rate_rps: float, seconds: float, _seed: int) -> RateStep:
         self.rates.append(rate_rps)
         asked = round(rate_rps * seconds)
-        return Step(asked, asked if rate_rps <= self.most_rps else asked * 9 // 10)
+        return RateStep(asked, asked if rate_rps <= self.most_rps else asked * 9 // 10)
 
 
 def no_time() -> int:
@@ -66,7 +66,7 @@ def no_time() -> int:
 
 def climbed(pump: ScriptedPump) -> tuple[float, list[float]]:
     shown: list[float] = []
-    look: Callable[[float, Step], None] = lambda rate_rps, _: shown.append(rate_rps)  # noqa: E731
+    look: Callable[[float, RateStep], None] = lambda rate_rps, _: shown.append(rate_rps)  # noqa: E731
     rate_rps, step = climb(pump, no_time, look)
     assert step.passed
     return rate_rps, shown
