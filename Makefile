@@ -51,6 +51,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_serve
 	$(BIN)/python -m experiments.bench_selection
+	@$(MAKE) --no-print-directory bench-live bench-controller
 
 # What a live server promises its clients, in six minutes, and what broken workers cost, in four; on a machine
 # with nothing else to do.
@@ -67,11 +68,16 @@ bench-broken: $(STAMP)
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m experiments.bench_cpu
 
-# What a request costs a live server, beside bare servers of grpcio, in two minutes; on a machine with nothing
-# else to do. With what `make native` made, where that is there.
-.PHONY: bench-live
+# What a request costs a live server, beside bare servers of grpcio, in three minutes; and how many requests one
+# controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
+# made, where that is there.
+NATIVE = $(if $(wildcard build/native),--native)
+.PHONY: bench-live bench-controller
 bench-live: $(STAMP)
-	@$(BIN)/python -m experiments.bench_live $(if $(wildcard build/native),--native)
+	@$(BIN)/python -m experiments.bench_live $(NATIVE)
+
+bench-controller: $(STAMP)
+	@$(BIN)/python -m experiments.bench_controller $(NATIVE)
 
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing

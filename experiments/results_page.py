@@ -137,6 +137,8 @@ def page() -> str:
         **found,
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
+        live_aims=_aims(found, "live"),
+        controller_aims=_aims(found, "controller"),
         edf_mh_shares=_shares(found["edf_mh"]),
         pieces_worth=_pieces(found["ablation"], "worth"),
         pieces_gain=_pieces(found["ablation"], "gain"),
@@ -164,6 +166,11 @@ def _origins(found: dict[str, Record]) -> str:
             for name, record in found.items()
         ),
     )
+
+
+def _aims(found: dict[str, Record], name: str) -> str:
+    record = found.get(name)
+    return record.aims_table if record is not None else f"(`make bench-{name}` has no record yet.)"
 
 
 def _csv_table(path: Path) -> str:

@@ -22,12 +22,12 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import grpc
 from typing_extensions import override
@@ -456,6 +456,15 @@ class HandledCall(_Call):
         self._peer.message_read(self.stream_id, len(message))
         return self._parse(message)
 
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  as `read`
+        message = await self.read()
+        if message is EOF:
+            raise StopAsyncIteration
+        return message
+
     async def write(self, message: Any) -> None:  # noqa: ANN401  what the method's serializer takes
         """Send a message; returns when the client has taken what was sent before, or nearly so."""
         if self.over:
@@ -531,7 +540,7 @@ class HandledCall(_Call):
     def begin(self) -> None:
         handler = self.method.handler
         if handler is not None and handler.request_streaming:
-            self.task = self._peer.server.begin_task(self._run(self._requests()))
+            self.task = self._peer.server.begin_task(self._run(self))
 
     @override
     def message_received(self, message: Buffer, arrival_ns: int) -> None:
@@ -582,10 +591,6 @@ class HandledCall(_Call):
         super()._stop()
         if self.task is not None:
             self.task.cancel()
-
-    async def _requests(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not EOF:
-            yield message
 
     def _parse(self, message: Buffer) -> Any:  # noqa: ANN401
         assert self.method.handler is not None
