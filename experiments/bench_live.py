@@ -40,6 +40,7 @@ from clockwright.v1 import inference_pb2 as oip
 from experiments.bench_frontend import INFER, OPTIONS, PARSED
 from experiments.bench_grpc import infer_request
 from experiments.local_server import LocalServer
+from experiments.processor_time import cpu_ns, family
 from experiments.results_file import RESULTS, write_results
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
@@ -145,24 +146,6 @@ class BareServer:
         self.process.stdout.close()
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += _family(int(child))
-    return found
-
-
-def _cpu_ns(pids: list[int]) -> int:
-    """Processor time of processes so far, to the ns; threads that have ended do not count."""
-    return sum(
-        int((task / "schedstat").read_text().split()[0])
-        for pid in pids
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    )
-
-
 # --- the generator --------------------------------------------------------------------------------
 
 
@@ -187,12 +170,12 @@ def measure(address: str, pid: int, payload: str, num_clients: int) -> dict[str,
     """Ask a server for a while: us of its CPU per request, requests per second, and latencies."""
     request = infer_request(payload, list(PAYLOADS[payload].shape))
     uvloop.run(_ask(address, request, num_clients, _WARM_S))
-    pids = _family(pid)
-    before_ns, begin_s = _cpu_ns(pids), time.perf_counter()
+    pids = family(pid)
+    before_ns, begin_s = cpu_ns(pids), time.perf_counter()
     latencies = sorted(uvloop.run(_ask(address, request, num_clients, SECONDS)))
-    elapsed_s, cpu_ns = time.perf_counter() - begin_s, _cpu_ns(pids) - before_ns
+    elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
-        "us": cpu_ns / len(latencies) / 1e3,
+        "us": used_ns / len(latencies) / 1e3,
         "rps": len(latencies) / elapsed_s,
         "p50_ms": latencies[len(latencies) // 2] * 1e3,
         "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
