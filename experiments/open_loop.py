@@ -66,6 +66,8 @@ class ClientLoad:
     #: Or the file of a schedule (`write_schedule`), whose models are positions in `models`.
     schedule: str = ""
     connections: int = 4
+    #: Whose the requests are; empty: nobody's in particular.
+    tenant: str = ""
     #: Shape of the one input, FP32, and its name.
     shape: tuple[int, ...] = (1, 784)
     input: str = "input"

@@ -65,10 +65,10 @@ def request_bytes(model: str, load: ClientLoad) -> bytes:
         num_bytes *= size
     shape = b"".join(map(_varint, load.shape))
     tensor = _field(1, load.input.encode()) + _field(2, b"FP32") + _field(3, shape)
-    slo = _field(1, b"slo_ms") + _field(2, b"\x10" + _varint(load.slo_ms))
-    return (
-        _field(1, model.encode()) + _field(4, slo) + _field(5, tensor) + _field(7, bytes(num_bytes))
-    )
+    said = _field(4, _field(1, b"slo_ms") + _field(2, b"\x10" + _varint(load.slo_ms)))
+    if load.tenant:
+        said += _field(4, _field(1, b"tenant") + _field(2, _field(3, load.tenant.encode())))
+    return _field(1, model.encode()) + said + _field(5, tensor) + _field(7, bytes(num_bytes))
 
 
 def _field(number: int, content: bytes) -> bytes:
