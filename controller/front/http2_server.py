@@ -977,9 +977,15 @@ class Http2Server:
 
     def busy_block(self, path: str) -> bytes:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
-        rate_rps = self.throttle.rate_rps
+        throttle = self.throttle
+        rate_rps = throttle.rate_rps
         if rate_rps != self._busy[0]:
-            self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
+            refused = self.door.busy(
+                round(rate_rps or 0),
+                request_ns=throttle.request_ns,
+                offered_rps=round(throttle.offered_rps),
+            )
+            self._busy = rate_rps, _block_of(refused, path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
