@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import format_ns
+from clockwright.units import NS_PER_US
 
 
 class Door:
@@ -86,7 +86,7 @@ class Door:
             request_ns: what each takes of the loop, as measured; 0: nobody knows yet.
             offered_rps: requests per second that came lately.
         """
-        cost = f", a request takes {format_ns(request_ns)} of it" if request_ns else ""
+        cost = f", a request takes {request_ns / NS_PER_US:.0f} us of it" if request_ns else ""
         return RefusedError(
             Refusal.OVERLOADED,
             f"the controller itself is busy all the time{cost}: it lets in {rate_rps} requests/s, "
