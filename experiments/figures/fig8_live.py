@@ -1,7 +1,8 @@
 """The paper's evaluation live: Figure 8's replay and the scale row on modelled GPUs, beside the simulator.
 
 Everything but the GPUs is real: a `clockwright up` with its front, its controller and a worker process per GPU,
-and the independent client of `open_loop`, all on the cores of this machine. Workers model their devices
+and the independent client of `open_loop`, all on two cores of this machine: the first for the controller's
+process, the second for workers and client. Workers model their devices
 (`modelled:`), that is, they wait as long as Table 1 says. As in the paper's large runs, whose workers made up
 the inputs, requests bring next to none: 4 bytes.
 
@@ -33,7 +34,7 @@ import argparse
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,8 @@ class Setting:
     slower: int = 1
     #: The server runs what `make native` made.
     native: bool = False
+    #: The controller's process has the first core, its workers and the client share the second.
+    pinned: bool = True
     #: Front processes; 0: the controller is the front, too.
     fronts: int = 0
     connections: int = 4
@@ -256,13 +259,32 @@ def ask(
         shape=_SHAPE,
     )
     pids = roles(server.process.pid)
-    with OpenLoop(load) as client:
+    with _pinned(pids, setting), OpenLoop(load) as client:
         before_ns = {role: cpu_ns(some) for role, some in pids.items()}
         account = client.account()
         used_us = {
             role: (cpu_ns(some) - before_ns[role]) / NS_PER_US for role, some in pids.items()
         }
     return account, used_us | {"client": account.cpu_us * account.num_offered}
+
+
+@contextmanager
+def _pinned(pids: Mapping[str, Sequence[int]], setting: Setting) -> Iterator[None]:
+    """Give the controller a core, and another to all else; a client that is started now keeps to that."""
+    cores = sorted(os.sched_getaffinity(0))
+    if not setting.pinned or setting.fronts or len(cores) < 2:
+        yield
+        return
+    for role, some in pids.items():
+        for pid in some:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with suppress(ProcessLookupError):  # the thread has ended meanwhile
+                    os.sched_setaffinity(int(task.name), {cores[role != "controller"]})
+    os.sched_setaffinity(0, {cores[1]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def since_due(account: Account) -> Account:
@@ -450,7 +472,7 @@ def produce(
         lines.append(measure(line, setting, given))
         _say(lines[-1])
         # After each line, because a later one may be cut off.
-        _write(lines, setting, directory, own_trace=trace is not None)
+        write(lines, setting, directory, own_trace=trace is not None)
     return lines
 
 
@@ -470,9 +492,8 @@ def _say(line: LiveLine) -> None:
     )
 
 
-def _write(
-    lines: Sequence[LiveLine], setting: Setting, directory: Path, *, own_trace: bool
-) -> None:
+def write(lines: Sequence[LiveLine], setting: Setting, directory: Path, *, own_trace: bool) -> None:
+    """Write the two files."""
     figures = figures_of(lines)
     columns = list(SideFigures.__dataclass_fields__)
     write_csv(
@@ -513,7 +534,8 @@ def _command(setting: Setting, *, own_trace: bool) -> str:
     for flag, number, usual in (("slower", setting.slower, 1), ("fronts", setting.fronts, 0)):
         if number != usual:
             command += f" --{flag} {number}"
-    return command + " --trace FILE" * own_trace + " --native" * setting.native
+    flags = {"unpinned": not setting.pinned, "native": setting.native, "trace FILE": own_trace}
+    return command + "".join(f" --{flag}" for flag, given in flags.items() if given)
 
 
 def main() -> None:
@@ -528,6 +550,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="invocations per minute, file or folder")
     parser.add_argument("--slower", type=int, default=1, help="on a machine with other work")
     parser.add_argument("--fronts", type=int, default=0, help="front processes; 0: none")
+    parser.add_argument("--unpinned", action="store_true", help="processes may run on any core")
     parser.add_argument("--native", action="store_true", help="serve with what `make native` made")
     parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--directory", type=Path, default=RESULTS, help="of what is written")
@@ -541,6 +564,7 @@ def main() -> None:
         seconds=options.seconds,
         warmup_s=options.warmup,
         slower=options.slower,
+        pinned=not options.unpinned,
         native=options.native,
         fronts=options.fronts,
         seed=options.seed,
