@@ -156,12 +156,17 @@ class Server:
                 self.connection.message_read(stream_id, self.calls[stream_id].pop())
             elif choice == 1:
                 size = self.rng.choice([0, 40, 5000, 70_000])
-                self.connection.answer(stream_id, bytes(size))
+                self.connection.answer(stream_id, self.parts(size))
                 del self.calls[stream_id]
             elif choice == 2:
-                self.connection.send_message(stream_id, bytes(self.rng.choice([0, 9, 30_000])))
+                size = self.rng.choice([0, 9, 30_000])
+                self.connection.send_message(stream_id, self.parts(size))
             elif choice == 3 and self.rng.random() < 0.3:
                 self._end(stream_id)
+
+    def parts(self, size: int) -> list[bytes]:
+        first = self.rng.randint(0, size)
+        return [bytes(first), bytes(size - first)]
 
     def _end(self, stream_id: int) -> None:
         self.connection.send_end(stream_id, status_block(3, "no"))
