@@ -300,7 +300,7 @@ class InferenceService:
             self._door.leave(num_bytes)
             if isinstance(error, RefusedError) and error.refusal is Refusal.LATE:
                 # The loop alone was too slow for it.
-                call.served(slow=True)
+                call.missed()
             call.fail(error)
 
     async def _infer_awaited(

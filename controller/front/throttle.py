@@ -37,6 +37,10 @@ _FULL_WINDOWS = 3
 
 _FALL, _GROW = 0.8, 1.1
 
+# After a standstill the loop finds requests past their SLO, too, until it has caught up. A loop that has found
+# nothing else for so long does not.
+_MISSED_WINDOWS = 40
+
 # What a refusal at the door takes of the loop, beside a request that is served.
 _REFUSAL_SHARE = 0.25
 
@@ -68,6 +72,7 @@ class Throttle:
         self._num_refused = 0
         self._num_ended = 0
         self._num_slow = 0
+        self._num_missed = 0
         self._num_full = 0
         # Of the windows that were full one after the other: time of the loop, and requests that it was for.
         self._full_ns, self._full_requests = 0, 0.0
@@ -101,20 +106,26 @@ class Throttle:
         self._num_ended += 1
         self._num_slow += slow
 
+    def missed(self) -> None:
+        """A request that was let in had waited for longer than its SLO before the loop looked at it."""
+        self._num_missed += 1
+
     def _end_window(self, now_ns: int) -> None:
         elapsed_ns = now_ns - self._window_ns
         taken_rps = self._num_taken * 1e9 / elapsed_ns
         self.offered_rps = (self._num_taken + self._num_refused) * 1e9 / elapsed_ns
-        poor = self._num_slow > _SLOW_MOST * self._num_ended
+        slow = self._num_slow > _SLOW_MOST * self._num_ended
+        poor = slow or self._num_missed > _SLOW_MOST * self._num_ended
         # A look opens a file. Where few requests are slow, and all are let in, nobody asks how busy the loop was.
         busy_ns = self._look() if poor or self.rate_rps is not None else None
         full = False
         if poor and busy_ns is not None and self._busy_ns is not None:
             full = 1 - (busy_ns - self._busy_ns) / elapsed_ns < _IDLE_LEAST
-            self._measure(busy_ns - self._busy_ns, full=full)
+            # What is refused unseen takes less than what is served.
+            self._measure(busy_ns - self._busy_ns, full=full and slow)
         self._num_full = self._num_full + 1 if full else 0
         if self.rate_rps is None:
-            if self._num_full >= _FULL_WINDOWS:
+            if self._num_full >= (_FULL_WINDOWS if slow else _MISSED_WINDOWS):
                 self._set(max(self._first_rps(taken_rps), _RATE_LEAST), now_ns)
         elif self._num_full:
             self._set(max(_FALL * min(self.rate_rps, taken_rps), _RATE_LEAST), now_ns)
@@ -123,7 +134,8 @@ class Throttle:
         else:
             self._set(_GROW * self.rate_rps, now_ns)
         self._window_ns, self._busy_ns = now_ns, busy_ns
-        self._num_taken = self._num_refused = self._num_ended = self._num_slow = 0
+        self._num_taken = self._num_refused = 0
+        self._num_ended = self._num_slow = self._num_missed = 0
 
     def _measure(self, busy_ns: int, *, full: bool) -> None:
         """Take in a window; only what a loop did while it was full says what it can do."""

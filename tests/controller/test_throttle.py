@@ -155,6 +155,32 @@ def test_a_thread_is_busy_no_longer_than_it_lives() -> None:
     assert 0 <= first <= read()
 
 
+def missing(loop: Backlog, seconds: float) -> None:
+    """Have a loop be busy with requests that are past their SLO when it looks at them."""
+    for _ in range(round(1000 * seconds)):
+        loop.now_ns += NS_PER_MS
+        loop.busy_ns += NS_PER_MS
+        if loop.throttle.admit():
+            loop.throttle.missed()
+
+
+def test_a_loop_that_finds_every_request_too_late_takes_in_less() -> None:
+    loop = Backlog(1000)
+    missing(loop, 2)
+    assert loop.throttle.rate_rps is not None
+    assert loop.throttle.rate_rps < 900
+    # What is refused unseen is cheap, and says nothing of what a request takes.
+    assert loop.throttle.request_ns == 0
+
+
+def test_a_loop_that_catches_up_after_a_standstill_is_left_alone() -> None:
+    loop = Backlog(1000)
+    loop.offer(900, 1)
+    missing(loop, 0.5)
+    loop.offer(900, 1)
+    assert loop.throttle.rate_rps is None
+
+
 def test_who_is_kept_out_hears_what_a_request_takes_of_the_controller() -> None:
     door = Door(max_requests=1, max_bytes=1)
     refused = door.busy(5000, request_ns=134_000, offered_rps=7300)
