@@ -50,7 +50,7 @@ _TENTHS = 10
 class Setting:
     """Numbers of the experiment, which tests make smaller."""
 
-    #: Of each overload.
+    #: Length of each overload.
     seconds: float = 600.0
     multiples: tuple[float, ...] = (1.5, 3.0)
     #: Own requests alone, then beside the neighbour: so many times, each for so long.

@@ -29,7 +29,7 @@ from modelzoo.profile import Profile, ProfileRow, save_profile
 
 _SLO_MS = 1000
 _WARM_S = 0.3
-#: Requests under way: so many that the loop has work in every turn, as it has when its cost matters.
+#: Requests under way, so many that the loop has work in every turn, as it has when its cost matters.
 _CONCURRENCY = 64
 
 

@@ -74,7 +74,7 @@ class Throttle:
         self._num_slow = 0
         self._num_missed = 0
         self._num_full = 0
-        # Of the windows that were full one after the other: time of the loop, and requests that it was for.
+        # Time of the loop in the last windows, all full, and the requests that it was for.
         self._full_ns, self._full_requests = 0, 0.0
         #: What a request takes of a full loop, in ns; 0 until one was full.
         self.request_ns = 0

@@ -91,7 +91,7 @@ class Setting:
     #: Measured time of each line, and the time before it that does not count.
     seconds: float = 600.0
     warmup_s: float = 30.0
-    #: Of the stretch that the controller's cost is taken from, and of each closed loop of the calibration.
+    #: Length of the stretch that the controller's cost is taken from, then of each closed loop of the calibration.
     calibration_s: float = 10.0
     closed_loop_s: float = 3.0
     #: Functions of the generated trace, and instances of each architecture.

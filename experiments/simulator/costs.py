@@ -57,7 +57,7 @@ def sources(directory: Path = RESULTS) -> list[str]:
 
 
 def _told(directory: Path) -> tuple[int, int, int, int]:
-    """Of a request without its action, of an action, and of the scheduler: there, and with many models; ns."""
+    """Costs in ns: a request but for its action, an action, and the scheduler there and with many models."""
     request, link, core, scheduler = (
         _figure_ns(figure, directory) for figure in (_REQUEST, _ACTION, _ITS_CORE, _SCHEDULER)
     )

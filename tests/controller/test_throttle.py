@@ -91,7 +91,7 @@ def test_a_full_loop_shows_what_a_request_takes_and_the_first_rate_follows_from_
         loop.offer(1500, 0.01)
     assert loop.throttle.request_ns == pytest.approx(NS_PER_MS, rel=0.1)
     assert loop.throttle.offered_rps == pytest.approx(1500, rel=0.05)
-    # Of 0.95 s in each, refusing 1,500 would take 0.375 s; a request that is let in takes 0.75 ms more.
+    # To refuse 1,500 would take 0.375 s of 0.95 s; a request that is let in takes 0.75 ms more.
     assert loop.throttle.rate_rps == pytest.approx((950 - 375) / 0.75, rel=0.15)
 
 
