@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
-from experiments.bench_endurance import decay_of, neighbour_figures
+from experiments.bench_endurance import Setting, decay_of, neighbour_figures
 from experiments.open_loop import Account, End
+from experiments.results_page import TEMPLATE
 
 OK: End = ("ok", "")
 REFUSED: End = ("refused", "OVERLOADED")
@@ -43,3 +46,20 @@ def test_own_latency_beside_a_neighbour_is_told_as_a_ratio_of_the_same_turn() ->
     assert figures["beside_in_time_pct"] == 98
     assert figures["flood_goodput_rps"] == 1
     assert figures["flood_refusal_p50_ms"] == 2
+
+
+def test_the_page_of_results_asks_for_numbers_that_the_record_has() -> None:
+    some = account([(OK, 20.0)] * 100, 10.0)
+    usual = Setting()
+    figures = {
+        f"overload_x{multiple:g}_{name}"
+        for multiple in usual.multiples
+        for name in decay_of(some, [1.0] * 10)
+    } | {
+        f"neighbour_{where}_{name}"
+        for where in ("apart", "shared")
+        for name in neighbour_figures([some], [some], [some])
+    }
+    wanted = set(re.findall(r"\{endurance\[([\w.]+)\]", TEMPLATE.read_text(encoding="utf-8")))
+    assert wanted
+    assert wanted <= figures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from experiments.figures.fig8_live import (
     write,
 )
 from experiments.open_loop import Account, End
+from experiments.results_page import TEMPLATE
 from experiments.simulator import Case, CpuCosts, run
 from traces.minutes import MinuteTrace
 
@@ -165,3 +167,10 @@ def test_the_record_names_each_line_and_the_worst_of_all(tmp_path: Path) -> None
     assert [(row["line"], row["side"]) for row in rows] == [
         ("one", "live"), ("one", "simulated"), ("two", "live"), ("two", "simulated"),
     ]  # fmt: skip
+
+
+def test_the_page_of_results_asks_for_numbers_that_the_record_has() -> None:
+    figures = figures_of([line(one.name, live=99.0, simulated=99.0) for one in fig8_live.LINES])
+    wanted = set(re.findall(r"\{fig8_live\[(\w+)\]", TEMPLATE.read_text(encoding="utf-8")))
+    assert wanted
+    assert wanted <= figures.keys()
