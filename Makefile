@@ -79,6 +79,20 @@ bench-live: $(STAMP)
 bench-controller: $(STAMP)
 	@$(BIN)/python -m experiments.bench_controller $(NATIVE)
 
+# The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
+# `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.
+# Overload for ten minutes and a neighbour who floods: 30 minutes. What a request costs the controller, which the
+# simulator charges: half a minute.
+.PHONY: bench-paper-live bench-endurance bench-costs
+bench-paper-live: $(STAMP)
+	@$(BIN)/python -m experiments.figures.fig8_live $(if $(wildcard build/native),--native) $(PAPER_LIVE)
+
+bench-endurance: $(STAMP)
+	@$(BIN)/python -m experiments.bench_endurance
+
+bench-costs: $(STAMP)
+	@$(BIN)/python -m experiments.controller_costs
+
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)
