@@ -1,7 +1,8 @@
 """Write `experiments/results/README.md`: all that was measured, beside what the papers say, from the records.
 
 The words are in `results_page.md`, beside this file; every number there is a field that names a record and a
-key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. Fields without a
+key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. A paragraph that names
+a record of `LATER` is left out while there is none. Fields without a
 format are whole tables, which this module makes. `make results-page` writes the page anew after a record
 has changed; a test compares what is committed with what would be written.
 """
@@ -13,13 +14,16 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from experiments.results_file import RESULTS
+
+#: Records that need hours on a machine with nothing else to do.
+LATER = ("fig8_live", "endurance", "costs")
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = RESULTS / "README.md"
@@ -126,6 +130,18 @@ def records() -> dict[str, Record]:
     }
 
 
+def written(template: str, found: Collection[str]) -> str:
+    """Leave out the paragraphs of a template that name records which were not made yet.
+
+    Args:
+        template: paragraphs with fields.
+        found: names of the records that are there.
+    """
+    missing = tuple(f"{{{name}{mark}" for name in LATER if name not in found for mark in "[.")
+    blocks = template.split("\n\n")
+    return "\n\n".join(block for block in blocks if not any(field in block for field in missing))
+
+
 def page() -> str:
     """Give the page.
 
@@ -133,10 +149,12 @@ def page() -> str:
         KeyError: a record, or a number in one, that the page names is missing.
     """
     found = records()
-    text = TEMPLATE.read_text(encoding="utf-8").format(
+    text = written(TEMPLATE.read_text(encoding="utf-8"), found).format(
         **found,
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
+        live_aims=_aims(found, "live"),
+        controller_aims=_aims(found, "controller"),
         edf_mh_shares=_shares(found["edf_mh"]),
         pieces_worth=_pieces(found["ablation"], "worth"),
         pieces_gain=_pieces(found["ablation"], "gain"),
@@ -164,6 +182,11 @@ def _origins(found: dict[str, Record]) -> str:
             for name, record in found.items()
         ),
     )
+
+
+def _aims(found: dict[str, Record], name: str) -> str:
+    record = found.get(name)
+    return record.aims_table if record is not None else f"(`make bench-{name}` has no record yet.)"
 
 
 def _csv_table(path: Path) -> str:

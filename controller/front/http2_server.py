@@ -15,18 +15,19 @@ import errno
 import functools
 import inspect
 import logging
+import os
 import socket
 import ssl
 import struct
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import grpc
 from typing_extensions import override
@@ -102,6 +103,9 @@ _COMING_SOON = 10
 _IDLE_MIN = 2
 #: Calls that bring nothing and make room together: to find whose they are takes a look at all connections.
 _QUIET_CALLS_GIVEN_UP = 64
+#: Connections whose clients get so many sweeps to read why they were hung up on.
+_LEAVING_MAX = 64
+_LEAVING_SWEEPS = 3
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -117,7 +121,7 @@ class StreamForm:
     """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
 
     #: Makes a message of an answer.
-    answer: Callable[[Sequence[Buffer]], Buffer]
+    answer: Callable[[Sequence[Buffer]], Sequence[Buffer]]
     #: Makes a message of an error's text and the request.
     error: Callable[[str, Buffer], Buffer]
 
@@ -132,7 +136,7 @@ class Method:
     handler: grpc.RpcMethodHandler[Any, Any] | None
     #: Refused when the front is full.
     bounded: bool
-    #: Of a stream of requests that are answered directly.
+    #: What its answers look like where it takes a stream of requests; None: it takes one.
     form: StreamForm | None = None
 
     @property
@@ -192,6 +196,10 @@ class _Call:
     def served(self, *, slow: bool) -> None:
         """Tell the throttle, which let the call in, how that ended."""
         self._peer.server.throttle.ended(slow=slow)
+
+    def missed(self) -> None:
+        """Tell the throttle, which let the call in, that it was looked at too late."""
+        self._peer.server.throttle.missed()
 
     # --- for the connection -------------------------------------------------------------------
 
@@ -323,9 +331,9 @@ class _StreamedCall(_Call):
         for request in requests:
             request.gone()
 
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Sequence[Buffer]) -> None:
         """Send one of the stream's messages."""
-        self._peer.connection.send_message(self.stream_id, (message,))
+        self._peer.connection.send_message(self.stream_id, message)
 
     def answer_soon(self, request: _StreamedRequest) -> None:
         """Write the answer that a request has ready, with the others of this turn."""
@@ -397,11 +405,15 @@ class _StreamedRequest:
             method = self._call.method
             _, text, _ = status_of(error, method=method.path.rpartition("/")[2])
             assert method.form is not None
-            self._send(method.form.error(text, self._message))
+            self._send([method.form.error(text, self._message)])
 
     def served(self, *, slow: bool) -> None:
         """Tell the throttle, which let the request in, how that ended."""
         self._call.served(slow=slow)
+
+    def missed(self) -> None:
+        """Tell the throttle, which let the request in, that it was looked at too late."""
+        self._call.missed()
 
     def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
@@ -415,7 +427,7 @@ class _StreamedRequest:
         if self.when_gone is not None:
             self.when_gone()
 
-    def _send(self, message: Buffer) -> None:
+    def _send(self, message: Sequence[Buffer]) -> None:
         self.over = True
         self._call.send(message)
         self._call.request_over(self)
@@ -451,6 +463,15 @@ class HandledCall(_Call):
         message, self.arrival_ns = self._messages.popleft()
         self._peer.message_read(self.stream_id, len(message))
         return self._parse(message)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  as `read`
+        message = await self.read()
+        if message is EOF:
+            raise StopAsyncIteration
+        return message
 
     async def write(self, message: Any) -> None:  # noqa: ANN401  what the method's serializer takes
         """Send a message; returns when the client has taken what was sent before, or nearly so."""
@@ -527,7 +548,7 @@ class HandledCall(_Call):
     def begin(self) -> None:
         handler = self.method.handler
         if handler is not None and handler.request_streaming:
-            self.task = self._peer.server.begin_task(self._run(self._requests()))
+            self.task = self._peer.server.begin_task(self._run(self))
 
     @override
     def message_received(self, message: Buffer, arrival_ns: int) -> None:
@@ -578,10 +599,6 @@ class HandledCall(_Call):
         super()._stop()
         if self.task is not None:
             self.task.cancel()
-
-    async def _requests(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not EOF:
-            yield message
 
     def _parse(self, message: Buffer) -> Any:  # noqa: ANN401
         assert self.method.handler is not None
@@ -1015,6 +1032,11 @@ class _Peer:
 
     def sweep(self) -> None:
         """Look after the connection, once a second."""
+        # libuv tells of a broken connection once, and watches it no more. If there was still something to read
+        # then, nobody has heard of it.
+        if broken := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.lost(os.strerror(broken))
+            return
         self.connection.forgive()
         self._silent_sweeps += 1
         at_work = self.num_unread_bytes or any(call.is_at_work for call in self._calls.values())
@@ -1071,7 +1093,13 @@ class _Peer:
         """Say why the connection ends, and end it; all calls are given up."""
         self.connection.close(code, text)
         self.flush()
-        self.lost(text)
+        if self.closed:
+            return
+        self._end(text)
+        if self._unsent:
+            self._socket.close()  # Who reads nothing does not hear it.
+        else:
+            self.server.let_go(self._socket)
 
     def drain(self) -> None:
         """Tell all calls that the server stops."""
@@ -1089,13 +1117,16 @@ class _Peer:
 
     def lost(self, reason: str) -> None:
         """Hang up; all calls are given up."""
-        if self.closed:
-            return
+        if not self.closed:
+            self._end(reason)
+            self._socket.close()
+
+    def _end(self, reason: str) -> None:
+        """Give all calls up, and leave the socket alone from now on."""
         self.closed = True
         log.debug("connection of %s is over: %s", self.name, reason)
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        self._socket.close()
         for call in list(self._calls.values()):
             call.gone()
         self.server.door.num_bytes -= self._held_bytes
@@ -1148,6 +1179,8 @@ class Http2Server:
         # Every connection that is not accepted came later than this, per socket; None: there is none.
         self._listening: dict[socket.socket, int | None] = {}
         self._peers: set[_Peer] = set()
+        # Connections that are over, whose clients may still read why; and sweeps until they are closed.
+        self._leaving: dict[socket.socket, int] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -1212,14 +1245,22 @@ class Http2Server:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
         rate_rps = self.throttle.rate_rps
         if rate_rps != self._busy[0]:
-            self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
+            self._busy = rate_rps, _block_of(self._too_busy(), path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
     def busy(self) -> RefusedError:
         """Make the refusal of a request in a stream that the throttle keeps out."""
         self.door.count(Refusal.OVERLOADED)
-        return self.door.busy(round(self.throttle.rate_rps or 0))
+        return self._too_busy()
+
+    def _too_busy(self) -> RefusedError:
+        throttle = self.throttle
+        return self.door.busy(
+            round(throttle.rate_rps or 0),
+            request_ns=throttle.request_ns,
+            offered_rps=round(throttle.offered_rps),
+        )
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -1278,12 +1319,40 @@ class Http2Server:
             await asyncio.wait(self._tasks, timeout=_END_LIMIT_S)
         for peer in list(self._peers):
             peer.lost("the server stopped")
+        for sock in list(self._leaving):
+            self._close(sock)
         self.turns.stop()
 
     def peer_left(self, peer: _Peer) -> None:
         """A connection is over."""
         self._peers.discard(peer)
         self.something_ended()
+
+    def let_go(self, sock: socket.socket) -> None:
+        """Close a connection behind its last words: at once it would take them back, with something left to read."""
+        if len(self._leaving) >= _LEAVING_MAX:
+            sock.close()
+            return
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+        self._leaving[sock] = _LEAVING_SWEEPS
+        asyncio.get_running_loop().add_reader(sock, self._discard, sock)
+
+    def _discard(self, sock: socket.socket) -> None:
+        """Read what nobody wants to know from a connection that is over."""
+        try:
+            num_bytes = sock.recv_into(self.buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            num_bytes = 0
+        if not num_bytes:
+            self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        del self._leaving[sock]
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.close()
 
     def something_ended(self) -> None:
         """A call or connection is over, or all is sent."""
@@ -1345,6 +1414,10 @@ class Http2Server:
     def _sweep(self) -> None:
         for peer in list(self._peers):
             peer.sweep()
+        for sock, sweeps in list(self._leaving.items()):
+            self._leaving[sock] = sweeps - 1
+            if sweeps <= 1:
+                self._close(sock)
         unread_bytes = sum(peer.num_unread_bytes for peer in self._peers)
         while unread_bytes > self.door.max_bytes:
             # A bound for each would be none for all: who leaves most unread makes room.
