@@ -197,6 +197,10 @@ class _Call:
         """Tell the throttle, which let the call in, how that ended."""
         self._peer.server.throttle.ended(slow=slow)
 
+    def missed(self) -> None:
+        """Tell the throttle, which let the call in, that it was looked at too late."""
+        self._peer.server.throttle.missed()
+
     # --- for the connection -------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -406,6 +410,10 @@ class _StreamedRequest:
     def served(self, *, slow: bool) -> None:
         """Tell the throttle, which let the request in, how that ended."""
         self._call.served(slow=slow)
+
+    def missed(self) -> None:
+        """Tell the throttle, which let the request in, that it was looked at too late."""
+        self._call.missed()
 
     def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
@@ -1237,14 +1245,22 @@ class Http2Server:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
         rate_rps = self.throttle.rate_rps
         if rate_rps != self._busy[0]:
-            self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
+            self._busy = rate_rps, _block_of(self._too_busy(), path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
     def busy(self) -> RefusedError:
         """Make the refusal of a request in a stream that the throttle keeps out."""
         self.door.count(Refusal.OVERLOADED)
-        return self.door.busy(round(self.throttle.rate_rps or 0))
+        return self._too_busy()
+
+    def _too_busy(self) -> RefusedError:
+        throttle = self.throttle
+        return self.door.busy(
+            round(throttle.rate_rps or 0),
+            request_ns=throttle.request_ns,
+            offered_rps=round(throttle.offered_rps),
+        )
 
     # --- life ---------------------------------------------------------------------------------
 

@@ -453,7 +453,7 @@ def _read_inputs(
             buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
         else:
             buffers.append(_typed_bytes(tensor, spec, rows))
-    return rows, buffers, shared
+    return rows, buffers, tuple(shared)
 
 
 def _shared_part(
