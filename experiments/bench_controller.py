@@ -63,6 +63,7 @@ NUM_MODELS = (15, 4000)
 #: The least that each figure should be.
 AIMS = {"fed_rps_15": 30_000, "fed_rps_15_native": 60_000, "fed_rps_4000_native": 40_000}
 
+CALM_RPS = 200.0
 FIRST_RPS, GROWTH = 10_000.0, 1.1
 STEP_S, WARM_S = 2.0, 0.5
 TRIES = 3
@@ -542,9 +543,9 @@ def climb(
 
 
 def _calm(pump: Feeder, seeds: Iterator[int]) -> None:
-    """Have the controller forget what it learned of an overload before."""
+    """Have the controller forget what it learned of an overload before: it does so only when little is asked."""
     for _ in range(_CALM_STEPS_MAX):
-        if pump.run(FIRST_RPS / 2, WARM_S, next(seeds)).passed:
+        if pump.run(CALM_RPS, WARM_S, next(seeds)).passed:
             return
 
 

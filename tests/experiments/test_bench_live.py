@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.bench_controller import FIRST_RPS, GROWTH, TRIES, RateStep, climb, fed
+from experiments.bench_controller import CALM_RPS, FIRST_RPS, GROWTH, TRIES, RateStep, climb, fed
 from experiments.bench_frontend import INFER
 from experiments.bench_grpc import infer_request
 from experiments.bench_live import PAYLOADS, BareServer
@@ -83,7 +83,7 @@ def test_the_last_rate_at_which_all_is_in_time_is_the_figure() -> None:
 
 def test_a_controller_that_is_late_at_the_lowest_rate_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="not all were answered in time"):
-        climb(ScriptedPump(0), no_time, lambda *_: None)
+        climb(ScriptedPump(CALM_RPS), no_time, lambda *_: None)
 
 
 def test_every_model_of_a_fed_controller_is_answered_by_the_played_workers() -> None:
