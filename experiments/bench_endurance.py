@@ -1,6 +1,6 @@
 """Does a server stay as it was: overload for as long as one likes, and a neighbour who floods it.
 
-`make bench-endurance`, in 25 minutes, on a machine with nothing else to do; the record is `endurance.json`. A real
+`make bench-endurance`, in half an hour, on a machine with nothing else to do; the record is `endurance.json`. A real
 `clockwright up` with modelled devices of exactly 10 ms per request, SLO 100 ms, and `open_loop` as the client.
 
 * `overload`: the case of `bench_overload` at one and a half times and three times what the device can do, each for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def play(
     num_pages: int,
     scheduler: SchedulerConfig | None = None,
     options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Played:
     """Start a `clockwright up` with one worker, play workloads on it one after the other, stop it.
 
@@ -87,6 +88,7 @@ def play(
         num_pages: size of the weights cache.
         scheduler: policy and look-ahead, all that the command line has of it; None: the server's own.
         options: more of `clockwright up`; the last one given of a kind holds.
+        environment: variables that the server has besides this process's.
 
     Raises:
         RuntimeError: the server did not start.
@@ -105,7 +107,7 @@ def play(
             *command_line(scheduler or SchedulerConfig()),
             *options,
         ]
-        with LocalServer(arguments) as server:
+        with LocalServer(arguments, environment=environment) as server:
             with Operator(server.address) as operator:
                 rows, policy = _rows(operator), operator.status().policy
             reports = [replay(server.address, workload) for workload in workloads]

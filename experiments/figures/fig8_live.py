@@ -112,6 +112,12 @@ class Setting:
         """The SLO of every request."""
         return 100 * self.slower
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a server's process needs besides this one's variables."""
+        # With the safe path, nothing of the working folder comes before what is compiled.
+        return {"PYTHONPATH": str(TARGET), "PYTHONSAFEPATH": "1"} if self.native else {}
+
     def replay(self, line: Line, seed: int) -> azure_replay.Setting:
         """The replay of one line: its cluster, and arrivals drawn from `seed`."""
         length_s = self.warmup_s + self.seconds
@@ -238,9 +244,9 @@ def serving(setting: Setting, case: Case) -> Iterator[tuple[LocalServer, Path]]:
         ]
         if setting.fronts:
             arguments += ["--fronts", str(setting.fronts)]
-        # With the safe path, nothing of the working folder comes before what is compiled.
-        compiled = {"PYTHONPATH": str(TARGET), "PYTHONSAFEPATH": "1"} if setting.native else {}
-        with LocalServer(arguments, start_limit_s=_START_LIMIT_S, environment=compiled) as server:
+        with LocalServer(
+            arguments, start_limit_s=_START_LIMIT_S, environment=setting.environment
+        ) as server:
             yield server, Path(scratch)
 
 
@@ -356,6 +362,7 @@ def calibrated(case: Case, setting: Setting) -> Calibration:
         profile=profile_of(case),
         num_pages=case.cluster.num_pages,
         scheduler=case.scheduler,
+        environment=setting.environment,
     )
     return calibrate(*played.runs)
 
