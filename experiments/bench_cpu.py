@@ -49,7 +49,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class GoodputCase:
     """What goodput is measured of."""
 
     architecture: str
@@ -58,15 +58,15 @@ class Network:
 
 
 NETWORKS = {
-    "resnet50": Network("resnet50_v1", (1, 3, 224, 224), 5_000),
-    "mlp": Network("mlp-784-128-10", (1, 784), 100),
+    "resnet50": GoodputCase("resnet50_v1", (1, 3, 224, 224), 5_000),
+    "mlp": GoodputCase("mlp-784-128-10", (1, 784), 100),
 }
 # Layers of 34 MB, so that files are far larger than what belongs to a model besides.
 MEMORY_NETWORK = "mlp-2048-4096-10"
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class CpuBenchSize:
     """How much is measured."""
 
     seconds: float
@@ -75,8 +75,8 @@ class Size:
     num_models: int
 
 
-FULL = Size(seconds=10.0, plain_seconds=5.0, rounds=3, num_models=20)
-QUICK = Size(seconds=2.0, plain_seconds=1.0, rounds=1, num_models=3)
+FULL = CpuBenchSize(seconds=10.0, plain_seconds=5.0, rounds=3, num_models=20)
+QUICK = CpuBenchSize(seconds=2.0, plain_seconds=1.0, rounds=1, num_models=3)
 
 
 # --- goodput --------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def plain_rps(path: Path, batch_size: int, seconds: float) -> float:
     return runs * batch_size / taken_s
 
 
-def measure_goodput(size: Size) -> dict[str, float]:
+def measure_goodput(size: CpuBenchSize) -> dict[str, float]:
     """Answers in time per second through the server, beside plain onnxruntime."""
     figures: dict[str, float] = {}
     for key, network in NETWORKS.items():
@@ -125,7 +125,7 @@ def _plain_alone(path: Path, batch_size: int, seconds: float) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _closed_loop(address: str, network: Network, seconds: float) -> float:
+def _closed_loop(address: str, network: GoodputCase, seconds: float) -> float:
     load = ClientLoad(
         address=address, models=("m",), slo_ms=network.slo_ms, seconds=seconds,
         concurrency=CONCURRENCY, shape=network.shape,
@@ -142,7 +142,7 @@ def _closed_loop(address: str, network: Network, seconds: float) -> float:
 # --- prediction -----------------------------------------------------------------------------------
 
 
-def measure_prediction(size: Size) -> dict[str, float]:
+def measure_prediction(size: CpuBenchSize) -> dict[str, float]:
     """How far EXEC is from its prediction, with bound threads and with others."""
     network = NETWORKS["resnet50"]
     ways = {
@@ -192,7 +192,7 @@ def _server_and_worker(scratch: Path, telemetry: Path, arguments: list[str]) -> 
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def measure_memory(size: Size) -> dict[str, float]:
+def measure_memory(size: CpuBenchSize) -> dict[str, float]:
     """What models add to the private memory of a second worker."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
@@ -214,7 +214,7 @@ def measure_memory(size: Size) -> dict[str, float]:
     }
 
 
-def _write(scratch: Path, network: Network) -> Path:
+def _write(scratch: Path, network: GoodputCase) -> Path:
     path = scratch / "models" / "m" / "1" / "model.onnx"
     write_model(network.architecture, path)
     (path.parents[1] / "config.toml").write_text(f"batch_sizes = {list(BATCH_SIZES)}\n")
