@@ -49,7 +49,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class GoodputCase:
+class AskedNetwork:
     """What goodput is measured of."""
 
     architecture: str
@@ -58,15 +58,15 @@ class GoodputCase:
 
 
 NETWORKS = {
-    "resnet50": GoodputCase("resnet50_v1", (1, 3, 224, 224), 5_000),
-    "mlp": GoodputCase("mlp-784-128-10", (1, 784), 100),
+    "resnet50": AskedNetwork("resnet50_v1", (1, 3, 224, 224), 5_000),
+    "mlp": AskedNetwork("mlp-784-128-10", (1, 784), 100),
 }
 # Layers of 34 MB, so that files are far larger than what belongs to a model besides.
 MEMORY_NETWORK = "mlp-2048-4096-10"
 
 
 @dataclass(frozen=True, slots=True)
-class CpuBenchSize:
+class Extent:
     """How much is measured."""
 
     seconds: float
@@ -75,8 +75,8 @@ class CpuBenchSize:
     num_models: int
 
 
-FULL = CpuBenchSize(seconds=10.0, plain_seconds=5.0, rounds=3, num_models=20)
-QUICK = CpuBenchSize(seconds=2.0, plain_seconds=1.0, rounds=1, num_models=3)
+FULL = Extent(seconds=10.0, plain_seconds=5.0, rounds=3, num_models=20)
+QUICK = Extent(seconds=2.0, plain_seconds=1.0, rounds=1, num_models=3)
 
 
 # --- goodput --------------------------------------------------------------------------------------
@@ -95,21 +95,22 @@ def plain_rps(path: Path, batch_size: int, seconds: float) -> float:
     return runs * batch_size / taken_s
 
 
-def measure_goodput(size: CpuBenchSize) -> dict[str, float]:
+def measure_goodput(extent: Extent) -> dict[str, float]:
     """Answers in time per second through the server, beside plain onnxruntime."""
     figures: dict[str, float] = {}
     for key, network in NETWORKS.items():
         with tempfile.TemporaryDirectory() as scratch:
             path = _write(Path(scratch), network)
-            # As many times as long in all as one turn, so that the choice is no luckier than what follows.
-            tried = {each: _plain_alone(path, each, size.plain_seconds / 2) for each in BATCH_SIZES}
+            tried = {
+                each: _plain_alone(path, each, extent.plain_seconds / 2) for each in BATCH_SIZES
+            }
             best = max(tried, key=tried.__getitem__)
             with LocalServer(_arguments(Path(scratch))) as server:
-                plain = [_plain_alone(path, best, size.plain_seconds)]
+                plain = [_plain_alone(path, best, extent.plain_seconds)]
                 served = []
-                for _ in range(size.rounds):
-                    served.append(_closed_loop(server.address, network, size.seconds))
-                    plain.append(_plain_alone(path, best, size.plain_seconds))
+                for _ in range(extent.rounds):
+                    served.append(_closed_loop(server.address, network, extent.seconds))
+                    plain.append(_plain_alone(path, best, extent.plain_seconds))
         beside = [(before + after) / 2 for before, after in pairwise(plain)]
         ratios = [mine / theirs for mine, theirs in zip(served, beside, strict=True)]
         figures[f"{key}_rps"] = round(statistics.median(served), 2)
@@ -125,7 +126,7 @@ def _plain_alone(path: Path, batch_size: int, seconds: float) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _closed_loop(address: str, network: GoodputCase, seconds: float) -> float:
+def _closed_loop(address: str, network: AskedNetwork, seconds: float) -> float:
     load = ClientLoad(
         address=address, models=("m",), slo_ms=network.slo_ms, seconds=seconds,
         concurrency=CONCURRENCY, shape=network.shape,
@@ -142,7 +143,7 @@ def _closed_loop(address: str, network: GoodputCase, seconds: float) -> float:
 # --- prediction -----------------------------------------------------------------------------------
 
 
-def measure_prediction(size: CpuBenchSize) -> dict[str, float]:
+def measure_prediction(extent: Extent) -> dict[str, float]:
     """How far EXEC is from its prediction, with bound threads and with others."""
     network = NETWORKS["resnet50"]
     ways = {
@@ -156,7 +157,7 @@ def measure_prediction(size: CpuBenchSize) -> dict[str, float]:
         for way, arguments in ways.items():
             telemetry = scratch / way
             with _server_and_worker(scratch, telemetry, arguments) as address:
-                _closed_loop(address, network, size.seconds)
+                _closed_loop(address, network, extent.seconds)
             found = action_figures(read_actions(telemetry))
             for quantile in ("p50", "p99"):
                 figures[f"exec_error_us_{quantile}_{way}"] = found[f"exec_error_us_{quantile}"]
@@ -192,12 +193,12 @@ def _server_and_worker(scratch: Path, telemetry: Path, arguments: list[str]) -> 
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def measure_memory(size: CpuBenchSize) -> dict[str, float]:
+def measure_memory(extent: Extent) -> dict[str, float]:
     """What models add to the private memory of a second worker."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
-        for count in (1, size.num_models):
+        for count in (1, extent.num_models):
             for seed in range(count):
                 path = scratch / "models" / f"m{seed}" / "1" / "model.onnx"
                 if not path.exists():
@@ -208,13 +209,13 @@ def measure_memory(size: CpuBenchSize) -> dict[str, float]:
                 found[count] = _private_bytes(second.pid)
         weights = [path.stat().st_size for path in scratch.glob("cache/compiled/*/weights.bin")]
     return {
-        "second_worker_mib": round((found[size.num_models] - found[1]) / _MIB, 1),
-        "second_worker_private_mib": round(found[size.num_models] / _MIB, 1),
+        "second_worker_mib": round((found[extent.num_models] - found[1]) / _MIB, 1),
+        "second_worker_private_mib": round(found[extent.num_models] / _MIB, 1),
         "weights_mib": round(sum(weights) / _MIB, 1),
     }
 
 
-def _write(scratch: Path, network: GoodputCase) -> Path:
+def _write(scratch: Path, network: AskedNetwork) -> Path:
     path = scratch / "models" / "m" / "1" / "model.onnx"
     write_model(network.architecture, path)
     (path.parents[1] / "config.toml").write_text(f"batch_sizes = {list(BATCH_SIZES)}\n")
@@ -242,12 +243,12 @@ def main() -> None:
         path, batch_size, seconds = options.plain
         print(plain_rps(Path(path), int(batch_size), float(seconds)))
         return
-    size = QUICK if options.quick else FULL
-    figures = measure_goodput(size) | measure_prediction(size) | measure_memory(size)
+    extent = QUICK if options.quick else FULL
+    figures = measure_goodput(extent) | measure_prediction(extent) | measure_memory(extent)
     command = "make bench-cpu" + " (quick)" * options.quick
     extra = {
         "concurrency": CONCURRENCY,
-        "num_models": size.num_models,
+        "num_models": extent.num_models,
         "cores": spell_cores(usable_cores()),
     }
     written = write_results(
