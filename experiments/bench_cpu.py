@@ -55,10 +55,12 @@ class AskedNetwork:
     architecture: str
     shape: tuple[int, ...]
     slo_ms: int
+    #: `raw` is the cheaper one, and sends what fits into a frame.
+    client: str = "raw"
 
 
 NETWORKS = {
-    "resnet50": AskedNetwork("resnet50_v1", (1, 3, 224, 224), 5_000),
+    "resnet50": AskedNetwork("resnet50_v1", (1, 3, 224, 224), 5_000, "grpcio"),
     "mlp": AskedNetwork("mlp-784-128-10", (1, 784), 100),
 }
 # Layers of 34 MB, so that files are far larger than what belongs to a model besides.
@@ -129,7 +131,7 @@ def _plain_alone(path: Path, batch_size: int, seconds: float) -> float:
 def _closed_loop(address: str, network: AskedNetwork, seconds: float) -> float:
     load = ClientLoad(
         address=address, models=("m",), slo_ms=network.slo_ms, seconds=seconds,
-        concurrency=CONCURRENCY, shape=network.shape,
+        concurrency=CONCURRENCY, shape=network.shape, client=network.client,
     )  # fmt: skip
     with OpenLoop(load) as loop:
         account = loop.account()

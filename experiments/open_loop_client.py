@@ -12,6 +12,7 @@ import functools
 import gc
 import json
 import pickle
+import queue
 import random
 import select
 import socket
@@ -504,23 +505,38 @@ def _run_grpcio(load: ClientLoad, begin: Callable[[], None]) -> Account:
     times_ns, models = _requests(load, rng)
     due_ns = times_ns.tolist()
     messages = [request_bytes(model, load) for model in load.models]
-    sent_ns, done_ns = [0] * len(due_ns), [0] * len(due_ns)
+    sent_ns: list[int] = []
+    done_ns: list[int] = []
     calls: list[Any] = []
+    ended: queue.SimpleQueue[None] = queue.SimpleQueue()
     channel: Any = grpc.insecure_channel(load.address, [("grpc.enable_http_proxy", 0)])
     with channel:
         grpc.channel_ready_future(channel).result(timeout=10)
         call = channel.unary_unary(_PATH)
         begin()
         began_ns, cpu_s = time.monotonic_ns(), time.process_time()
-        for index, (at_ns, model) in enumerate(zip(due_ns, models, strict=True)):
-            time.sleep(max(0, began_ns + at_ns - time.monotonic_ns()) / 1e9)
-            sent_ns[index] = time.monotonic_ns() - began_ns
+
+        def ask(model: int) -> None:
+            index = len(calls)
+            sent_ns.append(time.monotonic_ns() - began_ns)
+            done_ns.append(0)
             calls.append(call.future(messages[model]))
 
-            def done(_: object, index: int = index) -> None:
+            def done(_: object) -> None:
                 done_ns[index] = time.monotonic_ns() - began_ns
+                ended.put(None)
 
             calls[-1].add_done_callback(done)
+
+        for at_ns, model in zip(due_ns, models, strict=True):
+            time.sleep(max(0, began_ns + at_ns - time.monotonic_ns()) / 1e9)
+            ask(model)
+        if load.concurrency:
+            with contextlib.suppress(queue.Empty):
+                while (left_s := load.seconds - (time.monotonic_ns() - began_ns) / 1e9) > 0:
+                    ended.get(timeout=left_s)
+                    due_ns.append(time.monotonic_ns() - began_ns)
+                    ask(rng.randrange(len(messages)))
         limit_ns = (
             began_ns + round((load.seconds + load.patience_s) * 1e9) + load.slo_ms * 1_000_000
         )
@@ -528,7 +544,7 @@ def _run_grpcio(load: ClientLoad, begin: Callable[[], None]) -> Account:
         cpu_us = (time.process_time() - cpu_s) * 1e6
         now_ns = time.monotonic_ns() - began_ns
     return Account(
-        due_ns=times_ns,
+        due_ns=np.array(due_ns, np.int64),
         sent_ns=np.array(sent_ns, np.int64),
         done_ns=np.array([at_ns or now_ns for at_ns in done_ns], np.int64),
         ends=ends,
@@ -569,10 +585,10 @@ def run(load: ClientLoad, begin: Callable[[], None] = lambda: None) -> Account:
         )
     if load.client == "raw":
         account = _RawClient(load).run(begin)
-    elif load.client == "grpcio" and not load.concurrency:
+    elif load.client == "grpcio":
         account = _run_grpcio(load, begin)
     else:
-        raise ValueError(f"client {load.client!r}, expected raw, or grpcio in an open loop")
+        raise ValueError(f"client {load.client!r}, expected raw or grpcio")
     return account
 
 
