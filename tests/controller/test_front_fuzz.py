@@ -143,7 +143,9 @@ def talk(
         assert drawn >= num_frames
         server.until(lambda front: front.runtime.num_waiting == 0)
         server.until(lambda _: (door.num_requests, door.num_bytes) == (0, 0))
-        assert other.wait([other.infer(GOOD)])[0].status == 0
+        # What they sent may still be read, and the loop have no time beside it: it says so for as long.
+        while status := other.wait([other.infer(GOOD)])[0].status:
+            assert status == 8
         server.until(lambda _: (door.num_requests, door.num_bytes) == (0, 0))
         assert server.front_end.slabs.inputs is None or not server.do(
             lambda front: front.slabs.inputs is not None and front.slabs.inputs.used_bytes
