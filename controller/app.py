@@ -20,9 +20,11 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
+from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
+from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.slabs import Slabs
 from controller.front.tls import server_context
@@ -142,15 +144,11 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
-        service = InferenceService(
-            runtime,
-            catalogue,
-            door=door,
-            default_slo_ns=config.default_slo_ns,
-            applications=applications,
-            lag_ns=lag_ns,
+        backend = LocalBackend(
+            runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
         )
-        service.mount(server)
+        InferenceService(backend, door=door, lag_ns=lag_ns).mount(server)
+        RepositoryService(runtime, catalogue, backend, applications).mount(server)
         control = ControlService(
             runtime,
             catalogue,

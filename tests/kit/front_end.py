@@ -20,9 +20,11 @@ import uvloop
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.catalogue import Catalogue
 from controller.core import Scheduler, SchedulerConfig
+from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
+from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.slabs import Slabs
 from controller.runtime import Runtime
@@ -117,10 +119,9 @@ async def serving(
             server = grpc.aio.server(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
-        service = InferenceService(
-            runtime, catalogue, door=door, applications=front_end.applications
-        )
-        service.mount(server)
+        backend = LocalBackend(runtime, catalogue, front_end.applications)
+        InferenceService(backend, door=door).mount(server)
+        RepositoryService(runtime, catalogue, backend, front_end.applications).mount(server)
         control = ControlService(
             runtime,
             catalogue,
