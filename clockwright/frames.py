@@ -208,12 +208,12 @@ def encode_action(
         shift_ns: is added to every time.
     """
     if isinstance(action, EvictWeights):
-        return _frame(_encode((_EVICT, action.action_id, action.model_id)), ())
+        return make_frame(_encode((_EVICT, action.action_id, action.model_id)), ())
     earliest_ns, latest_ns = action.earliest_ns + shift_ns, action.latest_ns + shift_ns
     expected_ns = action.expected_duration_ns
     if isinstance(action, LoadWeights):
         load = (_LOAD, action.action_id, action.model_id, earliest_ns, latest_ns, expected_ns)
-        return _frame(_encode(load), ())
+        return make_frame(_encode(load), ())
     infer = (
         _INFER,
         action.action_id,
@@ -229,23 +229,23 @@ def encode_action(
     )
     if places:
         payload = [tensor for tensor, place in zip(payload, places, strict=True) if place < 0]
-    return _frame(_encode(infer), payload)
+    return make_frame(_encode(infer), payload)
 
 
 def encode_memory(inputs_bytes: int, outputs_bytes: int) -> bytes:
     """Make the frame with which the files of these sizes are handed over."""
-    (frame,) = _frame(_encode((_MEMORY, inputs_bytes, outputs_bytes)), ())
+    (frame,) = make_frame(_encode((_MEMORY, inputs_bytes, outputs_bytes)), ())
     return bytes(frame)
 
 
 def encode_mapped() -> list[Buffer]:
     """Make the frame that says that the memory is mapped."""
-    return _frame(MAPPED, ())
+    return make_frame(MAPPED, ())
 
 
 def encode_withdrawal(action_id: ActionId) -> list[Buffer]:
     """Make the frame that takes an action back."""
-    return _frame(_encode((_WITHDRAW, action_id)), ())
+    return make_frame(_encode((_WITHDRAW, action_id)), ())
 
 
 def encode_result(
@@ -268,7 +268,7 @@ def encode_result(
         _encode_step(result.output, shift_ns),
         [len(tensor) for tensor in outputs],
     )
-    return _frame(_encode(header), outputs)
+    return make_frame(_encode(header), outputs)
 
 
 def decode_order(
@@ -352,7 +352,8 @@ def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[
     return result, _cut(found.action_id, payload, found.lengths)
 
 
-def _frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
+def make_frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
+    """Make a frame, as buffers to be sent one after the other."""
     num_bytes = total_bytes(payload)
     prefix = PREFIX.pack(len(header), num_bytes)
     if num_bytes <= _JOINED_BYTES:

@@ -1,15 +1,28 @@
-"""The commands of this floor: `clockwright up` and `clockwright controller`."""
+"""The commands of this floor: `clockwright up`, `clockwright controller` and `clockwright front`."""
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clockwright.cli.flags import Telemetry, Verbose, WorkerFlags, log, ns, takes_flags
+from clockwright.cli.flags import (
+    SERVER,
+    Server,
+    Telemetry,
+    Verbose,
+    WorkerFlags,
+    log,
+    ns,
+    takes_flags,
+)
 from clockwright.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +103,34 @@ class SchedulerFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControllerFlags:
+class FrontFlags:
+    """Flags that say where clients are served, and how many."""
+
+    port: Annotated[
+        int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
+    ] = 8001
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
+    max_open_requests: Annotated[
+        int, typer.Option(help="Requests that are open at once; more are refused.")
+    ] = 10_000
+    max_open_mib: Annotated[
+        int, typer.Option(help="MiB of all open requests; more are refused.")
+    ] = 1024
+    max_connections: Annotated[
+        int, typer.Option(help="Connections beyond which requests are refused (http2).")
+    ] = 1000
+
+    def for_clients(self) -> FrontFlags:
+        """Those of them that fronts have."""
+        return FrontFlags(**{field.name: getattr(self, field.name) for field in fields(FrontFlags)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerFlags(FrontFlags):
     """Flags that say what a controller serves, and where."""
 
     models: Annotated[
@@ -100,9 +140,6 @@ class ControllerFlags:
             "of models that are containers runs here."
         ),
     ] = None
-    port: Annotated[
-        int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
-    ] = 8001
     worker_port: Annotated[
         int,
         typer.Option(
@@ -128,26 +165,12 @@ class ControllerFlags:
             "waited in its queue.",
         ),
     ] = "http2"
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
-    ] = None
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
-    max_open_requests: Annotated[
-        int, typer.Option(help="Requests that are open at once; more are refused.")
-    ] = 10_000
-    max_open_mib: Annotated[
-        int, typer.Option(help="MiB of all open requests; more are refused.")
-    ] = 1024
     shared_memory_mib: Annotated[
         int | None,
         typer.Option(
             help="Memory shared with workers of this host, for large tensors; 0: none. Unset: an eighth of all."
         ),
     ] = None
-    max_connections: Annotated[
-        int, typer.Option(help="Connections beyond which requests are refused (http2).")
-    ] = 1000
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
@@ -196,17 +219,31 @@ def up(
     workers: Annotated[
         int, typer.Option(help="Local worker processes, besides those of containers.")
     ] = 1,
+    fronts: Annotated[
+        int,
+        typer.Option(
+            help="Front processes that share the port of clients; 0: the controller serves clients itself."
+        ),
+    ] = 0,
+    controller_port: Annotated[
+        int,
+        typer.Option(
+            help="With --fronts: the controller's own, for workers and fronts of other machines; 0: any free one."
+        ),
+    ] = 0,
     worker: WorkerFlags,
     scheduler: SchedulerFlags,
 ) -> None:
     """Serve models on this machine: a controller, and workers beside it."""
     from clockwright.cli.local_workers import LocalWorkers
+    from controller.local_fronts import LocalFronts
     from controller.up import up as run_up
 
     if workers < 0:
         raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
+    if fronts < 0:
+        raise typer.BadParameter(f"found {fronts}, expected 0 or more", param_hint="--fronts")
     log(worker.verbose)
-    config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
     for index in range(workers):
         local.plan(f"local-{index}", worker)
@@ -216,7 +253,11 @@ def up(
         raise typer.BadParameter(
             "found 0, and no model is a container: expected 1 or more", param_hint="--workers"
         )
-    raise typer.Exit(run_up(config, local))
+    local_fronts: LocalFronts | None = None
+    if fronts:
+        local_fronts = LocalFronts(fronts, flags.for_clients(), verbose=worker.verbose)
+        flags = replace(flags, port=controller_port)
+    raise typer.Exit(run_up(flags.config("127.0.0.1", scheduler), local, local_fronts))
 
 
 @takes_flags
@@ -235,6 +276,51 @@ def controller(
 
     log(verbose)
     raise typer.Exit(run_up(flags.config(host, scheduler), LocalWorkers()))
+
+
+@takes_flags
+def front(
+    *,
+    controller: Server = SERVER,
+    flags: FrontFlags,
+    host: Annotated[str, typer.Option(help="0.0.0.0: everybody may connect.")] = "127.0.0.1",
+    verbose: Verbose = False,
+    share_port: Annotated[bool, typer.Option(hidden=True)] = False,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve clients for a controller anywhere, with a processor core of their own."""
+    if parent_pid is not None:
+        from clockwright.process import end_with
+
+        end_with(parent_pid, signal.SIGTERM)
+    from controller.config import FrontConfig
+    from controller.front_process import run as run_front
+
+    log(verbose)
+    try:
+        config = FrontConfig(
+            controller=controller,
+            host=host,
+            port=flags.port,
+            shares_port=share_port,
+            tls_certificate=flags.tls_cert,
+            tls_key=flags.tls_key,
+            max_open_requests=flags.max_open_requests,
+            max_open_bytes=flags.max_open_mib << 20,
+            max_connections=flags.max_connections,
+        )
+        code = run_front(config, started=None if parent_pid is not None else _say_where(host))
+    except ConfigError as error:
+        if parent_pid is None:
+            raise
+        # Whoever supervises this front learns that starting it again is of no use.
+        print(f"error: {error}", file=sys.stderr)
+        code = os.EX_CONFIG
+    raise typer.Exit(code)
+
+
+def _say_where(host: str) -> Callable[[int], None]:
+    return lambda port: print(f"listening on {host}:{port}", flush=True)
 
 
 def _tenant_weight(text: str) -> tuple[str, float]:

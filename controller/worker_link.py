@@ -57,7 +57,7 @@ from controller.core.events import ModelReady, WorkerJoined
 from controller.front.slabs import SLAB_BYTES_MIN, Arena, Slabs
 from controller.model_folder import ModelFile
 from controller.runtime import Runtime
-from controller.worker_socket import SocketListener, WorkerSocket
+from controller.worker_socket import FrameSocket, SocketListener
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class WorkerLink:
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
     #: Carries actions and results, once the worker has dialled.
-    _data: WorkerSocket | None = None
+    _data: FrameSocket | None = None
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
     #: Shared memory for its outputs, which the worker was offered; None: there is none.
     _outputs: Arena | None = None
@@ -292,7 +292,7 @@ class WorkerLink:
         if self._ended.done():
             sock.close()
             return
-        self._data = WorkerSocket(sock, self._take_frames, self.cut)
+        self._data = FrameSocket(sock, self._take_frames, self.cut)
         self._offer_memory(self._data)
         self._join_when_known()
 
@@ -305,7 +305,7 @@ class WorkerLink:
         self._infers.clear()
         self._outputs = None
 
-    def _offer_memory(self, data: WorkerSocket) -> None:
+    def _offer_memory(self, data: FrameSocket) -> None:
         """Hand the shared memory over, if the worker is on this host."""
         inputs = self.slabs.inputs
         if inputs is None or not data.hands_over:
@@ -643,7 +643,8 @@ class WorkerLinks:
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
         self._slabs = slabs
-        self._listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
+        #: Where workers, and fronts, come for their second connection.
+        self.listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
         #: Why no worker is welcome any more; empty while they are.
         self._closing = ""
@@ -666,11 +667,11 @@ class WorkerLinks:
 
     def listen(self, host: str, port: int, path: Path) -> None:
         """Listen for the sockets of actions and results; see `SocketListener.listen`."""
-        self._listener.listen(host, port, path)
+        self.listener.listen(host, port, path)
 
     def stop_listening(self) -> None:
         """Take no more of these sockets."""
-        self._listener.close()
+        self.listener.close()
 
     async def close(self, reason: str) -> None:
         """End all streams, and wait until they have ended or `LEAVE_LIMIT_S` is over.
@@ -699,7 +700,7 @@ class WorkerLinks:
             self._message_bytes_max,
             self._slabs,
         )
-        token = self._listener.expect(link.dialled)
+        token = self.listener.expect(link.dialled)
         try:
             await self._welcome(link, token)
             self._links[link.worker_id] = link
@@ -710,7 +711,7 @@ class WorkerLinks:
             finally:
                 self._remove(link, reason)
         finally:
-            self._listener.forget(token)
+            self.listener.forget(token)
             link.hang_up()
         # The reason is for the worker's log. The end of the stream alone tells it to register again.
         context.set_code(grpc.StatusCode.ABORTED)
@@ -764,8 +765,8 @@ class WorkerLinks:
         welcome = pb.Welcome(
             heartbeat_interval_ms=self._heartbeats.interval_ms,
             silence_limit_ms=self._heartbeats.silence_limit_ms,
-            socket_path=self._listener.path,
-            socket_port=self._listener.port,
+            socket_path=self.listener.path,
+            socket_port=self.listener.port,
             token=token,
         )
         await link.context.write(pb.ToWorker(welcome=welcome).SerializeToString())

@@ -43,29 +43,36 @@ _ACCEPT_PAUSE_S = 0.1
 _UNSENT_BYTES_MAX = 1 << 30
 
 
-class WorkerSocket:
-    """One worker's socket: frames in, buffers out. It belongs to the event loop."""
+class FrameSocket:
+    """A socket to one worker, front or controller: frames in, buffers out. It belongs to the event loop."""
 
     def __init__(
         self,
         sock: socket.socket,
         take: Callable[[Sequence[Frame]], None],
         ended: Callable[[str], None],
+        *,
+        peer: str = "worker",
+        unsent_bytes_max: int | None = None,
     ) -> None:
         """Begin to read.
 
         Args:
             sock: connected, and does not block.
             take: given frames as they come, in order. What it raises ends the link.
-            ended: told once why the worker cannot be reached any more.
+            ended: told once why the peer cannot be reached any more.
+            peer: what it is, for people.
+            unsent_bytes_max: a peer that leaves more unread is given up; None: `_UNSENT_BYTES_MAX`.
         """
         #: The owner sets what it may bring.
         self.reader = FrameReader(header_bytes_max=PLAIN_HEADER_BYTES, payload_bytes_max=0)
-        #: Calls of `tick` since the worker last took any of what waits for it.
+        #: Calls of `tick` since the peer last took any of what waits for it.
         self.stalled_ticks = 0
         self._sock = sock
         self._take = take
         self._ended = ended
+        self._peer = peer
+        self._unsent_bytes_max = unsent_bytes_max or _UNSENT_BYTES_MAX
         self._queue = SendQueue()
         #: A write is due at the end of this turn, or when the socket has room again.
         self._is_due = False
@@ -80,6 +87,11 @@ class WorkerSocket:
         if not self._is_due:
             self._is_due = True
             self._loop.call_soon(self._flush)
+
+    def send_now(self, buffers: Sequence[Buffer]) -> None:
+        """Send buffers at once: they are all of a turn."""
+        self._queue.add(buffers)
+        self._flush()
 
     @property
     def hands_over(self) -> bool:
@@ -117,7 +129,7 @@ class WorkerSocket:
         try:
             num_bytes = self._sock.recv_into(self.reader.room())
             if num_bytes == 0:
-                self._end("the worker closed its connection")
+                self._end(f"the {self._peer} closed its connection")
                 return
             self._take(self.reader.received(num_bytes))
         except (BlockingIOError, InterruptedError):
@@ -127,8 +139,8 @@ class WorkerSocket:
         except ProtocolError as error:
             self._end(f"protocol error: {error}")
         except Exception as error:
-            # This is a bug of ours. The worker reconnects and starts afresh.
-            log.exception("a worker's link failed")
+            # This is a bug of ours. The peer reconnects and starts afresh.
+            log.exception("the link to a %s failed", self._peer)
             self._end(f"its link failed: {error!r}")
 
     def _flush(self) -> None:
@@ -145,7 +157,7 @@ class WorkerSocket:
                 queue.sent(num_bytes)
                 self.stalled_ticks = 0
         except (BlockingIOError, InterruptedError):
-            if queue.num_bytes > _UNSENT_BYTES_MAX:
+            if queue.num_bytes > self._unsent_bytes_max:
                 self._end(f"it leaves {queue.num_bytes} bytes unread")
             elif not self._is_full:
                 self._is_full = True

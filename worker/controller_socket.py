@@ -16,11 +16,10 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from clockwright.actions import Action, Result
 from clockwright.bulk import Buffer
-from clockwright.data_socket import prepare
+from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
 from clockwright.frames import (
     FrameReader,
@@ -144,25 +143,12 @@ class ControllerSocket:
         return sock
 
     def _connect(self) -> socket.socket:
-        path = self._welcome.socket_path
-        # On another host there is no such file, and in a container it may be hidden.
-        if path and Path(path).exists():
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(_DIAL_LIMIT_S)
-            try:
-                sock.connect(path)
-            except OSError as error:
-                sock.close()
-                logger.info("no way by %s (%s): taking TCP", path, error.strerror)
-            else:
-                return sock
-        address = self._host, self._welcome.socket_port
+        port, path = self._welcome.socket_port, self._welcome.socket_path
         try:
-            return socket.create_connection(address, _DIAL_LIMIT_S)
+            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S)
         except OSError as error:
-            where = f"{self._host}:{self._welcome.socket_port}"
             raise ProtocolError(
-                f"actions come by {where}, which cannot be reached: {error}"
+                f"actions come by {self._host}:{port}, which cannot be reached: {error}"
             ) from None
 
     def _serve(self, sock: socket.socket) -> str:

@@ -22,7 +22,7 @@ from controller import worker_socket
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.worker_socket import SocketListener, WorkerSocket
+from controller.worker_socket import SocketListener, FrameSocket
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 1_000_000_000
@@ -299,7 +299,7 @@ def test_what_is_sent_in_a_turn_of_the_loop_leaves_in_one_call() -> None:
         sock.setblocking(False)
         theirs.setblocking(False)
         ended: list[str] = []
-        link = WorkerSocket(sock, lambda _: None, ended.append)
+        link = FrameSocket(sock, lambda _: None, ended.append)
         loop = asyncio.get_running_loop()
         for number in range(100):
             link.send([b"%d," % number, b"and "])
@@ -333,7 +333,7 @@ def test_a_worker_that_leaves_too_much_unread_is_let_go(monkeypatch: pytest.Monk
         sock, theirs = socket.socketpair()
         sock.setblocking(False)
         ended: list[str] = []
-        link = WorkerSocket(sock, lambda _: None, ended.append)
+        link = FrameSocket(sock, lambda _: None, ended.append)
         for _ in range(100):
             link.send([bytes(1 << 20)])
         await until(lambda: ended)
