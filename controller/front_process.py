@@ -32,8 +32,14 @@ _STOP_GRACE_S = 10.0
 
 
 @asynccontextmanager
-async def serving(config: FrontConfig) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
+async def serving(
+    config: FrontConfig, *, clock: Callable[[], int] = time.monotonic_ns
+) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
     """Serve in the running event loop, once the controller is there.
+
+    Args:
+        config: the front's settings.
+        clock: the present in ns, at the pace of the monotonic clock.
 
     Yields:
         The port, and the task that keeps the controller attached, which ends only by an error.
@@ -42,7 +48,7 @@ async def serving(config: FrontConfig) -> AsyncIterator[tuple[int, asyncio.Task[
         ConfigError: the port is taken, or the controller takes no front of this version.
     """
     async with AsyncExitStack() as stack:
-        backend = RemoteBackend(config.controller, clock=time.monotonic_ns)
+        backend = RemoteBackend(config.controller, clock=clock)
         attaching = asyncio.create_task(backend.run())
 
         async def detach() -> None:

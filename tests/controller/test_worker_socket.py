@@ -22,7 +22,7 @@ from controller import worker_socket
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.worker_socket import SocketListener, FrameSocket
+from controller.worker_socket import FrameSocket, SocketListener
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 1_000_000_000
