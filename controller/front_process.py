@@ -22,8 +22,8 @@ from controller.front.forwarding import Forwarding
 from controller.front.http2_server import Http2Server
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
-from controller.front.slabs import Slabs
 from controller.front.tls import server_context
+from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from controller.front.backend import Answerer, Backend, ToldAnswer
 from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
 from controller.front.explanation import explain
-from controller.front.http2_server import HandledCall, Http2Server
+from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
 from controller.front.oip import (
     CheckedRequest,
     encode_response,
@@ -43,9 +43,6 @@ from controller.runtime import Answer, late_error
 from controller.selection.queries import Answered
 
 SERVICE = "inference.GRPCInferenceService"
-
-# A client that sends and never reads makes us hold this many answers at most; then its stream waits.
-STREAM_REQUESTS_MAX = 1024
 
 # Between the last look at the clock and the client's machine lie the kernel, and whoever takes the processor
 # away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times. An answer is charged this part of its
@@ -211,12 +208,18 @@ class InferenceService:
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
-        methods = {"ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer)}
         if isinstance(server, Http2Server):
             server.answer_directly(SERVICE, "ModelInfer", self.infer)
+            form = StreamForm(wrap_for_stream, _error_in_stream)
+            server.answer_directly(SERVICE, "ModelStreamInfer", self.infer, form)
         else:
-            methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+            methods = {
+                "ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer_awaited),
+                "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
+            }
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(SERVICE, methods),)
+            )
 
     def infer(self, call: Call, data: Buffer) -> None:
         """Serve a request; its call is answered sooner or later, and nothing is raised.
@@ -247,9 +250,9 @@ class InferenceService:
     async def _stream_infer(
         self,
         requests: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext[Any, Any] | HandledCall,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Answer the requests of a stream as their answers get ready; errors do not end it.
+        """Answer the requests of a stream of grpc.aio as their answers get ready; errors do not end it.
 
         The RPC deadline is the stream's, not a request's, so no SLO is taken from it.
         """
@@ -264,8 +267,7 @@ class InferenceService:
                 async with writing:
                     answer = call.judge(self._clock())
                     if isinstance(answer, Status):
-                        request_id = peek_request(data).request_id
-                        message = encode_stream_error(answer.text, request_id=request_id)
+                        message = _error_in_stream(answer.text, data)
                     else:
                         message = wrap_for_stream(answer)
                     await context.write(message)
@@ -274,10 +276,7 @@ class InferenceService:
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                if isinstance(context, HandledCall):
-                    arrival_ns = context.arrival_ns
-                else:
-                    arrival_ns = self._clock() - self._lag_ns()
+                arrival_ns = self._clock() - self._lag_ns()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
@@ -357,3 +356,8 @@ class InferenceService:
             f" could look at it > SLO {format_ns(slo_ns)}",
             figures={"slo_ns": slo_ns, "waited_ns": waited_ns},
         )
+
+
+def _error_in_stream(text: str, request: Buffer) -> bytes:
+    """Make the message of a stream that answers a request with an error's text."""
+    return encode_stream_error(text, request_id=peek_request(request).request_id)
