@@ -158,7 +158,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         fronts = FrontLinks(
             backend,
             catalogue,
-            links.listener,
+            links,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             door=door,
             message_bytes_max=config.max_message_bytes,

@@ -124,6 +124,22 @@ class FrontFlags:
         int, typer.Option(help="Connections beyond which requests are refused (http2).")
     ] = 1000
 
+    shared_memory_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory shared with workers of this host, for large tensors; 0: none. Unset: an eighth of all."
+        ),
+    ] = None
+
+    @property
+    def shared_memory_bytes(self) -> int:
+        """Memory that is shared with workers."""
+        from controller.config import default_shared_bytes
+
+        if self.shared_memory_mib is None:
+            return default_shared_bytes()
+        return self.shared_memory_mib << 20
+
     def for_clients(self) -> FrontFlags:
         """Those of them that fronts have."""
         return FrontFlags(**{field.name: getattr(self, field.name) for field in fields(FrontFlags)})
@@ -165,12 +181,6 @@ class ControllerFlags(FrontFlags):
             "waited in its queue.",
         ),
     ] = "http2"
-    shared_memory_mib: Annotated[
-        int | None,
-        typer.Option(
-            help="Memory shared with workers of this host, for large tensors; 0: none. Unset: an eighth of all."
-        ),
-    ] = None
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
@@ -184,7 +194,7 @@ class ControllerFlags(FrontFlags):
         Raises:
             ConfigError: one of them is impossible.
         """
-        from controller.config import ControllerConfig, default_shared_bytes
+        from controller.config import ControllerConfig
         from controller.selection.config import SelectionConfig
 
         return ControllerConfig(
@@ -201,11 +211,7 @@ class ControllerFlags(FrontFlags):
             tls_key=self.tls_key,
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
-            shared_memory_bytes=(
-                default_shared_bytes()
-                if self.shared_memory_mib is None
-                else self.shared_memory_mib << 20
-            ),
+            shared_memory_bytes=self.shared_memory_bytes,
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
             upload_limit_bytes=self.upload_limit_mib << 20,
@@ -308,6 +314,7 @@ def front(
             max_open_requests=flags.max_open_requests,
             max_open_bytes=flags.max_open_mib << 20,
             max_connections=flags.max_connections,
+            shared_memory_bytes=flags.shared_memory_bytes,
         )
         code = run_front(config, started=None if parent_pid is not None else _say_where(host))
     except ConfigError as error:

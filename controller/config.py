@@ -40,6 +40,9 @@ class FrontConfig:
     max_open_requests: int = 10_000
     max_open_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 1000
+    #: Memory that is shared with the workers of this host, for large inputs: half of this. Outputs lie in the
+    #: controller's.
+    shared_memory_bytes: int = field(default_factory=default_shared_bytes)
 
     def __post_init__(self) -> None:
         if not self.controller.rpartition(":")[0]:

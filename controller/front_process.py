@@ -12,6 +12,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from clockwright.errors import ConfigError
 from clockwright.process import freeze_garbage
@@ -31,24 +32,34 @@ log = logging.getLogger(__name__)
 _STOP_GRACE_S = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A running front; `serving` makes it."""
+
+    #: Where it listens; never 0.
+    port: int
+    #: Keeps the controller attached, and ends only by an error.
+    attaching: asyncio.Task[None]
+    slabs: Slabs
+
+
 @asynccontextmanager
 async def serving(
     config: FrontConfig, *, clock: Callable[[], int] = time.monotonic_ns
-) -> AsyncIterator[tuple[int, asyncio.Task[None]]]:
+) -> AsyncIterator[Front]:
     """Serve in the running event loop, once the controller is there.
 
     Args:
         config: the front's settings.
         clock: the present in ns, at the pace of the monotonic clock.
 
-    Yields:
-        The port, and the task that keeps the controller attached, which ends only by an error.
-
     Raises:
         ConfigError: the port is taken, or the controller takes no front of this version.
     """
     async with AsyncExitStack() as stack:
-        backend = RemoteBackend(config.controller, clock=clock)
+        slabs = Slabs(config.shared_memory_bytes)
+        stack.callback(slabs.close)
+        backend = RemoteBackend(config.controller, slabs, clock=clock)
         attaching = asyncio.create_task(backend.run())
 
         async def detach() -> None:
@@ -69,8 +80,6 @@ async def serving(
         tls: ssl.SSLContext | None = None
         if config.tls_certificate is not None and config.tls_key is not None:
             tls = server_context(config.tls_certificate, config.tls_key)
-        slabs = Slabs(0)
-        stack.callback(slabs.close)
         server = Http2Server(
             clock=backend.clock,
             door=door,
@@ -88,7 +97,7 @@ async def serving(
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         log.info("listening on %s, port %d", config.host, port)
-        yield port, attaching
+        yield Front(port, attaching, slabs)
 
 
 async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:
@@ -124,13 +133,13 @@ async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = 
 async def _serve(
     config: FrontConfig, told: asyncio.Task[int], started: Callable[[int], None] | None
 ) -> None:
-    async with serving(config) as (port, attaching):
+    async with serving(config) as front:
         freeze_garbage()
         if started is not None:
-            started(port)
-        await asyncio.wait((told, attaching), return_when=asyncio.FIRST_COMPLETED)
-        if attaching.done():
-            attaching.result()
+            started(front.port)
+        await asyncio.wait((told, front.attaching), return_when=asyncio.FIRST_COMPLETED)
+        if front.attaching.done():
+            front.attaching.result()
 
 
 def run(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:

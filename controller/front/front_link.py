@@ -15,8 +15,13 @@ it leaves unread. To the scheduler its requests are withdrawn then, and no other
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
 import socket
+import struct
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,23 +29,24 @@ from typing import Any
 import grpc
 
 from clockwright import wire
-from clockwright.bulk import Buffer
+from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ClockwrightError, ProtocolError, Refusal, RefusedError
 from clockwright.foreign import printable
-from clockwright.frames import HEADER_BYTES_MAX, Frame
+from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
 from clockwright.v1 import front_pb2 as pb
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
-from controller.front.backend import Answerer, LocalBackend, ToldAnswer
+from controller.front.backend import Answerer, LocalBackend, LocalModel, ToldAnswer
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
-from controller.worker_link import HeartbeatConfig
-from controller.worker_socket import FrameSocket, SocketListener
+from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory
+from controller.worker_link import HeartbeatConfig, WorkerLinks
+from controller.worker_socket import FrameSocket
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +56,8 @@ SERVICE = "clockwright.v1.FrontService"
 _DIAL_LIMIT_S = 10.0
 # A front that leaves so many bytes of answers unread is as good as gone.
 _UNREAD_BYTES_MAX = 256 << 20
+# Process, user and group of a peer.
+_CREDENTIALS = struct.Struct("iII")
 # A front puts this many bytes of small tensors together beside one large message, at most.
 _BESIDE_BYTES = 1 << 20
 
@@ -63,6 +71,11 @@ class _Description:
     generation: int
     #: Of one row of each input.
     row_bytes: tuple[int, ...]
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether something may be learned from inputs when their request is over."""
+        return type(self.answerer) is not LocalModel
 
     @property
     def name(self) -> str:
@@ -140,8 +153,24 @@ class FrontLink:
         self._clock = ClockSync()
         self._open: dict[int, _Asked] = {}
         self._data = FrameSocket(
-            sock, self._take, self.lost, peer="front", unsent_bytes_max=_UNREAD_BYTES_MAX
+            sock,
+            self._take,
+            self.lost,
+            peer="front",
+            unsent_bytes_max=_UNREAD_BYTES_MAX,
+            takes_files=True,
         )
+        # The front's memory for inputs, and whose inputs nobody looks at any more: noted in any thread.
+        self._file = -1
+        self._memory: MappedMemory | None = None
+        self._freed: deque[int] = deque()
+        self._thread = threading.get_ident()
+        # Workers' memory for outputs that the front was handed, what of it it has mapped, and the outputs that
+        # it looks at.
+        self._offered: dict[int, Arena] = {}
+        self._outputs: dict[int, Arena] = {}
+        self._lent: dict[int, list[Buffer]] = {}
+        self._process = _process_of(sock)
         self._data.reader.header_bytes_max = HEADER_BYTES_MAX
         self._data.reader.payload_bytes_max = links.message_bytes_max + _BESIDE_BYTES
         # What this turn of the event loop has to tell.
@@ -175,23 +204,58 @@ class FrontLink:
         """Tell an answer."""
         self._close(asked)
         lengths = [len(tensor) for tensor in outputs]
-        self._answered.append(
-            (asked.ask_id, departure_ns + (self.offset_ns or 0), parameters, lengths)
-        )
+        places: Sequence[int] = ()
+        if self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
+            places = [self._place(tensor) for tensor in outputs]
+            lent = [tensor for tensor, at in zip(outputs, places, strict=True) if at >= 0]
+            if lent:
+                self._lent[asked.ask_id] = lent
+            outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
+        departure_ns += self.offset_ns or 0
+        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places))
         self._payload += outputs
-        self._payload_bytes += sum(lengths)
+        self._payload_bytes += total_bytes(outputs)
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
             self._flush()
         else:
             self._flush_soon()
+
+    def _place(self, tensor: Buffer) -> int:
+        if len(tensor) >= SLAB_BYTES_MIN:
+            for number, arena in self._outputs.items():
+                if (begin := arena.find(tensor)) >= 0:
+                    return number << PLACE_BITS | begin
+        return -1
+
+    def offer(self, number: int, outputs: Arena) -> None:
+        """Let the front look at a worker's outputs where they lie."""
+        # One without memory of its own is not on this host, or wants none.
+        if self._memory is not None and outputs.fd >= 0:
+            message = frames.encode_one(frames.Memory(number, outputs.num_bytes))
+            if self._data.hand_over(message, (outputs.fd,)):
+                self._offered[number] = outputs
+
+    def forget(self, number: int) -> None:
+        """A worker is gone."""
+        self._outputs.pop(number, None)
+        if self._offered.pop(number, None) is not None:
+            self._data.send(frames.encode(frames.Forget(number)))
 
     def failed(self, asked: _Asked, error: Exception) -> None:
         """Tell why there is no answer."""
         self._close(asked)
         self._fail(asked.ask_id, error)
 
+    def _free(self, ask_id: int) -> None:
+        """Nobody looks at an input any more. Called in any thread."""
+        self._freed.append(ask_id)
+        if threading.get_ident() == self._thread and not self._is_over:
+            self._flush_soon()
+
     def beat(self) -> None:
         """Give a sign of life."""
+        if self._freed:
+            self._flush_soon()
         links = self._links
         beat = frames.Beat(
             links.clock(),
@@ -222,6 +286,17 @@ class FrontLink:
         self._is_over = True
         self._data.close()
         self._links.left(self, reason)
+        if self._memory is not None:
+            self._links.unshare(self._memory)
+            self._memory = None
+        if self._file >= 0:
+            os.close(self._file)
+        if self._lent:
+            # The front may still read, in answers that are on their way to clients: nothing else is to be
+            # written there while it lives.
+            self._links.keep_while_alive(self._process, self._lent)
+        elif self._process >= 0:
+            os.close(self._process)
         asked, self._open = list(self._open.values()), {}
         for each in asked:
             each.end(self._links.door)
@@ -246,12 +321,13 @@ class FrontLink:
 
     def _flush_due(self) -> None:
         self._is_due = False
-        if self._answered or self._refused or self._failed or self._stale:
+        if self._answered or self._refused or self._failed or self._stale or self._freed:
             self._flush()
 
     def _flush(self) -> None:
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
         told = frames.encode_told(
-            self._answered, self._refused, self._failed, self._stale, self._payload
+            self._answered, self._refused, self._failed, self._stale, freed, self._payload
         )
         self._answered, self._refused, self._failed, self._stale = [], [], [], []
         self._payload, self._payload_bytes = [], 0
@@ -277,8 +353,36 @@ class FrontLink:
             elif isinstance(message, frames.Describe):
                 described = self._links.describe(message)
                 self._data.send(frames.encode(described))
-            else:
+            elif isinstance(message, frames.FrontBeat):
                 self._take_beat(message)
+            elif isinstance(message, frames.Returned):
+                for ask_id in message.ask_ids:
+                    if lent := self._lent.get(ask_id):
+                        lent.pop()
+                    if not lent:
+                        self._lent.pop(ask_id, None)
+            elif isinstance(message, frames.Memory):
+                self._take_memory(message)
+            elif message.number in self._offered:
+                self._outputs[message.number] = self._offered[message.number]
+
+    def _take_memory(self, offer: frames.Memory) -> None:
+        """Map the front's memory, and have the workers map it."""
+        if self._memory is not None or not self._data.files:
+            raise ProtocolError("memory that was handed over already, or not at all")
+        self._file = self._data.files.popleft()
+        try:
+            self._memory = MappedMemory(self._links.new_number(), self._file, offer.num_bytes)
+        except OSError as error:
+            log.warning("the memory of front %s cannot be mapped: %s", self.name, error)
+            return
+        self._data.send(frames.encode(frames.Mapped(offer.number)))
+        self._links.share(self._memory, self._file, self)
+
+    def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        if self._memory is None:
+            raise ProtocolError(f"request {ask_id}: inputs in memory that is not mapped")
+        return self._memory.look(place, num_bytes, functools.partial(self._free, ask_id))
 
     def _take_beat(self, beat: frames.FrontBeat) -> None:
         was_known = self._clock.offset_ns is not None
@@ -297,7 +401,7 @@ class FrontLink:
         if offset_ns is None:
             raise ProtocolError("a request before the front's clock is known")
         links, now_ns = self._links, self._links.clock()
-        for ask, inputs in zip(asks, frames.cut_payload(frame, asks), strict=True):
+        for ask, inputs in zip(asks, frames.cut_payload(frame, asks, self._look), strict=True):
             description = links.find(ask.number)
             if description is None:
                 self._stale.append(ask.ask_id)
@@ -315,6 +419,9 @@ class FrontLink:
             arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
             asked = _Asked(self, ask, num_bytes, arrival_ns + ask.slo_ns)
             self._open[ask.ask_id] = asked
+            if ask.places and description.keeps_inputs:
+                # For longer than the request is open, perhaps, and the front's word is not enough for that.
+                inputs = [bytes(tensor) for tensor in inputs]
             asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
 
 
@@ -325,7 +432,7 @@ class FrontLinks:
         self,
         backend: LocalBackend,
         catalogue: Catalogue,
-        listener: SocketListener,
+        workers: WorkerLinks,
         heartbeats: HeartbeatConfig | None = None,
         *,
         door: Door,
@@ -336,7 +443,7 @@ class FrontLinks:
         Args:
             backend: answers what they ask.
             catalogue: says when something is described otherwise.
-            listener: takes their connections.
+            workers: whose memory and theirs is mapped by each other; where they are dialled, fronts are too.
             heartbeats: how often each side gives a sign of life.
             door: bounds what all of them have open at once.
             message_bytes_max: bytes of the largest request.
@@ -347,7 +454,14 @@ class FrontLinks:
         self.door = door
         self.message_bytes_max = message_bytes_max
         self._backend = backend
-        self._listener = listener
+        self._workers = workers
+        self._listener = workers.listener
+        self._last_memory = 0
+        self._outputs: dict[Arena, int] = {}
+        workers.outputs_shared = self._worker_shares
+        workers.outputs_unshared = self._worker_is_gone
+        # What fronts that are given up may still read, by a descriptor that tells of their end.
+        self._kept: dict[int, object] = {}
         self._links: set[FrontLink] = set()
         self._descriptions: dict[int, _Description] = {}
         self._numbers: dict[str, int] = {}
@@ -373,6 +487,8 @@ class FrontLinks:
             self._timer = None
         for link in list(self._links):
             link.lost("the controller is shutting down")
+        for process in list(self._kept):
+            self._process_ended(process)
 
     # --- for the links ------------------------------------------------------------------------
 
@@ -422,6 +538,48 @@ class FrontLinks:
         """A front's link is over."""
         self._links.discard(link)
         log.info("front %s left: %s", link.name, reason)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def new_number(self) -> int:
+        """Make a number for memory, which no other has had."""
+        self._last_memory += 1
+        return self._last_memory
+
+    def share(self, memory: MappedMemory, file: int, link: FrontLink) -> None:
+        """Let workers read a front's memory, whose file is given, and the front theirs."""
+        self._workers.share(memory, file)
+        for arena, number in list(self._outputs.items()):
+            link.offer(number, arena)
+
+    def unshare(self, memory: MappedMemory) -> None:
+        """A front is gone."""
+        self._workers.unshare(memory)
+
+    def keep_while_alive(self, process: int, views: object) -> None:
+        """Keep views until a process has ended; where nobody tells, for good."""
+        if process < 0:
+            log.warning("a front that is gone may still read outputs: they are kept")
+            process = -1 - len(self._kept)
+        else:
+            asyncio.get_running_loop().add_reader(process, self._process_ended, process)
+        self._kept[process] = views
+
+    def _process_ended(self, process: int) -> None:
+        del self._kept[process]
+        if process >= 0:
+            asyncio.get_running_loop().remove_reader(process)
+            os.close(process)
+
+    def _worker_shares(self, outputs: Arena) -> None:
+        number = self._outputs[outputs] = self.new_number()
+        for link in list(self._links):
+            link.offer(number, outputs)
+
+    def _worker_is_gone(self, outputs: Arena) -> None:
+        number = self._outputs.pop(outputs, 0)
+        for link in list(self._links):
+            link.forget(number)
 
     # --- coming and going ---------------------------------------------------------------------
 
@@ -476,3 +634,15 @@ class FrontLinks:
 def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
     code, text, details = status_of(error, method="ModelInfer")
     return ask_id, code.value[0], text, dict(details)
+
+
+def _process_of(sock: socket.socket) -> int:
+    """Open a descriptor that tells when the process at the other end has ended; -1: nothing tells."""
+    if sock.family != socket.AF_UNIX:
+        return -1
+    try:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(credentials)
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1  # It has ended, or lives in another name space.

@@ -12,7 +12,7 @@ Nothing is built from a length before the length is found to be possible: see `c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -39,6 +39,10 @@ _Counts = tuple[_Count, ...]
 Parameters = dict[str, bool | int | str]
 
 _ASKS, _WITHDRAWAL, _DESCRIBE, _FRONT_BEAT, _TOLD, _DESCRIBED, _BEAT = range(7)
+_MEMORY, _MAPPED, _FORGET, _RETURNED = range(7, 11)
+
+# Where a tensor lies, as in `clockwright.frames`.
+_Place = Annotated[int, Meta(ge=-1, lt=1 << 62)]
 
 
 class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -53,8 +57,11 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     explain: bool
     tenant: _Words
     context: _Words
-    #: Bytes of its inputs in the payload, which holds those of all requests in their order.
+    #: Bytes of its inputs.
     lengths: _Counts
+    #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order.
+    #: Empty: all are in the payload.
+    places: tuple[_Place, ...]
 
 
 class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=True):
@@ -95,8 +102,9 @@ class Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     expected_departure_ns: _Time
     #: Of the response; None: it has none.
     parameters: Parameters | None
-    #: Bytes of its outputs, as in `Ask`.
+    #: Bytes of its outputs, and where they lie, as in `Ask`: in the memory of a worker.
     lengths: _Counts
+    places: tuple[_Place, ...]
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -125,6 +133,8 @@ class Told(msgspec.Struct, array_like=True, tag=_TOLD, forbid_unknown_fields=Tru
     failed: tuple[Failure, ...]
     #: Their description holds no more.
     stale: tuple[_Id, ...]
+    #: Nobody looks at an input of theirs in the front's memory any more; once for each such input.
+    freed: tuple[_Id, ...]
 
 
 class _Tensor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -183,9 +193,37 @@ class Beat(msgspec.Struct, array_like=True, tag=_BEAT, forbid_unknown_fields=Tru
     ready: bool
 
 
+class Memory(msgspec.Struct, array_like=True, tag=_MEMORY, forbid_unknown_fields=True):
+    """Map the file that comes with this, and say so: tensors may lie there then.
+
+    A front's holds inputs. A controller's holds the outputs of one worker, and is called by a number.
+    """
+
+    number: _Id
+    num_bytes: Annotated[int, Meta(gt=0, le=1 << 48)]
+
+
+class Mapped(msgspec.Struct, array_like=True, tag=_MAPPED, forbid_unknown_fields=True):
+    """The memory of that number is mapped."""
+
+    number: _Id
+
+
+class Forget(msgspec.Struct, array_like=True, tag=_FORGET, forbid_unknown_fields=True):
+    """Nothing comes from that memory any more."""
+
+    number: _Id
+
+
+class Returned(msgspec.Struct, array_like=True, tag=_RETURNED, forbid_unknown_fields=True):
+    """The front looks at an output of these no more; once for each output in a worker's memory."""
+
+    ask_ids: tuple[_Id, ...]
+
+
 _encode = msgspec.msgpack.Encoder().encode
-FromFront = Asks | Withdrawal | Describe | FrontBeat
-FromController = Told | Described | Beat
+FromFront = Asks | Withdrawal | Describe | FrontBeat | Memory | Mapped | Returned
+FromController = Told | Described | Beat | Memory | Mapped | Forget
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
 
@@ -200,15 +238,22 @@ def encode_told(
     refused: Sequence[tuple[object, ...]],
     failed: Sequence[tuple[object, ...]],
     stale: Sequence[int],
+    freed: Sequence[int],
     payload: Sequence[Buffer],
 ) -> list[Buffer]:
     """Make the frame of a `Told`, of whose entries each is the fields in their order."""
-    return make_frame(_encode((_TOLD, answered, refused, failed, stale)), payload)
+    return make_frame(_encode((_TOLD, answered, refused, failed, stale, freed)), payload)
 
 
-def encode(message: Withdrawal | Describe | FrontBeat | Described | Beat) -> list[Buffer]:
+def encode(message: FromFront | FromController) -> list[Buffer]:
     """Make the frame of a message without tensors."""
     return make_frame(_encode(message), ())
+
+
+def encode_one(message: Memory) -> bytes:
+    """Make the frame of a message that is sent with a file."""
+    (frame,) = make_frame(_encode(message), ())
+    return bytes(frame)
 
 
 def described(query_id: int, number: int, servable: Servable) -> Described:
@@ -250,24 +295,42 @@ def decode_from_controller(header: Buffer) -> FromController:
 
 
 def cut_payload(
-    frame: Frame, entries: Sequence[Ask] | Sequence[Answered]
+    frame: Frame,
+    entries: Sequence[Ask] | Sequence[Answered],
+    look: Callable[[int, int, int], Buffer],
 ) -> Iterator[list[Buffer]]:
-    """Cut a payload into the tensors of each entry.
+    """Cut a payload into the tensors of each entry, but for those that lie in shared memory.
+
+    Args:
+        frame: with the payload.
+        entries: all of its message.
+        look: finds a tensor by its entry's id, place and length.
 
     Raises:
         ProtocolError: the lengths are not those of the payload.
     """
     payload = memoryview(frame[1])
-    total = sum([length for entry in entries for length in entry.lengths])
-    if total != len(payload):
-        raise ProtocolError(f"tensors of {total} bytes in a payload of {len(payload)}")
     begin = 0
     for entry in entries:
         tensors: list[Buffer] = []
-        for length in entry.lengths:
-            tensors.append(payload[begin : begin + length])
-            begin += length
+        if not entry.places:
+            for length in entry.lengths:
+                tensors.append(payload[begin : begin + length])
+                begin += length
+        elif len(entry.places) != len(entry.lengths):
+            raise ProtocolError(f"{len(entry.places)} places of {len(entry.lengths)} tensors")
+        else:
+            for length, place in zip(entry.lengths, entry.places, strict=True):
+                if place < 0:
+                    tensors.append(payload[begin : begin + length])
+                    begin += length
+                else:
+                    tensors.append(look(entry.ask_id, place, length))
+        if begin > len(payload):
+            break
         yield tensors
+    if begin != len(payload):
+        raise ProtocolError(f"tensors of {begin} bytes in a payload of {len(payload)}")
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> tuple[_Tensor, ...]:

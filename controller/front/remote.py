@@ -14,8 +14,9 @@ import functools
 import logging
 import os
 import socket
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,11 +24,17 @@ from typing import Any
 import grpc
 
 from clockwright import wire
-from clockwright.bulk import Buffer
+from clockwright.bulk import Buffer, total_bytes
 from clockwright.channel import OPTIONS
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ConfigError, ProtocolError, Refusal, RefusedError
-from clockwright.frames import HEADER_BYTES_MAX, PAYLOAD_BYTES_MAX, Frame, greeting
+from clockwright.frames import (
+    HEADER_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    PLACE_BITS,
+    Frame,
+    greeting,
+)
 from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import front_pb2 as pb
 from controller.clock_sync import ClockSync
@@ -37,6 +44,7 @@ from controller.front.oip import Servable
 from controller.front.open_requests import OpenRequests
 from controller.front.statuses import Status, ToldStatusError
 from controller.runtime import NoAnswerError
+from controller.slabs import SLAB_BYTES_MIN, MappedMemory, Slabs
 from controller.worker_socket import FrameSocket
 
 log = logging.getLogger(__name__)
@@ -82,11 +90,14 @@ class _RemoteAnswerer:
 class RemoteBackend:
     """The controller at an address."""
 
-    def __init__(self, controller: str, *, clock: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, controller: str, slabs: Slabs, *, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
         """Know nothing yet; `run` finds the controller.
 
         Args:
             controller: HOST:PORT.
+            slabs: where large inputs lie, for the workers of this host to read.
             clock: the front's, in ns.
         """
         self.clock = clock
@@ -123,6 +134,15 @@ class RemoteBackend:
         self._payload_bytes = 0
         self._withdrawn: list[int] = []
         self._is_due = False
+        self._slabs = slabs
+        #: The controller has mapped our memory for inputs. Who reads there: inputs that it looks at, and of how
+        #: many of each request.
+        self._is_mapped = False
+        self._lent: dict[int, tuple[Sequence[Buffer], int]] = {}
+        #: Workers' memory for outputs, and whose outputs nobody looks at any more: noted in any thread.
+        self._outputs: dict[int, MappedMemory] = {}
+        self._returned: deque[int] = deque()
+        self._thread = threading.get_ident()
 
     # --- what the service asks ----------------------------------------------------------------
 
@@ -172,6 +192,15 @@ class RemoteBackend:
             return _nothing
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
         lengths = [len(tensor) for tensor in inputs]
+        places: Sequence[int] = ()
+        arena = self._slabs.inputs
+        if arena is not None and self._is_mapped and max(lengths, default=0) >= SLAB_BYTES_MIN:
+            places = [
+                arena.find(tensor) if len(tensor) >= SLAB_BYTES_MIN else -1 for tensor in inputs
+            ]
+            if num_lent := sum(place >= 0 for place in places):
+                self._lent[ask_id] = inputs, num_lent
+            inputs = [tensor for tensor, place in zip(inputs, places, strict=True) if place < 0]
         self._asks.append(
             (
                 ask_id,
@@ -183,10 +212,11 @@ class RemoteBackend:
                 question.tenant,
                 question.context,
                 lengths,
+                places,
             )
         )
         self._payload += inputs
-        self._payload_bytes += sum(lengths)
+        self._payload_bytes += total_bytes(inputs)
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._asks) >= frames.REQUESTS_MAX:
             self._flush()
         else:
@@ -205,7 +235,7 @@ class RemoteBackend:
 
     def _flush_due(self) -> None:
         self._is_due = False
-        if self._asks or self._withdrawn:
+        if self._asks or self._withdrawn or self._returned:
             self._flush()
 
     def _flush(self) -> None:
@@ -218,6 +248,9 @@ class RemoteBackend:
         buffers = frames.encode_asks(asks, payload) if asks else []
         if withdrawn:
             buffers += frames.encode(frames.Withdrawal(tuple(withdrawn)))
+        if self._returned:
+            returned = [self._returned.popleft() for _ in range(len(self._returned))]
+            buffers += frames.encode(frames.Returned(tuple(returned)))
         data.send_now(buffers)
 
     # --- what the controller says -------------------------------------------------------------
@@ -232,13 +265,48 @@ class RemoteBackend:
                 self._take_told(message, frame)
             elif isinstance(message, frames.Described):
                 self._take_described(message)
-            else:
+            elif isinstance(message, frames.Beat):
                 self._take_beat(message)
+            elif isinstance(message, frames.Memory):
+                self._take_memory(message, self._data)
+            elif isinstance(message, frames.Mapped):
+                self._is_mapped = True
+            else:
+                self._outputs.pop(message.number, None)
+
+    def _take_memory(self, offer: frames.Memory, data: FrameSocket) -> None:
+        """Map a worker's memory for outputs."""
+        if not data.files:
+            raise ProtocolError("memory that was not handed over")
+        fd = data.files.popleft()
+        try:
+            memory = MappedMemory(offer.number, fd, offer.num_bytes)
+        except OSError as error:
+            log.warning("a worker's memory cannot be mapped: %s", error)
+            return
+        finally:
+            os.close(fd)
+        self._outputs[offer.number] = memory
+        data.send(frames.encode(frames.Mapped(offer.number)))
+
+    def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        memory = self._outputs.get(place >> PLACE_BITS)
+        if memory is None:
+            raise ProtocolError(f"request {ask_id}: outputs in memory that is not mapped")
+        begin = place & (1 << PLACE_BITS) - 1
+        return memory.look(begin, num_bytes, functools.partial(self._return, ask_id))
+
+    def _return(self, ask_id: int) -> None:
+        """Nobody looks at an output any more. Called in any thread."""
+        if self._data is not None:
+            self._returned.append(ask_id)
+            if threading.get_ident() == self._thread:
+                self._flush_soon()
 
     def _take_told(self, told: frames.Told, frame: Frame) -> None:
         book = self._book
         for answered, outputs in zip(
-            told.answered, frames.cut_payload(frame, told.answered), strict=True
+            told.answered, frames.cut_payload(frame, told.answered, self._look), strict=True
         ):
             if (sent := book.take(answered.ask_id)) is not None:
                 departure_ns = answered.expected_departure_ns
@@ -258,6 +326,11 @@ class RemoteBackend:
         for failure in told.failed:
             if (sent := book.take(failure.ask_id)) is not None:
                 sent[0].set_exception(_error(failure))
+        for ask_id in told.freed:
+            if ask_id in self._lent:
+                inputs, num_lent = self._lent.pop(ask_id)
+                if num_lent > 1:
+                    self._lent[ask_id] = inputs, num_lent - 1
         for ask_id in told.stale:
             if (sent := book.take(ask_id)) is not None:
                 self._forget()
@@ -375,11 +448,15 @@ class RemoteBackend:
         self.message_bytes_max = welcome.message_bytes_max
         ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         end = functools.partial(_end, ended)
-        data = FrameSocket(sock, self._take_frames, end, peer="controller")
+        data = FrameSocket(sock, self._take_frames, end, peer="controller", takes_files=True)
         data.reader.header_bytes_max = HEADER_BYTES_MAX
         data.reader.payload_bytes_max = PAYLOAD_BYTES_MAX
         self._data, self.channel = data, channel
         data.send_now([greeting(welcome.token)])
+        arena = self._slabs.inputs
+        if arena is not None and data.hands_over:
+            message = frames.encode_one(frames.Memory(0, arena.num_bytes))
+            data.hand_over(message, (arena.fd,))
         beating = asyncio.get_running_loop().create_task(self._beats(welcome, ended))
         try:
             reason = await ended
@@ -400,6 +477,11 @@ class RemoteBackend:
         self._peer_generation = -1
         self._forget()
         self._described.clear()
+        # Workers may still read, and nobody takes what they make of it.
+        self._is_mapped = False
+        self._lent.clear()
+        self._outputs.clear()
+        self._returned.clear()
         self._book.interrupt()
 
     async def _beats(self, welcome: pb.AttachFrontResponse, ended: asyncio.Future[str]) -> None:
@@ -416,6 +498,8 @@ class RemoteBackend:
     def _beat(self) -> None:
         if self._data is None:
             return
+        if self._returned:
+            self._flush_soon()
         refused, self._refused = dict(self._refused), Counter()
         beat = frames.FrontBeat(self.clock(), self._clock_sync.min_delta_ns, refused)
         self._data.send_now(frames.encode(beat))

@@ -54,8 +54,8 @@ async def front(
     """A front of a controller, as a channel to it."""
     config = FrontConfig(controller=controller, port=0)
     async with (
-        front_process.serving(config, clock=clock) as (port, _),
-        _aio.insecure_channel(f"127.0.0.1:{port}") as channel,
+        front_process.serving(config, clock=clock) as running,
+        _aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
     ):
         yield channel
 

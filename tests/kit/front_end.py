@@ -156,7 +156,7 @@ async def serving(
             fronts = FrontLinks(
                 backend,
                 catalogue,
-                links.listener,
+                links,
                 door=door,
                 message_bytes_max=MESSAGE_BYTES_MAX,
             )
@@ -168,8 +168,8 @@ async def serving(
             try:
                 if front == "apart":
                     config = FrontConfig(controller=front_end.controller, port=0)
-                    async with front_process.serving(config) as (own_port, _):
-                        front_end.address = f"127.0.0.1:{own_port}"
+                    async with front_process.serving(config) as own:
+                        front_end.address = f"127.0.0.1:{own.port}"
                         yield front_end
                 else:
                     yield front_end
