@@ -26,6 +26,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
+from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.tls import server_context
@@ -150,11 +151,20 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
+        regions: Regions | None = None
+        if config.allow_client_shm:
+            regions = Regions(
+                slabs,
+                num_bytes_max=config.shared_memory_bytes,
+                request_bytes_max=config.max_message_bytes,
+            )
         backend = LocalBackend(
             runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
         )
-        InferenceService(backend, door=door, lag_ns=lag_ns).mount(server)
-        RepositoryService(runtime, catalogue, backend, applications).mount(server)
+        InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
+        RepositoryService(
+            runtime, catalogue, backend, applications, client_shm=regions is not None
+        ).mount(server)
         fronts = FrontLinks(
             backend,
             catalogue,

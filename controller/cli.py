@@ -131,6 +131,14 @@ class FrontFlags:
         ),
     ] = None
 
+    allow_client_shm: Annotated[
+        bool,
+        typer.Option(
+            "--allow-client-shm",
+            help="Clients of this machine may keep tensors in shared memory of theirs (Triton's extension).",
+        ),
+    ] = False
+
     @property
     def shared_memory_bytes(self) -> int:
         """Memory that is shared with workers."""
@@ -212,6 +220,7 @@ class ControllerFlags(FrontFlags):
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
             shared_memory_bytes=self.shared_memory_bytes,
+            allow_client_shm=self.allow_client_shm,
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
             upload_limit_bytes=self.upload_limit_mib << 20,
@@ -315,6 +324,7 @@ def front(
             max_open_bytes=flags.max_open_mib << 20,
             max_connections=flags.max_connections,
             shared_memory_bytes=flags.shared_memory_bytes,
+            allow_client_shm=flags.allow_client_shm,
         )
         code = run_front(config, started=None if parent_pid is not None else _say_where(host))
     except ConfigError as error:

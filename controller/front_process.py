@@ -21,6 +21,7 @@ from controller.config import FrontConfig
 from controller.front.door import Door
 from controller.front.forwarding import Forwarding
 from controller.front.http2_server import Http2Server
+from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
 from controller.front.tls import server_context
@@ -88,7 +89,14 @@ async def serving(
             slabs=slabs,
             tls=tls,
         )
-        InferenceService(backend, door=door).mount(server)
+        regions: Regions | None = None
+        if config.allow_client_shm:
+            regions = Regions(
+                slabs,
+                num_bytes_max=config.shared_memory_bytes,
+                request_bytes_max=backend.message_bytes_max,
+            )
+        InferenceService(backend, door=door, regions=regions).mount(server)
         server.add_generic_rpc_handlers((Forwarding(lambda: backend.channel),))
         try:
             port = server.add_insecure_port(config.address, shared=config.shares_port)

@@ -25,6 +25,7 @@ HEALTH_SERVICE = "grpc.health.v1.Health"
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
+SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Triton's clients know ONNX models by this name.
 PLATFORM = "onnxruntime_onnx"
@@ -40,6 +41,8 @@ class RepositoryService:
         catalogue: Catalogue,
         backend: LocalBackend,
         applications: Applications | None = None,
+        *,
+        client_shm: bool = False,
     ) -> None:
         """Serve one controller.
 
@@ -48,11 +51,13 @@ class RepositoryService:
             catalogue: knows the models.
             backend: describes what a client names.
             applications: know the applications; None: there are none.
+            client_shm: clients may keep tensors in shared memory of theirs.
         """
         self._runtime = runtime
         self._catalogue = catalogue
         self._backend = backend
         self._applications = applications
+        self._client_shm = client_shm
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
@@ -107,8 +112,11 @@ class RepositoryService:
         return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
 
     async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
+        extensions = [*EXTENSIONS]
+        if self._client_shm:
+            extensions.append(SHARED_MEMORY_EXTENSION)
         return pb.ServerMetadataResponse(
-            name="clockwright", version=__version__, extensions=EXTENSIONS
+            name="clockwright", version=__version__, extensions=extensions
         )
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:

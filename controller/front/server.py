@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from clockwright.bulk import Buffer
-from clockwright.errors import Refusal, RefusedError
+from clockwright.errors import BadRequestError, NotAllowedError, Refusal, RefusedError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.front.backend import Answerer, Backend, ToldAnswer
@@ -26,6 +27,7 @@ from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
+from controller.front.methods import unary
 from controller.front.oip import (
     CheckedRequest,
     encode_response,
@@ -37,6 +39,7 @@ from controller.front.oip import (
     stated_slo_ns,
     wrap_for_stream,
 )
+from controller.front.regions import Regions, Stretch
 from controller.front.statuses import Status, end
 from controller.front.templates import Templates
 from controller.runtime import Answer, late_error
@@ -67,6 +70,8 @@ class _Served:
         "_door",
         "_num_bytes",
         "_over",
+        "_shared",
+        "_shared_bytes",
         "_withdraw",
     )
 
@@ -89,14 +94,23 @@ class _Served:
         self._asked: CheckedRequest | None = None
         self._answerer: Answerer | None = None
         self._withdraw: Callable[[], object] = _nothing
+        # Of inputs that were fetched from clients' shared memory, and where outputs belong there.
+        self._shared_bytes = 0
+        self._shared: Sequence[Stretch | None] = ()
 
     def begin(self) -> None:
         """Begin, for the first time or afresh."""
+        self._door.shrink(self._shared_bytes)
+        self._shared_bytes = 0
         try:
             self._begin(self, self._call, self._data)
         except Exception as error:
             self._end()
             self._call.fail(error)
+
+    def shared(self, num_bytes: int, outputs: Sequence[Stretch | None]) -> None:
+        """So many bytes of inputs were fetched from clients' shared memory, and outputs may belong there."""
+        self._shared_bytes, self._shared = num_bytes, outputs
 
     def asked(self, asked: CheckedRequest, answerer: Answerer) -> None:
         """Ask what was found right."""
@@ -137,6 +151,9 @@ class _Served:
                 # An application explains every answer: feedback needs the query id.
                 parameters = result.parameters
                 expected_latency_ns = asked.slo_ns
+            for index, stretch in zip(asked.outputs, self._shared, strict=False):
+                if stretch is not None:
+                    stretch.write(result.outputs[index])
             message = encode_response(asked, result.outputs, parameters=parameters)
         except Exception as fault:
             # Nobody else would end the call.
@@ -162,7 +179,7 @@ class _Served:
         # Else the two would keep each other, and the request's tensors, until the collector comes by.
         self._call.when_gone = None
         self._data = b""
-        self._door.leave(self._num_bytes)
+        self._door.leave(self._num_bytes + self._shared_bytes)
 
 
 def _nothing() -> None:
@@ -190,6 +207,7 @@ class InferenceService:
         backend: Backend,
         *,
         door: Door,
+        regions: Regions | None = None,
         lag_ns: Callable[[], int] | None = None,
     ) -> None:
         """Serve for a controller.
@@ -197,29 +215,47 @@ class InferenceService:
         Args:
             backend: the controller.
             door: bounds what is open at once.
+            regions: clients' own shared memory; None: they may have none.
             lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
                 does.
         """
         self._backend = backend
         self._clock = backend.clock
         self._door = door
+        self._regions = regions
         self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
         self._templates = Templates()
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
         """Have a server serve this."""
+        methods = {
+            "SystemSharedMemoryRegister": unary(
+                "SystemSharedMemoryRegister",
+                pb.SystemSharedMemoryRegisterRequest,
+                self._register,
+                only_here=True,
+            ),
+            "SystemSharedMemoryUnregister": unary(
+                "SystemSharedMemoryUnregister",
+                pb.SystemSharedMemoryUnregisterRequest,
+                self._unregister,
+                only_here=True,
+            ),
+            "SystemSharedMemoryStatus": unary(
+                "SystemSharedMemoryStatus",
+                pb.SystemSharedMemoryStatusRequest,
+                self._region_status,
+                only_here=True,
+            ),
+        }
         if isinstance(server, Http2Server):
             server.answer_directly(SERVICE, "ModelInfer", self.infer)
             form = StreamForm(wrap_for_stream, _error_in_stream)
             server.answer_directly(SERVICE, "ModelStreamInfer", self.infer, form)
         else:
-            methods = {
-                "ModelInfer": grpc.unary_unary_rpc_method_handler(self._infer_awaited),
-                "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
-            }
-            server.add_generic_rpc_handlers(
-                (grpc.method_handlers_generic_handler(SERVICE, methods),)
-            )
+            methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
+            methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream_infer)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
 
     def infer(self, call: Call, data: Buffer) -> None:
         """Serve a request; its call is answered sooner or later, and nothing is raised.
@@ -245,7 +281,7 @@ class InferenceService:
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._clock())
-        return end(context, answer) if isinstance(answer, Status) else answer
+        return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
 
     async def _stream_infer(
         self,
@@ -321,8 +357,12 @@ class InferenceService:
             rpc_remaining_s=rpc_remaining_s,
             default_slo_ns=backend.default_slo_ns,
         )
-        # What an application takes changes with its models, which the catalogue does not know.
-        if cut is not None and not servable.has_contexts:
+        if asked.shared_inputs or asked.shared_outputs:
+            # What lies in shared memory is looked up for each request.
+            outputs = self._find_shared(asked)
+            served.shared(self._read_shared(asked), outputs)
+        elif cut is not None and not servable.has_contexts:
+            # What an application takes changes with its models, which the catalogue does not know.
             self._templates.add(cut, parsed, answerer, asked)
         served.asked(asked, answerer)
 
@@ -334,6 +374,48 @@ class InferenceService:
             return call.arrival_ns + timeout_ns
         slo_ns = self._backend.slo_ns(message.model_name)
         return call.arrival_ns + (slo_ns if slo_ns is not None else self._backend.default_slo_ns)
+
+    def _find_shared(self, asked: CheckedRequest) -> Sequence[Stretch | None]:
+        """Find where outputs belong in clients' shared memory.
+
+        Raises:
+            NotAllowedError: clients may have none.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        return [None if part is None else regions.find(part) for part in asked.shared_outputs]
+
+    def _read_shared(self, asked: CheckedRequest) -> int:
+        """Fetch inputs from clients' shared memory; returns how many bytes that are.
+
+        Raises:
+            RefusedError: there is no room for them.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        num_bytes = sum(part.num_bytes for _, part in asked.shared_inputs)
+        if num_bytes > regions.request_bytes_max:
+            raise BadRequestError(
+                f"found {num_bytes} bytes of inputs in shared memory, expected"
+                f" {regions.request_bytes_max} at most, as of a message (--max-message-mib)"
+            )
+        self._door.grow(num_bytes)
+        try:
+            for index, part in asked.shared_inputs:
+                asked.inputs[index] = regions.read(part)
+        except BaseException:
+            self._door.shrink(num_bytes)
+            raise
+        return num_bytes
+
+    def _shared_memory(self) -> Regions:
+        if self._regions is None:
+            raise NotAllowedError(
+                "clients may have no shared memory here: the server was started without --allow-client-shm"
+            )
+        return self._regions
 
     def _peek(self, data: Buffer, waited_ns: int, timeout_ns: int | None) -> None:
         """Refuse a request that waited longer than its SLO, without a look at its tensors."""
@@ -356,6 +438,24 @@ class InferenceService:
             f" could look at it > SLO {format_ns(slo_ns)}",
             figures={"slo_ns": slo_ns, "waited_ns": waited_ns},
         )
+
+    # --- clients' shared memory ---------------------------------------------------------------
+
+    async def _register(self, request: pb.SystemSharedMemoryRegisterRequest) -> Message:
+        self._shared_memory().register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+        self._shared_memory().unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def _region_status(self, request: pb.SystemSharedMemoryStatusRequest) -> Message:
+        status = pb.SystemSharedMemoryStatusResponse()
+        for region in self._shared_memory().list(request.name):
+            told = status.regions[region.name]
+            told.name, told.key = region.name, region.key
+            told.offset, told.byte_size = region.offset, region.num_bytes
+        return status
 
 
 def _error_in_stream(text: str, request: Buffer) -> bytes:

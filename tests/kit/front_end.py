@@ -28,6 +28,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
+from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.runtime import Runtime
@@ -62,6 +63,7 @@ class FrontEnd:
     applications: Applications
     links: WorkerLinks
     slabs: Slabs
+    regions: Regions
     #: Of the controller itself, where a front of its own has the other address.
     controller: str = ""
     fronts: FrontLinks | None = None
@@ -90,6 +92,7 @@ async def controlling(
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     catalogue = Catalogue(runtime, directory)
     slabs = Slabs(SLAB_BYTES)
+    regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
@@ -97,7 +100,7 @@ async def controlling(
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions)
     finally:
         await applications.close()
         slabs.close()
@@ -115,6 +118,7 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    client_shm: bool = False,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
@@ -139,8 +143,11 @@ async def serving(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
         backend = LocalBackend(runtime, catalogue, front_end.applications)
-        InferenceService(backend, door=door).mount(server)
-        RepositoryService(runtime, catalogue, backend, front_end.applications).mount(server)
+        regions = front_end.regions if client_shm else None
+        InferenceService(backend, door=door, regions=regions).mount(server)
+        RepositoryService(
+            runtime, catalogue, backend, front_end.applications, client_shm=client_shm
+        ).mount(server)
         control = ControlService(
             runtime,
             catalogue,
@@ -220,6 +227,7 @@ def serving_in_thread(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    client_shm: bool = False,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -234,6 +242,7 @@ def serving_in_thread(
             max_connections=max_connections,
             tls=tls,
             host=host,
+            client_shm=client_shm,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
