@@ -13,10 +13,14 @@ import grpc
 import numpy as np
 import pytest
 
+from clockwright import Client, Feedback, UnknownModelError, wire
+from clockwright.frames import greeting, make_frame
+from clockwright.operator import Operator
+from clockwright.v1 import control_pb2, front_pb2
 from clockwright.v1 import inference_pb2 as pb
 from controller import front_process
 from controller.config import FrontConfig
-from tests.kit.front_end import FrontEnd, serving, until
+from tests.kit.front_end import FrontEnd, serving, serving_in_thread, until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 Input = pb.ModelInferRequest.InferInputTensor
@@ -149,5 +153,99 @@ def test_the_clock_of_a_front_is_translated(tmp_path: Path, ahead_s: int) -> Non
             answer = await channel.unary_unary(INFER)(explained)
             parameters = pb.ModelInferResponse.FromString(answer).parameters
             assert 0 <= parameters["measured_us"].int64_param < PATIENT_MS * 1000
+
+    asyncio.run(main())
+
+
+def test_a_model_that_is_removed_is_gone_from_every_front_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as front_end,
+            front(front_end.controller) as one,
+            front(front_end.controller) as two,
+        ):
+            channels = one, two
+            for channel in channels:
+                assert first(await channel.unary_unary(INFER)(request(1))) == 2
+            front_end.catalogue.remove("double")
+            for channel in channels:
+                with pytest.raises(grpc.aio.AioRpcError, match="there is no model 'double'"):
+                    await channel.unary_unary(INFER)(request(1))
+                right = await channel.unary_unary(INFER)(request(1, model="right"))
+                assert pb.ModelInferResponse.FromString(right).model_name == "right"
+
+    asyncio.run(main())
+
+
+def test_applications_are_put_asked_and_taught_through_any_front(tmp_path: Path) -> None:
+    one = np.array([[1, 0, 0]], np.float32)
+    application = control_pb2.Application(
+        name="app",
+        models=["right", "wrong"],
+        no_cache=True,
+    )
+    with (
+        serving_in_thread(tmp_path, front="apart") as server,
+        Operator(server.address) as operator,
+        Client(server.address) as apart,
+        Client(server.front_end.controller) as own,
+    ):
+        server.until(lambda front_end: front_end.catalogue.ready)
+        with pytest.raises(UnknownModelError):
+            apart.infer("app", one, slo_ms=PATIENT_MS)
+        operator.put_application(application)
+        for asked, taught in ((apart, own), (own, apart)):
+            result = asked.infer("app", one, slo_ms=PATIENT_MS)
+            assert result.outputs["label"].tolist() == [1]
+            (outcome,) = taught.feedback(Feedback(result.query_id, label=1))
+            assert outcome.status == "APPLIED"
+        operator.remove_application("app")
+        with pytest.raises(UnknownModelError):
+            apart.infer("app", one, slo_ms=PATIENT_MS)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\xff" * 64,
+        b"".join(bytes(part) for part in make_frame(b"\x93\x00\x01\x02", ())),
+        # Requests, before the clock is known.
+        b"".join(bytes(part) for part in make_frame(b"\x92\x00\x90", (b"surplus",))),
+    ],
+    ids=["no frame", "no message", "too early"],
+)
+def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
+    tmp_path: Path, nonsense: bytes
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+            assert front_end.fronts is not None
+            async with _aio.insecure_channel(front_end.controller) as way:
+                hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION)
+                answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
+                    hello.SerializeToString()
+                )
+            welcome = front_pb2.AttachFrontResponse.FromString(answer)
+            reader, writer = await asyncio.open_connection("127.0.0.1", welcome.socket_port)
+            writer.write(greeting(welcome.token) + nonsense)
+            while await reader.read(1 << 16):
+                pass
+            writer.close()
+            await until(lambda: front_end.fronts is not None and front_end.fronts.num_fronts == 1)
+            assert first(await channel.unary_unary(INFER)(request(4))) == 8
+
+    asyncio.run(main())
+
+
+def test_a_front_of_another_version_is_told_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as front_end,
+            _aio.insecure_channel(front_end.controller) as channel,
+        ):
+            hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION + 1)
+            attach = channel.unary_unary("/clockwright.v1.FrontService/Attach")
+            with pytest.raises(grpc.aio.AioRpcError, match="protocol version"):
+                await attach(hello.SerializeToString())
 
     asyncio.run(main())

@@ -123,6 +123,7 @@ class Load:
 def check(deployment: Deployment, load: Load) -> None:
     """All answers are right: what the controller itself says."""
     assert not load.errors
+    channel: Any
     with grpc.insecure_channel(deployment.address) as channel:
         infer = channel.unary_unary(INFER)
         for index, answer in list(load.answers.items())[:: max(1, len(load.answers) // 50)]:
@@ -132,6 +133,7 @@ def check(deployment: Deployment, load: Load) -> None:
 
 def test_every_front_gives_the_controllers_answers_byte_for_byte(deployment: Deployment) -> None:
     answers = []
+    channel: Any
     for address in (deployment.address, *deployment.addresses):
         with grpc.insecure_channel(address) as channel:
             infer = channel.unary_unary(INFER)
