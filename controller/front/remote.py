@@ -60,9 +60,9 @@ _CHANNEL_OPTIONS = (
 _ATTACH_LIMIT_S = 5.0
 # Between attempts to reach one. What waits has little slack, so there are many.
 _BACKOFF_S, _BACKOFF_S_MAX = 0.02, 0.5
-# Requests whose time is over are looked for this often; the controller refuses its own in time, and gets this
+# Requests whose time is over are looked for this often, less often while none is held; the controller refuses its own in time, and gets this
 # much longer to say so.
-_SWEEP_S = 0.02
+_SWEEP_S, _IDLE_SWEEP_S = 0.02, 0.2
 _GRACE_NS = 200 * NS_PER_MS
 # Names of which the SLO is remembered when their descriptions are forgotten.
 _SLOS_MAX = 100_000
@@ -114,6 +114,7 @@ class RemoteBackend:
         self._book: OpenRequests[Asker] = OpenRequests(grace_ns=_GRACE_NS)
         #: Those that are held may go on.
         self._resuming = False
+        self._is_held = asyncio.Event()
         self._data: FrameSocket | None = None
         self._clock_sync = ClockSync()
         self._peer_generation = -1
@@ -155,6 +156,7 @@ class RemoteBackend:
         if answerer is not None:
             return answerer
         self._book.hold(asker, until())
+        self._is_held.set()
         if self._joined:
             query_id = self._describing.get(key)
             if query_id is None:
@@ -189,6 +191,7 @@ class RemoteBackend:
         due_ns = arrival_ns + question.slo_ns
         if not self._joined:
             self._book.hold(asker, due_ns)
+            self._is_held.set()
             return _nothing
         ask_id = self._book.send(asker, due_ns, answerer.servable.name)
         lengths = [len(tensor) for tensor in inputs]
@@ -318,6 +321,7 @@ class RemoteBackend:
                 self._recovering = True
             if self._recovering and refusal in (Refusal.DRAINING, Refusal.NO_WORKER):
                 book.put_back(refused.ask_id)
+                self._is_held.set()
             elif (sent := book.take(refused.ask_id)) is not None:
                 asker, name = sent
                 asker.set_exception(
@@ -368,7 +372,7 @@ class RemoteBackend:
         if beat.generation != self._peer_generation:
             self._peer_generation = beat.generation
             self._forget()
-            self._resuming = True
+            self._resuming = bool(self._book.num_held)
         if beat.ready and self._recovering:
             self._recovering = False
             self._resuming = True
@@ -483,6 +487,7 @@ class RemoteBackend:
         self._outputs.clear()
         self._returned.clear()
         self._book.interrupt()
+        self._is_held.set()
 
     async def _beats(self, welcome: pb.AttachFrontResponse, ended: asyncio.Future[str]) -> None:
         interval_ms = welcome.heartbeat_interval_ms
@@ -507,7 +512,13 @@ class RemoteBackend:
     async def _sweep(self) -> None:
         """End requests whose time is over, whether there is a controller or not."""
         while True:
-            await asyncio.sleep(_SWEEP_S)
+            if self._book.num_held or self._resuming:
+                await asyncio.sleep(_SWEEP_S)
+            else:
+                self._is_held.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_IDLE_SWEEP_S):
+                        await self._is_held.wait()
             # Not at each generation: a controller that starts may have thousands in a second.
             if self._resuming and self._joined:
                 self._resume()
