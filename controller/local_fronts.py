@@ -9,7 +9,7 @@ from typing_extensions import override
 from clockwright.cli.flags import spell
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.errors import ConfigError
-from controller.cli import FrontFlags
+from controller.front_flags import FrontFlags
 
 
 class LocalFronts(LocalProcesses[FrontFlags]):
