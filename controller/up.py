@@ -30,13 +30,19 @@ _POLL_INTERVAL_S = 0.2
 _MODELS_LISTED = 100
 
 
-def up(config: ControllerConfig, workers: LocalWorkers, fronts: LocalFronts | None = None) -> int:
+def up(
+    config: ControllerConfig,
+    workers: LocalWorkers,
+    fronts: LocalFronts | None = None,
+    words: str = "",
+) -> int:
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
         config: the controller's settings.
         workers: local ones, which are started here and have left when this returns; may be none.
         fronts: likewise; None: the controller serves clients itself.
+        words: what there is to say of the workers, in one line.
 
     Returns:
         The exit code: 0, or 1 when no local worker can work with its settings.
@@ -66,6 +72,8 @@ def up(config: ControllerConfig, workers: LocalWorkers, fronts: LocalFronts | No
             console.print(f"controller on {config.host}:{port}")
             address = f"{_reachable(config.host)}:{fronts.port}"
         console.print(f"listening on {config.host}:{port if fronts is None else fronts.port}")
+        if words:
+            console.print(words)
         announcement.append(loop.create_task(_announce(console, address, workers)))
 
     def draining() -> None:

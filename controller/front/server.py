@@ -39,7 +39,7 @@ from controller.front.oip import (
     stated_slo_ns,
     wrap_for_stream,
 )
-from controller.front.regions import Regions, Stretch
+from controller.front.regions import Regions, RegionSpan
 from controller.front.statuses import Status, end
 from controller.front.templates import Templates
 from controller.runtime import Answer, late_error
@@ -96,7 +96,7 @@ class _Served:
         self._withdraw: Callable[[], object] = _nothing
         # Of inputs that were fetched from clients' shared memory, and where outputs belong there.
         self._shared_bytes = 0
-        self._shared: Sequence[Stretch | None] = ()
+        self._shared: Sequence[RegionSpan | None] = ()
 
     def begin(self) -> None:
         """Begin, for the first time or afresh."""
@@ -106,9 +106,12 @@ class _Served:
             self._begin(self, self._call, self._data)
         except Exception as error:
             self._end()
+            if isinstance(error, RefusedError) and error.refusal is Refusal.LATE:
+                # As a rule the loop was too slow for it; the throttle looks, too, whether the loop is ever idle.
+                self._call.missed()
             self._call.fail(error)
 
-    def shared(self, num_bytes: int, outputs: Sequence[Stretch | None]) -> None:
+    def shared(self, num_bytes: int, outputs: Sequence[RegionSpan | None]) -> None:
         """So many bytes of inputs were fetched from clients' shared memory, and outputs may belong there."""
         self._shared_bytes, self._shared = num_bytes, outputs
 
@@ -305,7 +308,7 @@ class InferenceService:
                     if isinstance(answer, Status):
                         message = _error_in_stream(answer.text, data)
                     else:
-                        message = wrap_for_stream(answer)
+                        message = b"".join(wrap_for_stream(answer))
                     await context.write(message)
             finally:
                 room.release()
@@ -375,7 +378,7 @@ class InferenceService:
         slo_ns = self._backend.slo_ns(message.model_name)
         return call.arrival_ns + (slo_ns if slo_ns is not None else self._backend.default_slo_ns)
 
-    def _find_shared(self, asked: CheckedRequest) -> Sequence[Stretch | None]:
+    def _find_shared(self, asked: CheckedRequest) -> Sequence[RegionSpan | None]:
         """Find where outputs belong in clients' shared memory.
 
         Raises:
