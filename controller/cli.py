@@ -219,7 +219,14 @@ def up(
         raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
     if fronts < 0:
         raise typer.BadParameter(f"found {fronts}, expected 0 or more", param_hint="--fronts")
+    if fronts > 1 and flags.allow_client_shm:
+        raise typer.BadParameter(
+            f"a region is known only to the front that registered it: found {fronts} fronts behind one port, "
+            "expected 1 or 0",
+            param_hint="--allow-client-shm",
+        )
     log(worker.verbose)
+    config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
     plan = [worker] * (1 if workers is None else workers)
     elsewhere, words = worker, ""
@@ -247,8 +254,8 @@ def up(
     local_fronts: LocalFronts | None = None
     if fronts:
         local_fronts = LocalFronts(fronts, flags.for_clients(), verbose=worker.verbose)
-        flags = replace(flags, port=controller_port)
-    raise typer.Exit(run_up(flags.config("127.0.0.1", scheduler), local, local_fronts, words))
+        config = replace(config, port=controller_port)
+    raise typer.Exit(run_up(config, local, local_fronts, words))
 
 
 @takes_flags

@@ -97,7 +97,8 @@ async def serving(
                 request_bytes_max=backend.message_bytes_max,
             )
         InferenceService(backend, door=door, regions=regions).mount(server)
-        server.add_generic_rpc_handlers((Forwarding(lambda: backend.channel),))
+        forwarding = Forwarding(lambda: backend.channel, client_shm=regions is not None)
+        server.add_generic_rpc_handlers((forwarding,))
         try:
             port = server.add_insecure_port(config.address, shared=config.shares_port)
         except OSError as error:

@@ -128,7 +128,7 @@ def sent(payload: Sequence[Buffer], **where: Any) -> frames.Frame:  # noqa: ANN4
 
 
 def mapped(inputs: bytes = bytes(1000), outputs_bytes: int = 1000) -> frames.Memory:
-    return frames.Memory(memoryview(inputs), memoryview(bytearray(outputs_bytes)))
+    return frames.Memory({0: memoryview(inputs)}, memoryview(bytearray(outputs_bytes)))
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=6))

@@ -31,6 +31,7 @@ from tests.kit.front_end import (
     serving_in_thread,
     until,
 )
+from tests.kit.processes import PATIENCE_S
 from tests.kit.processes import until as until_so
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -65,7 +66,8 @@ def vector(*rows: float) -> triton.InferInput:
 def call(server: FrontEndInThread, request: bytes) -> bytes:
     with grpc.insecure_channel(server.address) as channel:
         stub: Any = channel
-        answer: bytes = stub.unary_unary(INFER)(request)
+        # Who states no SLO that can be read has this long; the default is soon over on a busy machine.
+        answer: bytes = stub.unary_unary(INFER)(request, timeout=PATIENCE_S)
         return answer
 
 

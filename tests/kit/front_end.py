@@ -44,10 +44,9 @@ T = TypeVar("T")
 
 # Above the real service, so that size limits can be tested without gigabytes.
 MESSAGE_BYTES_MAX = 4 << 20
-# A worker that a test holds back does not hang, however slow the machine is.
 #: Shared memory of a front in a test.
 SLAB_BYTES = 64 << 20
-
+# A worker that a test holds back does not hang, however slow the machine is.
 CONFIG = SchedulerConfig(action_timeout_ns=1000 * NS_PER_S)
 
 
@@ -143,10 +142,11 @@ async def serving(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
         backend = LocalBackend(runtime, catalogue, front_end.applications)
-        regions = front_end.regions if client_shm else None
+        # Of a front apart the regions are its own.
+        regions = front_end.regions if client_shm and front != "apart" else None
         InferenceService(backend, door=door, regions=regions).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, front_end.applications, client_shm=client_shm
+            runtime, catalogue, backend, front_end.applications, client_shm=regions is not None
         ).mount(server)
         control = ControlService(
             runtime,
@@ -174,7 +174,9 @@ async def serving(
             await server.start()
             try:
                 if front == "apart":
-                    config = FrontConfig(controller=front_end.controller, port=0)
+                    config = FrontConfig(
+                        controller=front_end.controller, port=0, allow_client_shm=client_shm
+                    )
                     async with front_process.serving(config) as own:
                         front_end.address = f"127.0.0.1:{own.port}"
                         yield front_end

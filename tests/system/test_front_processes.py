@@ -14,16 +14,20 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 from clockwright import Client
 from clockwright.v1 import inference_pb2 as pb
-from tests.kit.processes import PATIENCE_S, listening, until, worker, write_models
+from experiments.demo_models import run_alone
+from experiments.local_server import LocalServer
+from tests.kit.processes import PATIENCE_S, listening, lives, until, worker, write_models
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 Input = pb.ModelInferRequest.InferInputTensor
 # A pause of the machine counts as a long execution, and the next ones are predicted to take as long.
 SLO_MS = 600_000
 NUM_AT_ONCE = 16
+OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 # The type stubs want arguments that are optional.
 _aio: Any = grpc.aio
@@ -126,7 +130,7 @@ def check(deployment: Deployment, load: Load) -> None:
     channel: Any
     with grpc.insecure_channel(deployment.address) as channel:
         infer = channel.unary_unary(INFER)
-        for index, answer in list(load.answers.items())[:: max(1, len(load.answers) // 50)]:
+        for index, answer in list(load.answers.items())[:: max(1, len(load.answers) // 20)]:
             expected = logits(infer(request(index)))
             np.testing.assert_allclose(logits(answer), expected, rtol=1e-4, atol=1e-5)
 
@@ -148,11 +152,11 @@ def test_a_controller_that_is_killed_and_started_again_costs_nothing_that_has_sl
         loads = [Load(address) for address in deployment.addresses]
         running = [asyncio.ensure_future(load.run()) for load in loads]
         for load in loads:
-            await load.reach(100)
+            await load.reach(50)
         deployment.controller.kill()
         await asyncio.to_thread(deployment.start_again)
         for load in loads:
-            await load.reach(100)
+            await load.reach(50)
             load.stop()
         await asyncio.gather(*running)
         return loads
@@ -170,11 +174,11 @@ def test_a_front_that_is_stopped_or_killed_costs_no_others_clients_anything(
         loads = [Load(each) for each in (address, deployment.addresses[1])]
         running = [asyncio.ensure_future(load.run()) for load in loads]
         for load in loads:
-            await load.reach(100)
+            await load.reach(50)
         os.kill(doomed.pid, signal.SIGSTOP)
-        await loads[1].reach(300)
+        await loads[1].reach(100)
         doomed.kill()
-        await loads[1].reach(300)
+        await loads[1].reach(100)
         for load in loads:
             load.stop()
         await asyncio.gather(*running)
@@ -183,3 +187,29 @@ def test_a_front_that_is_stopped_or_killed_costs_no_others_clients_anything(
     broken, whole = asyncio.run(main())
     assert broken.errors
     check(deployment, whole)
+
+
+def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_processes(
+    tmp_path: Path,
+) -> None:
+    models = write_models(tmp_path / "models", mlp="mlp-16-8-4")
+    x = np.random.default_rng(0).random((1, 16), np.float32)
+    (expected,) = run_alone(models / "mlp" / "1" / "model.onnx", x).values()
+    tensor = triton.InferInput("input", list(x.shape), "FP32")
+    tensor.set_data_from_numpy(x)
+    flags = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(tmp_path / "cache"))
+    with LocalServer(["--models", str(models), "--fronts", "2", *flags]) as server:
+        [own] = [line for line in server.output if line.startswith("controller on ")]
+        assert server.address != own.removeprefix("controller on ")
+        # Each has a connection of its own, and the kernel gives it to one of the fronts.
+        for _ in range(8):
+            with triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION) as asker:
+                found = asker.infer("mlp", [tensor], parameters={"slo_ms": SLO_MS})
+            np.testing.assert_allclose(found.as_numpy("output"), expected, rtol=1e-4, atol=1e-5)
+        pid = server.process.pid
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        commands = [Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in children]
+        assert sum("front" in command for command in commands) == 2
+        assert server.stop() == 0
+        assert not [child for child in children if lives(int(child))]
+    assert server.output[-1] == "stopped"
