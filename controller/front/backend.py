@@ -40,7 +40,7 @@ class ToldAnswer:
         self.outputs = outputs
         #: On the front's clock.
         self.expected_departure_ns = expected_departure_ns
-        #: Of the response; None: there are none.
+        #: What the response says beside its tensors; None: nothing.
         self.parameters = parameters
 
 

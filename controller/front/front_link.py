@@ -67,9 +67,9 @@ class _Description:
     """What fronts were told of a model or an application."""
 
     answerer: Answerer
-    #: Of the catalogue, when it was found to hold.
+    #: The generation of the catalogue at which it was found to hold.
     generation: int
-    #: Of one row of each input.
+    #: Bytes of a row of each input.
     row_bytes: tuple[int, ...]
 
     @property
@@ -83,7 +83,7 @@ class _Description:
         return self.answerer.servable.name
 
     def check(self, ask: frames.Ask) -> None:
-        """See that a request fits; its front has found so.
+        """Find that a request fits, as its front has found.
 
         Raises:
             ProtocolError: it does not.
@@ -231,7 +231,7 @@ class FrontLink:
         """Let the front look at a worker's outputs where they lie."""
         # One without memory of its own is not on this host, or wants none.
         if self._memory is not None and outputs.fd >= 0:
-            message = frames.encode_one(frames.Memory(number, outputs.num_bytes))
+            message = frames.encode_one(frames.LentMemory(number, outputs.num_bytes))
             if self._data.hand_over(message, (outputs.fd,)):
                 self._offered[number] = outputs
 
@@ -343,7 +343,7 @@ class FrontLink:
             message = frames.decode_from_front(frame[0])
             if isinstance(message, frames.Asks):
                 self._take_asks(message.asks, frame)
-            elif isinstance(message, frames.Withdrawal):
+            elif isinstance(message, frames.Withdrawn):
                 for ask_id in message.ask_ids:
                     asked = self._open.get(ask_id)
                     if asked is not None:
@@ -361,12 +361,12 @@ class FrontLink:
                         lent.pop()
                     if not lent:
                         self._lent.pop(ask_id, None)
-            elif isinstance(message, frames.Memory):
+            elif isinstance(message, frames.LentMemory):
                 self._take_memory(message)
             elif message.number in self._offered:
                 self._outputs[message.number] = self._offered[message.number]
 
-    def _take_memory(self, offer: frames.Memory) -> None:
+    def _take_memory(self, offer: frames.LentMemory) -> None:
         """Map the front's memory, and have the workers map it."""
         if self._memory is not None or not self._data.files:
             raise ProtocolError("memory that was handed over already, or not at all")

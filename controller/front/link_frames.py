@@ -1,6 +1,6 @@
 """What a front process and its controller tell each other, as frames (`clockwright.frames`).
 
-A front asks (`Asks`), withdraws (`Withdrawal`), wants things described (`Describe`), and hears what became of
+A front asks (`Asks`), withdraws (`Withdrawn`), wants things described (`Describe`), and hears what became of
 all that (`Told`, `Described`). What happens in a turn of an event loop travels in one message. A request
 takes some 30 bytes there and its answer 12, beside the tensors. A `Beat` of either side is the sign of life,
 and tells clocks.
@@ -49,7 +49,7 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     """One request."""
 
     ask_id: _Id
-    #: Of the description that its front has checked it against.
+    #: The description that its front has checked it against.
     number: _Id
     rows: _Count
     arrival_ns: _Time
@@ -70,7 +70,7 @@ class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=Tru
     asks: tuple[Ask, ...]
 
 
-class Withdrawal(msgspec.Struct, array_like=True, tag=_WITHDRAWAL, forbid_unknown_fields=True):
+class Withdrawn(msgspec.Struct, array_like=True, tag=_WITHDRAWAL, forbid_unknown_fields=True):
     """Nobody waits for these any more."""
 
     ask_ids: tuple[_Id, ...]
@@ -95,12 +95,12 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     refused: dict[Refusal, _Count]
 
 
-class Answered(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """A request that is answered."""
 
     ask_id: _Id
     expected_departure_ns: _Time
-    #: Of the response; None: it has none.
+    #: What the response says beside its tensors; None: nothing.
     parameters: Parameters | None
     #: Bytes of its outputs, and where they lie, as in `Ask`: in the memory of a worker.
     lengths: _Counts
@@ -128,7 +128,7 @@ class Failure(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class Told(msgspec.Struct, array_like=True, tag=_TOLD, forbid_unknown_fields=True):
     """What became of requests."""
 
-    answered: tuple[Answered, ...]
+    answered: tuple[ToldOutputs, ...]
     refused: tuple[Refused, ...]
     failed: tuple[Failure, ...]
     #: Their description holds no more.
@@ -193,7 +193,7 @@ class Beat(msgspec.Struct, array_like=True, tag=_BEAT, forbid_unknown_fields=Tru
     ready: bool
 
 
-class Memory(msgspec.Struct, array_like=True, tag=_MEMORY, forbid_unknown_fields=True):
+class LentMemory(msgspec.Struct, array_like=True, tag=_MEMORY, forbid_unknown_fields=True):
     """Map the file that comes with this, and say so: tensors may lie there then.
 
     A front's holds inputs. A controller's holds the outputs of one worker, and is called by a number.
@@ -222,8 +222,8 @@ class Returned(msgspec.Struct, array_like=True, tag=_RETURNED, forbid_unknown_fi
 
 
 _encode = msgspec.msgpack.Encoder().encode
-FromFront = Asks | Withdrawal | Describe | FrontBeat | Memory | Mapped | Returned
-FromController = Told | Described | Beat | Memory | Mapped | Forget
+FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned
+FromController = Told | Described | Beat | LentMemory | Mapped | Forget
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
 
@@ -250,7 +250,7 @@ def encode(message: FromFront | FromController) -> list[Buffer]:
     return make_frame(_encode(message), ())
 
 
-def encode_one(message: Memory) -> bytes:
+def encode_one(message: LentMemory) -> bytes:
     """Make the frame of a message that is sent with a file."""
     (frame,) = make_frame(_encode(message), ())
     return bytes(frame)
@@ -296,7 +296,7 @@ def decode_from_controller(header: Buffer) -> FromController:
 
 def cut_payload(
     frame: Frame,
-    entries: Sequence[Ask] | Sequence[Answered],
+    entries: Sequence[Ask] | Sequence[ToldOutputs],
     look: Callable[[int, int, int], Buffer],
 ) -> Iterator[list[Buffer]]:
     """Cut a payload into the tensors of each entry, but for those that lie in shared memory.

@@ -250,7 +250,7 @@ class RemoteBackend:
             return  # Whoever asked is held.
         buffers = frames.encode_asks(asks, payload) if asks else []
         if withdrawn:
-            buffers += frames.encode(frames.Withdrawal(tuple(withdrawn)))
+            buffers += frames.encode(frames.Withdrawn(tuple(withdrawn)))
         if self._returned:
             returned = [self._returned.popleft() for _ in range(len(self._returned))]
             buffers += frames.encode(frames.Returned(tuple(returned)))
@@ -270,14 +270,14 @@ class RemoteBackend:
                 self._take_described(message)
             elif isinstance(message, frames.Beat):
                 self._take_beat(message)
-            elif isinstance(message, frames.Memory):
+            elif isinstance(message, frames.LentMemory):
                 self._take_memory(message, self._data)
             elif isinstance(message, frames.Mapped):
                 self._is_mapped = True
             else:
                 self._outputs.pop(message.number, None)
 
-    def _take_memory(self, offer: frames.Memory, data: FrameSocket) -> None:
+    def _take_memory(self, offer: frames.LentMemory, data: FrameSocket) -> None:
         """Map a worker's memory for outputs."""
         if not data.files:
             raise ProtocolError("memory that was not handed over")
@@ -459,7 +459,7 @@ class RemoteBackend:
         data.send_now([greeting(welcome.token)])
         arena = self._slabs.inputs
         if arena is not None and data.hands_over:
-            message = frames.encode_one(frames.Memory(0, arena.num_bytes))
+            message = frames.encode_one(frames.LentMemory(0, arena.num_bytes))
             data.hand_over(message, (arena.fd,))
         beating = asyncio.get_running_loop().create_task(self._beats(welcome, ended))
         try:

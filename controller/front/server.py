@@ -94,7 +94,7 @@ class _Served:
         self._asked: CheckedRequest | None = None
         self._answerer: Answerer | None = None
         self._withdraw: Callable[[], object] = _nothing
-        # Of inputs that were fetched from clients' shared memory, and where outputs belong there.
+        # Bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
         self._shared_bytes = 0
         self._shared: Sequence[RegionSpan | None] = ()
 

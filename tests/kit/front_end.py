@@ -63,7 +63,7 @@ class FrontEnd:
     links: WorkerLinks
     slabs: Slabs
     regions: Regions
-    #: Of the controller itself, where a front of its own has the other address.
+    #: The address of the controller itself, where a front of its own has the other.
     controller: str = ""
     fronts: FrontLinks | None = None
     server: Http2Server | grpc.aio.Server | None = None
@@ -142,7 +142,7 @@ async def serving(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
         backend = LocalBackend(runtime, catalogue, front_end.applications)
-        # Of a front apart the regions are its own.
+        # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
         InferenceService(backend, door=door, regions=regions).mount(server)
         RepositoryService(
