@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from subprocess import Popen
 from typing import Any
@@ -189,6 +189,15 @@ def test_a_front_that_is_stopped_or_killed_costs_no_others_clients_anything(
     check(deployment, whole)
 
 
+def children(pid: int) -> dict[int, list[str]]:
+    """Processes that a process has started, and their command lines."""
+    found = {}
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(FileNotFoundError):
+            found[int(child)] = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+    return found
+
+
 def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_processes(
     tmp_path: Path,
 ) -> None:
@@ -199,17 +208,27 @@ def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_proces
     tensor.set_data_from_numpy(x)
     flags = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(tmp_path / "cache"))
     with LocalServer(["--models", str(models), "--fronts", "2", *flags]) as server:
-        [own] = [line for line in server.output if line.startswith("controller on ")]
-        assert server.address != own.removeprefix("controller on ")
-        # Each has a connection of its own, and the kernel gives it to one of the fronts.
-        for _ in range(8):
+
+        def ask() -> None:
+            # Each has a connection of its own, and the kernel gives it to one of the fronts.
             with triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION) as asker:
                 found = asker.infer("mlp", [tensor], parameters={"slo_ms": SLO_MS})
             np.testing.assert_allclose(found.as_numpy("output"), expected, rtol=1e-4, atol=1e-5)
-        pid = server.process.pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        commands = [Path(f"/proc/{child}/cmdline").read_text().split("\0") for child in children]
-        assert sum("front" in command for command in commands) == 2
+
+        def fronts() -> set[int]:
+            started = children(server.process.pid).items()
+            return {child for child, command in started if "front" in command}
+
+        [own] = [line for line in server.output if line.startswith("controller on ")]
+        assert server.address != own.removeprefix("controller on ")
+        for _ in range(8):
+            ask()
+        first, second = fronts()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: len(fronts() - {first}) == 2, what="a front is started again")
+        assert second in fronts()
+        ask()
+        started = children(server.process.pid)
         assert server.stop() == 0
-        assert not [child for child in children if lives(int(child))]
+        assert not [child for child in started if lives(child)]
     assert server.output[-1] == "stopped"
