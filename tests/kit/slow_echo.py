@@ -60,7 +60,8 @@ class SlowEcho(ModelledDevice):
 
     @override
     def run_exec(self, step: Step[ServedModel]) -> None:
-        threading.Event().wait(self.rng.choice((0, 0.002, 0.02)))
+        # A worker that now takes three times as long as before is not trusted.
+        threading.Event().wait(self.rng.choice((0.006, 0.008, 0.012)))
         self.go.wait()
 
     @override
