@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Final
@@ -43,7 +43,7 @@ from clockwright.units import DURATION_NS_MAX, TIME_NS_MAX, ActionId, ModelId
 #: Bytes of the header and of the payload.
 PREFIX: Final = struct.Struct("<II")
 
-_MAGIC: Final = b"CWF3"
+_MAGIC: Final = b"CWF4"
 TOKEN_BYTES: Final = 32
 GREETING_BYTES: Final = len(_MAGIC) + TOKEN_BYTES
 
@@ -75,12 +75,16 @@ _Duration = Annotated[int, Meta(ge=0, le=DURATION_NS_MAX)]
 _Words = Annotated[str, Meta(max_length=WORDS_CHARS_MAX)]
 _Counts = Annotated[tuple[_Count, ...], Meta(max_length=HEADER_BYTES_MAX)]
 
-# Where something lies in shared memory; -1: it travels in the payload.
-_Place = Annotated[int, Meta(ge=-1, le=1 << 48)]
+# Where something lies in shared memory: the memory's number and, in so many bits, the offset. -1: it travels in
+# the payload.
+PLACE_BITS: Final = 48
+_MEMORIES_MAX: Final = 1 << 14
+_Place = Annotated[int, Meta(ge=-1, lt=_MEMORIES_MAX << PLACE_BITS)]
+_Number = Annotated[int, Meta(gt=0, lt=_MEMORIES_MAX)]
 _Places = Annotated[tuple[_Place, ...], Meta(max_length=HEADER_BYTES_MAX)]
 _Size = Annotated[int, Meta(ge=0, le=1 << 48)]
 
-_INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT, _MEMORY, _MAPPED = range(7)
+_INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT, _MEMORY, _MAPPED, _FURTHER, _FORGET = range(9)
 
 
 class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=True, gc=False):
@@ -137,11 +141,36 @@ class MemoryOffer(
     outputs_bytes: _Size
 
 
+class FurtherMemory(
+    msgspec.Struct, array_like=True, tag=_FURTHER, forbid_unknown_fields=True, gc=False
+):
+    """Map a further file, which comes with this frame, to read inputs there, and say so (`encode_mapped`).
+
+    It is that of a front which is a process of its own.
+    """
+
+    number: _Number
+    num_bytes: _Size
+
+
+class ForgetMemory(
+    msgspec.Struct, array_like=True, tag=_FORGET, forbid_unknown_fields=True, gc=False
+):
+    """Nothing comes from such memory any more."""
+
+    number: _Number
+
+
+class _Mapped(msgspec.Struct, array_like=True, tag=_MAPPED, forbid_unknown_fields=True, gc=False):
+    number: Annotated[int, Meta(ge=0, lt=_MEMORIES_MAX)]
+
+
 @dataclass(slots=True)
 class Memory:
     """A controller's memory as a worker has it mapped."""
 
-    inputs: memoryview
+    #: By number; 0: the controller's own.
+    inputs: dict[int, memoryview]
     outputs: memoryview
 
 
@@ -165,12 +194,24 @@ class _Result(msgspec.Struct, array_like=True, tag=_RESULT, forbid_unknown_field
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_order = msgspec.msgpack.Decoder(
-    _Infer | _LoadWeights | _EvictWeights | Withdrawal | MemoryOffer
+    _Infer | _LoadWeights | _EvictWeights | Withdrawal | MemoryOffer | FurtherMemory | ForgetMemory
 ).decode
+_decode_mapped = msgspec.msgpack.Decoder(_Mapped).decode
 _decode_result = msgspec.msgpack.Decoder(_Result).decode
 
-#: Header of what a worker sends when it has mapped the memory that it was offered.
-MAPPED: Final = _encode((_MAPPED,))
+# No result is so short.
+_MAPPED_BYTES_MAX: Final = 8
+
+
+def mapped_number(header: Buffer) -> int | None:
+    """The memory of which a frame says that it is mapped; None: the frame says something else."""
+    if len(header) > _MAPPED_BYTES_MAX:
+        return None
+    try:
+        return _decode_mapped(header).number
+    except msgspec.DecodeError:
+        return None
+
 
 #: Header and payload.
 Frame = tuple[Buffer, Buffer]
@@ -208,12 +249,12 @@ def encode_action(
         shift_ns: is added to every time.
     """
     if isinstance(action, EvictWeights):
-        return _frame(_encode((_EVICT, action.action_id, action.model_id)), ())
+        return make_frame(_encode((_EVICT, action.action_id, action.model_id)), ())
     earliest_ns, latest_ns = action.earliest_ns + shift_ns, action.latest_ns + shift_ns
     expected_ns = action.expected_duration_ns
     if isinstance(action, LoadWeights):
         load = (_LOAD, action.action_id, action.model_id, earliest_ns, latest_ns, expected_ns)
-        return _frame(_encode(load), ())
+        return make_frame(_encode(load), ())
     infer = (
         _INFER,
         action.action_id,
@@ -229,23 +270,34 @@ def encode_action(
     )
     if places:
         payload = [tensor for tensor, place in zip(payload, places, strict=True) if place < 0]
-    return _frame(_encode(infer), payload)
+    return make_frame(_encode(infer), payload)
 
 
 def encode_memory(inputs_bytes: int, outputs_bytes: int) -> bytes:
     """Make the frame with which the files of these sizes are handed over."""
-    (frame,) = _frame(_encode((_MEMORY, inputs_bytes, outputs_bytes)), ())
+    (frame,) = make_frame(_encode((_MEMORY, inputs_bytes, outputs_bytes)), ())
     return bytes(frame)
 
 
-def encode_mapped() -> list[Buffer]:
-    """Make the frame that says that the memory is mapped."""
-    return _frame(MAPPED, ())
+def encode_further(number: int, num_bytes: int) -> bytes:
+    """Make the frame with which a further file of this size is handed over."""
+    (frame,) = make_frame(_encode((_FURTHER, number, num_bytes)), ())
+    return bytes(frame)
+
+
+def encode_forget(number: int) -> list[Buffer]:
+    """Make the frame that takes further memory back."""
+    return make_frame(_encode((_FORGET, number)), ())
+
+
+def encode_mapped(number: int = 0) -> list[Buffer]:
+    """Make the frame that says that memory is mapped; 0: the controller's own."""
+    return make_frame(_encode((_MAPPED, number)), ())
 
 
 def encode_withdrawal(action_id: ActionId) -> list[Buffer]:
     """Make the frame that takes an action back."""
-    return _frame(_encode((_WITHDRAW, action_id)), ())
+    return make_frame(_encode((_WITHDRAW, action_id)), ())
 
 
 def encode_result(
@@ -268,12 +320,16 @@ def encode_result(
         _encode_step(result.output, shift_ns),
         [len(tensor) for tensor in outputs],
     )
-    return _frame(_encode(header), outputs)
+    return make_frame(_encode(header), outputs)
 
 
 def decode_order(
     frame: Frame, memory: Memory | None = None
-) -> tuple[Action | Withdrawal | MemoryOffer, Sequence[Buffer], memoryview | None]:
+) -> tuple[
+    Action | Withdrawal | MemoryOffer | FurtherMemory | ForgetMemory,
+    Sequence[Buffer],
+    memoryview | None,
+]:
     """Read what a controller sent.
 
     Args:
@@ -309,7 +365,7 @@ def decode_order(
         if order.room is not None:
             room = _look(order.action_id, memory.outputs, *order.room)
         return infer, _gather(order, payload, memory.inputs), room
-    if isinstance(order, MemoryOffer):
+    if isinstance(order, MemoryOffer | FurtherMemory | ForgetMemory):
         _cut(0, payload, ())
         return order, (), None
     _cut(order.action_id, payload, ())
@@ -352,7 +408,8 @@ def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[
     return result, _cut(found.action_id, payload, found.lengths)
 
 
-def _frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
+def make_frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
+    """Make a frame, as buffers to be sent one after the other."""
     num_bytes = total_bytes(payload)
     prefix = PREFIX.pack(len(header), num_bytes)
     if num_bytes <= _JOINED_BYTES:
@@ -375,7 +432,7 @@ def _cut(action_id: int, payload: Buffer, lengths: Sequence[int]) -> Sequence[Bu
     return tensors
 
 
-def _gather(order: _Infer, payload: Buffer, memory: memoryview) -> Sequence[Buffer]:
+def _gather(order: _Infer, payload: Buffer, memories: Mapping[int, memoryview]) -> Sequence[Buffer]:
     """Find an Infer's tensors: some in shared memory, the others in the payload."""
     if not order.places:
         return _cut(order.action_id, payload, order.lengths)
@@ -385,10 +442,18 @@ def _gather(order: _Infer, payload: Buffer, memory: memoryview) -> Sequence[Buff
         )
     where = list(zip(order.lengths, order.places, strict=True))
     inline = iter(_cut(order.action_id, payload, [length for length, place in where if place < 0]))
-    return [
-        next(inline) if place < 0 else _look(order.action_id, memory, place, length)
-        for length, place in where
-    ]
+    tensors: list[Buffer] = []
+    for length, place in where:
+        if place < 0:
+            tensors.append(next(inline))
+            continue
+        memory = memories.get(place >> PLACE_BITS)
+        if memory is None:
+            number = place >> PLACE_BITS
+            raise ProtocolError(f"action {order.action_id}: memory {number}, which is not mapped")
+        begin = place & (1 << PLACE_BITS) - 1
+        tensors.append(_look(order.action_id, memory, begin, length))
+    return tensors
 
 
 def _look(action_id: int, memory: memoryview, begin: int, num_bytes: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""The controller: one process and one event loop thread between all clients and all workers.
+"""The controller: one process and one event loop thread between all clients, or their fronts, and all workers.
 
 Theory of operation
 -------------------
@@ -43,6 +43,11 @@ command that follows from it tells whoever waits for the request. The answer is 
 more on its way out, because the way out takes time too.
 
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
+
+Fronts that are processes of their own (`front_process`) take the left column's top with them: `front.remote`
+stands where `runtime` and `selection` are drawn, and `front.front_link`, here, asks those for it. What they
+decide, and all state, stays in this process. Large tensors of the same host go past it: fronts and workers map
+each other's memory (`slabs`), and messages say where a tensor lies.
 
 Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
 thread lock. Two things leave it: reading, hashing, writing and deleting model files (`asyncio.to_thread`), and

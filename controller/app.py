@@ -9,9 +9,10 @@ import signal
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvloop
@@ -20,10 +21,13 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
+from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
+from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
+from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.tls import server_context
 from controller.front.turns import Turns
@@ -53,6 +57,7 @@ class Controller:
         runtime: Runtime,
         catalogue: Catalogue,
         links: WorkerLinks,
+        fronts: FrontLinks,
         applications: Applications,
         slabs: Slabs,
     ) -> None:
@@ -61,6 +66,7 @@ class Controller:
         self.runtime = runtime
         self.catalogue = catalogue
         self.links = links
+        self.fronts = fronts
         self.applications = applications
         self.slabs = slabs
 
@@ -74,6 +80,8 @@ class Controller:
             log.warning(
                 "after %g s %d requests are still waiting", limit_s, self.runtime.num_waiting
             )
+        # First, so that no front hears that there are no workers: it keeps what is open for the next controller.
+        self.fronts.close()
         await self.links.close("the controller is shutting down")
 
 
@@ -150,16 +158,22 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 num_bytes_max=config.shared_memory_bytes,
                 request_bytes_max=config.max_message_bytes,
             )
-        service = InferenceService(
-            runtime,
-            catalogue,
-            door=door,
-            default_slo_ns=config.default_slo_ns,
-            applications=applications,
-            regions=regions,
-            lag_ns=lag_ns,
+        backend = LocalBackend(
+            runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
         )
-        service.mount(server)
+        InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
+        RepositoryService(
+            runtime, catalogue, backend, applications, client_shm=regions is not None
+        ).mount(server)
+        fronts = FrontLinks(
+            backend,
+            catalogue,
+            links,
+            HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
+            door=door,
+            message_bytes_max=config.max_message_bytes,
+        )
+        stack.callback(fronts.close)
         control = ControlService(
             runtime,
             catalogue,
@@ -169,7 +183,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             default_slo_ns=config.default_slo_ns,
             spool=spool,
         )
-        server.add_generic_rpc_handlers((*control.handlers(), links.handler()))
+        server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -179,6 +193,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             runtime=runtime,
             catalogue=catalogue,
             links=links,
+            fronts=fronts,
             applications=applications,
             slabs=slabs,
         )
@@ -203,11 +218,7 @@ async def serve(
     Raises:
         ConfigError: it cannot start.
     """
-    loop = asyncio.get_running_loop()
-    signals: asyncio.Queue[int] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.put_nowait, number)
-    try:
+    with signals_to_end() as signals:
         async with running(config) as controller:
             # All objects made so far live as long as the process: the collector need not look at them.
             freeze_garbage()
@@ -224,10 +235,21 @@ async def serve(
             for task in (drain, hurry):
                 task.cancel()
             await asyncio.gather(drain, hurry, return_exceptions=True)
+    return 0
+
+
+@contextmanager
+def signals_to_end() -> Iterator[asyncio.Queue[int]]:
+    """Queue the signals that tell this process to end."""
+    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, signals.put_nowait, number)
+    try:
+        yield signals
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
-    return 0
 
 
 def run(
@@ -237,12 +259,17 @@ def run(
     draining: Callable[[], None] | None = None,
 ) -> int:
     """Run a controller process until it is told to leave; the arguments are those of `serve`."""
+    return run_loop(serve(config, started=started, draining=draining))
+
+
+def run_loop(main: Coroutine[Any, Any, int]) -> int:
+    """Run the main coroutine of a process that serves."""
     keep_big_blocks()
     # Every connection takes a handle. The soft limit is often 1,024, for programs that use select.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(serve(config, started=started, draining=draining))
+        return runner.run(main)
 
 
 def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:

@@ -136,7 +136,8 @@ class Catalogue:
         """
         self._runtime = runtime
         self._directory = directory
-        #: Another number whenever a name means another model, or a model takes other tensors or batches.
+        #: Another number whenever a name means another model or application, or one takes other tensors or
+        #: batches.
         self.generation = 0
         #: Models that are served, by public name.
         self._by_name: dict[str, Entry] = {}
@@ -153,6 +154,7 @@ class Catalogue:
         #: Names of applications, which share the models' name space.
         self._reserved: set[str] = set()
         self._changed: asyncio.Future[None] | None = None
+        self._watchers: list[Callable[[], object]] = []
 
     # --- look-ups -----------------------------------------------------------------------------
 
@@ -202,6 +204,18 @@ class Catalogue:
             self.state(model) is not ModelState.LOADING for model in self._by_name.values()
         )
 
+    # --- what changes ---------------------------------------------------------------------------
+
+    def watch(self, renewed: Callable[[], object]) -> None:
+        """Have something called at each new generation."""
+        self._watchers.append(renewed)
+
+    def renew(self) -> None:
+        """Begin a new generation."""
+        self.generation += 1
+        for renewed in self._watchers:
+            renewed()
+
     # --- names of applications ----------------------------------------------------------------
 
     def reserve(self, name: str) -> None:
@@ -237,11 +251,11 @@ class Catalogue:
                 if path.name not in self._by_name:
                     fault = Entry(ModelId(path.name), path.name, None, fault=str(error))
                     self._by_name[path.name] = fault
-                    self.generation += 1
+                    self.renew()
                 continue
             for model in await self._start_trial(folder):
                 self._by_name[model.name] = model
-                self.generation += 1
+                self.renew()
 
     async def add(
         self,
@@ -311,7 +325,7 @@ class Catalogue:
         for model in models:
             del self._by_name[model.name]
             self._forget(model)
-        self.generation += 1
+        self.renew()
 
     def _instances(self, folder_name: str) -> list[Entry]:
         return [
@@ -356,7 +370,7 @@ class Catalogue:
                 self._retire(old)
         for model in models:
             self._by_name[model.name] = model
-        self.generation += 1
+        self.renew()
         return models
 
     def _retire(self, old: Entry) -> None:
@@ -441,7 +455,7 @@ class Catalogue:
         finish that in vain before it leaves.
         """
         self._workers.pop(worker_id, None)
-        self.generation += 1
+        self.renew()
         for model in self._by_id.values():
             model.ready_on.pop(worker_id, None)
             model.refused_by.pop(worker_id, None)
@@ -482,7 +496,7 @@ class Catalogue:
         model = self._by_id.get(event.model_id)
         if model is None:
             return False
-        self.generation += 1
+        self.renew()
         described = (model.inputs, model.outputs)
         if model.ready_on and described != (inputs, outputs):
             reason = (

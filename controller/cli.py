@@ -1,8 +1,11 @@
-"""The commands of this floor: `clockwright up` and `clockwright controller`."""
+"""The commands of this floor: `clockwright up`, `clockwright controller` and `clockwright front`."""
 
 from __future__ import annotations
 
 import os
+import signal
+import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +13,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from clockwright.cli.flags import Telemetry, Verbose, WorkerFlags, log, ns, takes_flags
+from clockwright.cli.flags import (
+    SERVER,
+    Server,
+    Telemetry,
+    Verbose,
+    WorkerFlags,
+    log,
+    ns,
+    takes_flags,
+)
 from clockwright.errors import ConfigError
+from controller.front_flags import FrontFlags
 
 if TYPE_CHECKING:
     from controller.config import ControllerConfig
@@ -91,7 +104,7 @@ class SchedulerFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ControllerFlags:
+class ControllerFlags(FrontFlags):
     """Flags that say what a controller serves, and where."""
 
     models: Annotated[
@@ -101,9 +114,6 @@ class ControllerFlags:
             "of models that are containers runs here."
         ),
     ] = None
-    port: Annotated[
-        int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
-    ] = 8001
     worker_port: Annotated[
         int,
         typer.Option(
@@ -129,33 +139,6 @@ class ControllerFlags:
             "waited in its queue.",
         ),
     ] = "http2"
-    tls_cert: Annotated[
-        Path | None,
-        typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
-    ] = None
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
-    max_open_requests: Annotated[
-        int, typer.Option(help="Requests that are open at once; more are refused.")
-    ] = 10_000
-    max_open_mib: Annotated[
-        int, typer.Option(help="MiB of all open requests; more are refused.")
-    ] = 1024
-    shared_memory_mib: Annotated[
-        int | None,
-        typer.Option(
-            help="Memory shared with workers of this host, for large tensors; 0: none. Unset: an eighth of all."
-        ),
-    ] = None
-    allow_client_shm: Annotated[
-        bool,
-        typer.Option(
-            "--allow-client-shm",
-            help="Clients of this machine may keep tensors in shared memory of theirs (Triton's extension).",
-        ),
-    ] = False
-    max_connections: Annotated[
-        int, typer.Option(help="Connections beyond which requests are refused (http2).")
-    ] = 1000
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
@@ -169,7 +152,7 @@ class ControllerFlags:
         Raises:
             ConfigError: one of them is impossible.
         """
-        from controller.config import ControllerConfig, default_shared_bytes
+        from controller.config import ControllerConfig
         from controller.selection.config import SelectionConfig
 
         return ControllerConfig(
@@ -186,11 +169,7 @@ class ControllerFlags:
             tls_key=self.tls_key,
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
-            shared_memory_bytes=(
-                default_shared_bytes()
-                if self.shared_memory_mib is None
-                else self.shared_memory_mib << 20
-            ),
+            shared_memory_bytes=self.shared_memory_bytes,
             allow_client_shm=self.allow_client_shm,
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
@@ -209,6 +188,18 @@ def up(
             "the machine's cores to compute on."
         ),
     ] = None,
+    fronts: Annotated[
+        int,
+        typer.Option(
+            help="Front processes that share the port of clients; 0: the controller serves clients itself."
+        ),
+    ] = 0,
+    controller_port: Annotated[
+        int,
+        typer.Option(
+            help="With --fronts: the controller's own, for workers and fronts of other machines; 0: any free one."
+        ),
+    ] = 0,
     worker: WorkerFlags,
     scheduler: SchedulerFlags,
 ) -> None:
@@ -221,10 +212,19 @@ def up(
         spell_cores,
         usable_cores,
     )
+    from controller.local_fronts import LocalFronts
     from controller.up import up as run_up
 
     if workers is not None and workers < 0:
         raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
+    if fronts < 0:
+        raise typer.BadParameter(f"found {fronts}, expected 0 or more", param_hint="--fronts")
+    if fronts > 1 and flags.allow_client_shm:
+        raise typer.BadParameter(
+            f"a region is known only to the front that registered it: found {fronts} fronts behind one port, "
+            "expected 1 or 0",
+            param_hint="--allow-client-shm",
+        )
     log(worker.verbose)
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
@@ -251,7 +251,11 @@ def up(
         raise typer.BadParameter(
             "found 0, and no model is a container: expected 1 or more", param_hint="--workers"
         )
-    raise typer.Exit(run_up(config, local, words))
+    local_fronts: LocalFronts | None = None
+    if fronts:
+        local_fronts = LocalFronts(fronts, flags.for_clients(), verbose=worker.verbose)
+        config = replace(config, port=controller_port)
+    raise typer.Exit(run_up(config, local, local_fronts, words))
 
 
 @takes_flags
@@ -270,6 +274,53 @@ def controller(
 
     log(verbose)
     raise typer.Exit(run_up(flags.config(host, scheduler), LocalWorkers()))
+
+
+@takes_flags
+def front(
+    *,
+    controller: Server = SERVER,
+    flags: FrontFlags,
+    host: Annotated[str, typer.Option(help="0.0.0.0: everybody may connect.")] = "127.0.0.1",
+    verbose: Verbose = False,
+    share_port: Annotated[bool, typer.Option(hidden=True)] = False,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Serve clients for a controller anywhere, with a processor core of their own."""
+    if parent_pid is not None:
+        from clockwright.process import end_with
+
+        end_with(parent_pid, signal.SIGTERM)
+    from controller.config import FrontConfig
+    from controller.front_process import run as run_front
+
+    log(verbose)
+    try:
+        config = FrontConfig(
+            controller=controller,
+            host=host,
+            port=flags.port,
+            shares_port=share_port,
+            tls_certificate=flags.tls_cert,
+            tls_key=flags.tls_key,
+            max_open_requests=flags.max_open_requests,
+            max_open_bytes=flags.max_open_mib << 20,
+            max_connections=flags.max_connections,
+            shared_memory_bytes=flags.shared_memory_bytes,
+            allow_client_shm=flags.allow_client_shm,
+        )
+        code = run_front(config, started=None if parent_pid is not None else _say_where(host))
+    except ConfigError as error:
+        if parent_pid is None:
+            raise
+        # Whoever supervises this front learns that starting it again is of no use.
+        print(f"error: {error}", file=sys.stderr)
+        code = os.EX_CONFIG
+    raise typer.Exit(code)
+
+
+def _say_where(host: str) -> Callable[[int], None]:
+    return lambda port: print(f"listening on {host}:{port}", flush=True)
 
 
 def _tenant_weight(text: str) -> tuple[str, float]:

@@ -26,6 +26,47 @@ def default_shared_bytes() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FrontConfig:
+    """Everything about a front process that can be tuned; what `ControllerConfig` has too means the same."""
+
+    #: HOST:PORT of the controller.
+    controller: str
+    host: str = "127.0.0.1"
+    port: int = 8001
+    #: Other fronts may listen on the same port of this machine, which spreads connections over all.
+    shares_port: bool = False
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    max_open_requests: int = 10_000
+    max_open_bytes: int = 1024 * 1024 * 1024
+    max_connections: int = 1000
+    #: Memory that is shared with the workers of this host, for large inputs: half of this. Outputs lie in the
+    #: controller's.
+    shared_memory_bytes: int = field(default_factory=default_shared_bytes)
+    allow_client_shm: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.controller.rpartition(":")[0]:
+            raise ConfigError(f"controller is {self.controller!r}, expected HOST:PORT")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}, expected 0 to 65535")
+        if not self.host:
+            raise ConfigError("host is empty, expected an address such as 127.0.0.1 or 0.0.0.0")
+        for name in ("max_open_requests", "max_open_bytes", "max_connections"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError(
+                "tls_certificate and tls_key: found one of them, expected both or none"
+            )
+
+    @property
+    def address(self) -> str:
+        """Host and port in gRPC's form, with an IPv6 host in brackets."""
+        return _address(self.host, self.port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
     """Everything about a controller that can be tuned, and what goes wrong at the extremes."""
 
@@ -127,5 +168,8 @@ class ControllerConfig:
     @property
     def address(self) -> str:
         """Host and port in gRPC's form, with an IPv6 host in brackets."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return _address(self.host, self.port)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -17,12 +17,14 @@ import logging
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
 from clockwright.bulk import Buffer
-from clockwright.shared_memory import make_shared
+from clockwright.errors import ProtocolError
+from clockwright.shared_memory import make_shared, map_shared
 from controller.slab_book import BLOCK_BYTES_MIN, SlabBook
 
 log = logging.getLogger(__name__)
@@ -101,6 +103,76 @@ class Arena:
             begin = over.popleft()
             del self._leases[begin]
             self._book.give_back(begin)
+
+
+class MappedMemory:
+    """Memory that another process has made, mapped here to be read and to be told apart. Its slabs are lent."""
+
+    def __init__(self, number: int, fd: int, num_bytes: int) -> None:
+        """Map it.
+
+        Args:
+            number: what it is called in messages.
+            fd: of the memory; it belongs to the caller.
+            num_bytes: its size.
+
+        Raises:
+            ProtocolError: it is smaller than said, or could become so.
+            OSError: the kernel refuses.
+        """
+        self.number = number
+        self.num_bytes = num_bytes
+        self._memory = map_shared(fd, num_bytes, to_write=False)
+        self._address = _address(self._memory)
+        # Each calls somebody when nobody has a view of its slab any more.
+        self._loans: dict[int, _Loan] = {}
+        self._last_loan = 0
+
+    def look(self, begin: int, num_bytes: int, over: Callable[[], object]) -> memoryview:
+        """View a slab.
+
+        Args:
+            begin: where it begins.
+            num_bytes: its size.
+            over: called, in any thread, when nobody has a view of it any more.
+
+        Raises:
+            ProtocolError: it does not lie in this memory.
+        """
+        if begin < 0 or begin + num_bytes > self.num_bytes:
+            raise ProtocolError(
+                f"bytes {begin} to {begin + num_bytes} of memory of {self.num_bytes}"
+            )
+        slab: _Bytes = np.frombuffer(self._memory, np.uint8, num_bytes, begin)
+        loan = _Loan(slab, self._returned)
+        self._last_loan = loan.number = self._last_loan + 1
+        loan.over = over
+        self._loans[loan.number] = loan
+        return slab.data
+
+    def find(self, view: Buffer) -> int:
+        """Where a view lies in this memory; -1: elsewhere."""
+        if type(view) is not memoryview or not view.readonly:
+            return -1
+        begin = _address(view) - self._address
+        return begin if 0 <= begin < self.num_bytes else -1
+
+    def _returned(self, loan: _Loan) -> None:
+        del self._loans[loan.number]
+        loan.over()
+
+
+class _Loan(weakref.ref[_Bytes]):
+    """Says that nobody has any view of a slab now that somebody else has lent."""
+
+    __slots__ = ("number", "over")
+    number: int
+    over: Callable[[], object]
+
+
+def _address(view: Buffer) -> int:
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 class Slabs:

@@ -13,11 +13,13 @@ import grpc
 from rich.console import Console
 
 from clockwright.channel import OPTIONS
+from clockwright.cli.local_processes import LocalProcesses
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
 from controller.app import run
 from controller.config import ControllerConfig
+from controller.local_fronts import LocalFronts
 from controller.preparation import Preparation
 
 _catalogue_log = logging.getLogger("controller.catalogue")
@@ -28,13 +30,19 @@ _POLL_INTERVAL_S = 0.2
 _MODELS_LISTED = 100
 
 
-def up(config: ControllerConfig, workers: LocalWorkers, words: str = "") -> int:
+def up(
+    config: ControllerConfig,
+    workers: LocalWorkers,
+    fronts: LocalFronts | None = None,
+    words: str = "",
+) -> int:
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
         config: the controller's settings.
         workers: local ones, which are started here and have left when this returns; may be none.
-        words: what there is to say of them, in one line.
+        fronts: likewise; None: the controller serves clients itself.
+        words: what there is to say of the workers, in one line.
 
     Returns:
         The exit code: 0, or 1 when no local worker can work with its settings.
@@ -44,6 +52,7 @@ def up(config: ControllerConfig, workers: LocalWorkers, words: str = "") -> int:
     """
     console = Console(highlight=False, markup=False, soft_wrap=True)
     announcement: list[asyncio.Task[None]] = []
+    local: list[LocalProcesses[Any]] = [workers] if fronts is None else [workers, fronts]
     # The announcement says the same of every refused model; with -v, all is said as it happens.
     if not _catalogue_log.isEnabledFor(logging.INFO):
         _catalogue_log.setLevel(logging.ERROR)
@@ -51,21 +60,34 @@ def up(config: ControllerConfig, workers: LocalWorkers, words: str = "") -> int:
     def started(port: int) -> None:
         address = f"{_reachable(config.host)}:{port}"
         loop = asyncio.get_running_loop()
-        workers.start(
-            address,
-            again=lambda pause_s, start: loop.call_soon_threadsafe(loop.call_later, pause_s, start),
-            give_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
-        )
-        console.print(f"listening on {config.host}:{port}")
+        for processes in local:
+            processes.start(
+                address,
+                again=lambda pause_s, start: loop.call_soon_threadsafe(
+                    loop.call_later, pause_s, start
+                ),
+                give_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
+            )
+        if fronts is not None:
+            console.print(f"controller on {config.host}:{port}")
+            address = f"{_reachable(config.host)}:{fronts.port}"
+        console.print(f"listening on {config.host}:{port if fronts is None else fronts.port}")
         if words:
             console.print(words)
         announcement.append(loop.create_task(_announce(console, address, workers)))
 
+    def draining() -> None:
+        workers.leave()
+        if fronts is not None:
+            # They end what is open, and take nothing new, while the controller still answers.
+            fronts.tell_to_leave()
+
     try:
-        code = run(config, started=started, draining=workers.leave)
+        code = run(config, started=started, draining=draining)
     finally:
-        workers.stop()
-    if workers.unable:
+        for processes in reversed(local):
+            processes.stop()
+    if any(processes.unable for processes in local):
         return 1
     console.print("stopped")
     return code
@@ -83,7 +105,8 @@ async def _show_preparation(console: Console, address: str, workers: LocalWorker
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
             while True:
-                status = await stub.Status(pb.StatusRequest())
+                # Fronts listen when they have found the controller.
+                status = await stub.Status(pb.StatusRequest(), wait_for_ready=True)
                 if status.draining:
                     return
                 if status.num_models <= _MODELS_LISTED:

@@ -16,7 +16,7 @@ import logging
 import re
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,17 @@ from clockwright.errors import ProtocolError
 from clockwright.foreign import TEXT_CHARS_MAX, printable
 from clockwright.frames import (
     LENGTH_BYTES,
-    MAPPED,
+    PLACE_BITS,
     PLAIN_HEADER_BYTES,
     WORDS_CHARS_MAX,
     Frame,
     decode_result,
     encode_action,
+    encode_forget,
+    encode_further,
     encode_memory,
     encode_withdrawal,
+    mapped_number,
 )
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import (
@@ -56,8 +59,8 @@ from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelFile
 from controller.runtime import Runtime
-from controller.slabs import SLAB_BYTES_MIN, Arena, Slabs
-from controller.worker_socket import SocketListener, WorkerSocket
+from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory, Slabs
+from controller.worker_socket import FrameSocket, SocketListener
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +139,9 @@ class WorkerLink:
     message_bytes_max: int
     #: Where large tensors lie for workers of this host.
     slabs: Slabs
+    #: Told when the worker has mapped memory, and of its outputs' memory when the worker is gone.
+    shared: Callable[[WorkerLink], object] = lambda _: None
+    unshared: Callable[[Arena], object] = lambda _: None
     #: The worker's name, which it chose.
     worker_id: WorkerId = field(init=False)
     clock: ClockSync = field(default_factory=ClockSync)
@@ -164,12 +170,15 @@ class WorkerLink:
     _num_unacknowledged: int = 0
     _heartbeat_due: bool = True
     #: Carries actions and results, once the worker has dialled.
-    _data: WorkerSocket | None = None
+    _data: FrameSocket | None = None
     _infers: dict[ActionId, _SentInfer] = field(default_factory=dict)
     #: Shared memory for its outputs, which the worker was offered; None: there is none.
     _outputs: Arena | None = None
     #: The worker has mapped that and the inputs'.
     _mapped: bool = False
+    #: Fronts' memory that the worker was handed, by number, and those numbers that it has mapped.
+    _further: dict[int, MappedMemory] = field(default_factory=dict)
+    _further_mapped: dict[int, MappedMemory] = field(default_factory=dict)
     #: The output sizes of each model that the worker has ready: bytes of one row, by output.
     _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
     #: Set once `WorkerLinks` does not list the worker any more.
@@ -213,10 +222,18 @@ class WorkerLink:
 
     def _places(self, payload: Sequence[Buffer]) -> Sequence[int]:
         """Find the tensors that the worker can read where they are; empty: there is none."""
-        inputs = self.slabs.inputs
-        if inputs is None or not any([len(tensor) >= SLAB_BYTES_MIN for tensor in payload]):
+        if not any([len(tensor) >= SLAB_BYTES_MIN for tensor in payload]):
             return ()
-        return [inputs.find(tensor) if len(tensor) >= SLAB_BYTES_MIN else -1 for tensor in payload]
+        return [self._place(tensor) if len(tensor) >= SLAB_BYTES_MIN else -1 for tensor in payload]
+
+    def _place(self, tensor: Buffer) -> int:
+        inputs = self.slabs.inputs
+        if inputs is not None and (begin := inputs.find(tensor)) >= 0:
+            return begin
+        for number, memory in self._further_mapped.items():
+            if (begin := memory.find(tensor)) >= 0:
+                return number << PLACE_BITS | begin
+        return -1
 
     def _take_outputs(self, num_bytes: int) -> memoryview | None:
         """Take room for the outputs of an Infer; None: they come with its result."""
@@ -292,7 +309,7 @@ class WorkerLink:
         if self._ended.done():
             sock.close()
             return
-        self._data = WorkerSocket(sock, self._take_frames, self.cut)
+        self._data = FrameSocket(sock, self._take_frames, self.cut)
         self._offer_memory(self._data)
         self._join_when_known()
 
@@ -303,9 +320,15 @@ class WorkerLink:
         # The worker may still read and write for these, and nobody hears of it: what it reads is of no
         # account now, and what it writes to is never used again.
         self._infers.clear()
-        self._outputs = None
+        if self._outputs is not None:
+            self._outputs.close()
+            self.unshared(self._outputs)
+            self._outputs = None
+        self._mapped = False
+        self._further.clear()
+        self._further_mapped.clear()
 
-    def _offer_memory(self, data: WorkerSocket) -> None:
+    def _offer_memory(self, data: FrameSocket) -> None:
         """Hand the shared memory over, if the worker is on this host."""
         inputs = self.slabs.inputs
         if inputs is None or not data.hands_over:
@@ -316,16 +339,45 @@ class WorkerLink:
         message = encode_memory(inputs.num_bytes, outputs.num_bytes)
         if data.hand_over(message, (inputs.fd, outputs.fd)):
             self._outputs = outputs
-        outputs.close()
+        else:
+            outputs.close()
+
+    @property
+    def outputs(self) -> Arena | None:
+        """Where its outputs lie, if it has mapped that; its file is open."""
+        return self._outputs if self._mapped else None
+
+    def share(self, memory: MappedMemory, file: int) -> None:
+        """Hand a front's memory on, whose file is given, so that inputs need not travel."""
+        if not self._mapped or self._data is None:
+            return
+        if self._data.hand_over(encode_further(memory.number, memory.num_bytes), (file,)):
+            self._further[memory.number] = memory
+
+    def unshare(self, memory: MappedMemory) -> None:
+        """Have the worker forget a front's memory."""
+        self._further_mapped.pop(memory.number, None)
+        if self._further.pop(memory.number, None) is not None and self._data is not None:
+            self._data.send(encode_forget(memory.number))
+
+    def _take_mapped(self, number: int) -> None:
+        """Take in that the worker has mapped some memory."""
+        if number:
+            if number in self._further:
+                self._further_mapped[number] = self._further[number]
+        elif self._outputs is not None:
+            self._mapped = True
+            self.shared(self)
 
     def _take_frames(self, frames: Sequence[Frame]) -> None:
         for frame in frames:
             if self._ended.done():
                 return
-            if frame[0] == MAPPED and self._outputs is not None:
-                self._mapped = True
-            else:
+            number = mapped_number(frame[0])
+            if number is None:
                 self._take_result(frame)
+            else:
+                self._take_mapped(number)
 
     # --- the stream ---------------------------------------------------------------------------
 
@@ -656,8 +708,14 @@ class WorkerLinks:
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
         self._slabs = slabs
-        self._listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
+        #: Where workers, and fronts, come for their second connection.
+        self.listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
+        #: Fronts' memory, which each worker of this host is handed.
+        self._memories: dict[int, tuple[MappedMemory, int]] = {}
+        #: Told of each worker's memory for outputs, when it is in use and when the worker is gone.
+        self.outputs_shared: Callable[[Arena], object] = lambda _: None
+        self.outputs_unshared: Callable[[Arena], object] = lambda _: None
         #: Why no worker is welcome any more; empty while they are.
         self._closing = ""
         self._all_left = asyncio.Event()
@@ -679,11 +737,36 @@ class WorkerLinks:
 
     def listen(self, host: str, port: int, path: Path) -> None:
         """Listen for the sockets of actions and results; see `SocketListener.listen`."""
-        self._listener.listen(host, port, path)
+        self.listener.listen(host, port, path)
 
     def stop_listening(self) -> None:
         """Take no more of these sockets."""
-        self._listener.close()
+        self.listener.close()
+
+    # --- fronts' memory -----------------------------------------------------------------------
+
+    def share(self, memory: MappedMemory, file: int) -> None:
+        """Hand a front's memory to all workers of this host, and to those that come, until `unshare`."""
+        self._memories[memory.number] = memory, file
+        for link in self._links.values():
+            link.share(memory, file)
+
+    def unshare(self, memory: MappedMemory) -> None:
+        """Have all workers forget a front's memory."""
+        self._memories.pop(memory.number, None)
+        for link in self._links.values():
+            link.unshare(memory)
+
+    def _worker_shares(self, link: WorkerLink) -> None:
+        for memory, file in self._memories.values():
+            link.share(memory, file)
+        assert link.outputs is not None
+        self.outputs_shared(link.outputs)
+
+    def _worker_is_gone(self, outputs: Arena) -> None:
+        self.outputs_unshared(outputs)
+
+    # --- streams ------------------------------------------------------------------------------
 
     async def close(self, reason: str) -> None:
         """End all streams, and wait until they have ended or `LEAVE_LIMIT_S` is over.
@@ -711,8 +794,10 @@ class WorkerLinks:
             context,
             self._message_bytes_max,
             self._slabs,
+            self._worker_shares,
+            self._worker_is_gone,
         )
-        token = self._listener.expect(link.dialled)
+        token = self.listener.expect(link.dialled)
         try:
             await self._welcome(link, token)
             self._links[link.worker_id] = link
@@ -723,7 +808,7 @@ class WorkerLinks:
             finally:
                 self._remove(link, reason)
         finally:
-            self._listener.forget(token)
+            self.listener.forget(token)
             link.hang_up()
         # The reason is for the worker's log. The end of the stream alone tells it to register again.
         context.set_code(grpc.StatusCode.ABORTED)
@@ -777,8 +862,8 @@ class WorkerLinks:
         welcome = pb.Welcome(
             heartbeat_interval_ms=self._heartbeats.interval_ms,
             silence_limit_ms=self._heartbeats.silence_limit_ms,
-            socket_path=self._listener.path,
-            socket_port=self._listener.port,
+            socket_path=self.listener.path,
+            socket_port=self.listener.port,
             token=token,
         )
         await link.context.write(pb.ToWorker(welcome=welcome).SerializeToString())

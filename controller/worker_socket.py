@@ -7,10 +7,13 @@ leaves in one system call.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import logging
+import os
 import secrets
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -42,35 +45,51 @@ _ACCEPT_PAUSE_S = 0.1
 # A worker that leaves so much unread is as good as gone. The scheduler sends some milliseconds of work ahead.
 _UNSENT_BYTES_MAX = 1 << 30
 
+# Files that come with one message, and that wait at once.
+_FILES_MAX = 16
+_FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
-class WorkerSocket:
-    """One worker's socket: frames in, buffers out. It belongs to the event loop."""
+
+class FrameSocket:
+    """A socket to one worker, front or controller: frames in, buffers out. It belongs to the event loop."""
 
     def __init__(
         self,
         sock: socket.socket,
         take: Callable[[Sequence[Frame]], None],
         ended: Callable[[str], None],
+        *,
+        peer: str = "worker",
+        unsent_bytes_max: int | None = None,
+        takes_files: bool = False,
     ) -> None:
         """Begin to read.
 
         Args:
             sock: connected, and does not block.
             take: given frames as they come, in order. What it raises ends the link.
-            ended: told once why the worker cannot be reached any more.
+            ended: told once why the peer cannot be reached any more.
+            peer: what it is, for people.
+            takes_files: it may hand files over.
+            unsent_bytes_max: a peer that leaves more unread is given up; None: `_UNSENT_BYTES_MAX`.
         """
         #: The owner sets what it may bring.
         self.reader = FrameReader(header_bytes_max=PLAIN_HEADER_BYTES, payload_bytes_max=0)
-        #: Calls of `tick` since the worker last took any of what waits for it.
+        #: Calls of `tick` since the peer last took any of what waits for it.
         self.stalled_ticks = 0
         self._sock = sock
         self._take = take
         self._ended = ended
+        self._peer = peer
+        self._unsent_bytes_max = unsent_bytes_max or _UNSENT_BYTES_MAX
+        self._takes_files = takes_files and sock.family == socket.AF_UNIX
         self._queue = SendQueue()
         #: A write is due at the end of this turn, or when the socket has room again.
         self._is_due = False
         self._is_full = False
         self._is_open = True
+        #: Files that the peer has handed over, in order; whoever takes one closes it.
+        self.files: deque[int] = deque()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock, self._readable)
 
@@ -81,19 +100,29 @@ class WorkerSocket:
             self._is_due = True
             self._loop.call_soon(self._flush)
 
+    def send_now(self, buffers: Sequence[Buffer]) -> None:
+        """Send buffers at once: they are all of a turn."""
+        self._queue.add(buffers)
+        self._flush()
+
     @property
     def hands_over(self) -> bool:
-        """Whether files can be handed over: the worker is on this host."""
+        """Whether files can be handed over: the peer is on this host."""
         return self._sock.family == socket.AF_UNIX
 
     def hand_over(self, message: bytes, files: Sequence[int]) -> bool:
-        """Hand open files over with a message, before anything else is sent; says whether that worked."""
-        assert not self._queue.num_bytes
-        try:
-            return socket.send_fds(self._sock, [message], list(files)) == len(message)
-        except OSError as error:
-            log.warning("a worker was handed no shared memory: %s", error)
+        """Hand open files over with a message, behind what was sent; says whether that worked."""
+        self._flush()
+        if not self._is_open or self._queue.num_bytes:
             return False
+        try:
+            num_bytes = socket.send_fds(self._sock, [message], list(files))
+        except OSError as error:
+            log.warning("a %s was handed no shared memory: %s", self._peer, error)
+            return False
+        if num_bytes < len(message):
+            self.send_now([message[num_bytes:]])
+        return True
 
     def tick(self) -> None:
         """Called now and then: counts `stalled_ticks`."""
@@ -107,6 +136,8 @@ class WorkerSocket:
             self._loop.remove_reader(self._sock)
             self._loop.remove_writer(self._sock)
             self._sock.close()
+            while self.files:
+                os.close(self.files.popleft())
 
     def _end(self, reason: str) -> None:
         if self._is_open:
@@ -115,9 +146,12 @@ class WorkerSocket:
 
     def _readable(self) -> None:
         try:
-            num_bytes = self._sock.recv_into(self.reader.room())
+            if self._takes_files:
+                num_bytes = self._receive_with_files()
+            else:
+                num_bytes = self._sock.recv_into(self.reader.room())
             if num_bytes == 0:
-                self._end("the worker closed its connection")
+                self._end(f"the {self._peer} closed its connection")
                 return
             self._take(self.reader.received(num_bytes))
         except (BlockingIOError, InterruptedError):
@@ -127,9 +161,20 @@ class WorkerSocket:
         except ProtocolError as error:
             self._end(f"protocol error: {error}")
         except Exception as error:
-            # This is a bug of ours. The worker reconnects and starts afresh.
-            log.exception("a worker's link failed")
+            # This is a bug of ours. The peer reconnects and starts afresh.
+            log.exception("the link to a %s failed", self._peer)
             self._end(f"its link failed: {error!r}")
+
+    def _receive_with_files(self) -> int:
+        num_bytes, ancillary, _, _ = self._sock.recvmsg_into([self.reader.room()], _FILES_BYTES)
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array.array("i")
+                found.frombytes(data[: len(data) - len(data) % found.itemsize])
+                self.files.extend(found)
+        if len(self.files) > _FILES_MAX:
+            raise ProtocolError(f"{len(self.files)} files that nobody spoke of")
+        return num_bytes
 
     def _flush(self) -> None:
         if not self._is_open:
@@ -145,7 +190,7 @@ class WorkerSocket:
                 queue.sent(num_bytes)
                 self.stalled_ticks = 0
         except (BlockingIOError, InterruptedError):
-            if queue.num_bytes > _UNSENT_BYTES_MAX:
+            if queue.num_bytes > self._unsent_bytes_max:
                 self._end(f"it leaves {queue.num_bytes} bytes unread")
             elif not self._is_full:
                 self._is_full = True

@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import array
 import asyncio
+import functools
 import logging
 import os
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from clockwright.actions import Action, Result
 from clockwright.bulk import Buffer
-from clockwright.data_socket import prepare
+from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
 from clockwright.frames import (
+    ForgetMemory,
     FrameReader,
+    FurtherMemory,
     Memory,
     MemoryOffer,
     SendQueue,
@@ -44,6 +47,7 @@ _DIAL_LIMIT_S = 10.0
 
 # The inputs' memory and the outputs'.
 _FILES_MAX = 2
+_FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
 # A controller that leaves so many bytes of results unread has lost its way.
 _UNSENT_BYTES_MAX = 1 << 30
@@ -144,25 +148,12 @@ class ControllerSocket:
         return sock
 
     def _connect(self) -> socket.socket:
-        path = self._welcome.socket_path
-        # On another host there is no such file, and in a container it may be hidden.
-        if path and Path(path).exists():
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            sock.settimeout(_DIAL_LIMIT_S)
-            try:
-                sock.connect(path)
-            except OSError as error:
-                sock.close()
-                logger.info("no way by %s (%s): taking TCP", path, error.strerror)
-            else:
-                return sock
-        address = self._host, self._welcome.socket_port
+        port, path = self._welcome.socket_port, self._welcome.socket_path
         try:
-            return socket.create_connection(address, _DIAL_LIMIT_S)
+            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S)
         except OSError as error:
-            where = f"{self._host}:{self._welcome.socket_port}"
             raise ProtocolError(
-                f"actions come by {where}, which cannot be reached: {error}"
+                f"actions come by {self._host}:{port}, which cannot be reached: {error}"
             ) from None
 
     def _serve(self, sock: socket.socket) -> str:
@@ -172,8 +163,12 @@ class ControllerSocket:
         poller.register(sock, select.POLLIN)
         wait = poller.poll
         memory: Memory | None = None
+        files: deque[int] = deque()
+        receive: Callable[[memoryview], int] = sock.recv_into
+        if sock.family == socket.AF_UNIX:
+            receive = functools.partial(_receive_with_files, sock, files)
         wait()
-        num_bytes, files = _receive_first(sock, reader.room())
+        num_bytes = receive(reader.room())
         try:
             while num_bytes:
                 for frame in reader.received(num_bytes):
@@ -184,12 +179,18 @@ class ControllerSocket:
                         memory = _map(order, files)
                         if memory is not None:
                             self._send(encode_mapped())
+                    elif isinstance(order, FurtherMemory):
+                        if _map_further(order, files, memory):
+                            self._send(encode_mapped(order.number))
+                    elif isinstance(order, ForgetMemory):
+                        if memory is not None:
+                            memory.inputs.pop(order.number, None)
                     else:
                         take(order, payload, room)
                     # Nothing of an action stays here while the next is waited for.
                     del order, payload, room
                 wait()
-                num_bytes = sock.recv_into(reader.room())
+                num_bytes = receive(reader.room())
         finally:
             for file in files:
                 os.close(file)
@@ -251,28 +252,42 @@ class ControllerSocket:
             self.over.set_exception(reason)
 
 
-def _receive_first(sock: socket.socket, room: memoryview) -> tuple[int, list[int]]:
-    """Receive the first bytes, and the files that came with them."""
-    if sock.family != socket.AF_UNIX:
-        return sock.recv_into(room), []
-    files = array.array("i")
-    num_bytes, ancillary, _, _ = sock.recvmsg_into([room], socket.CMSG_SPACE(_FILES_MAX * 4))
+def _receive_with_files(sock: socket.socket, files: deque[int], room: memoryview) -> int:
+    """Receive, and put what files come along behind those that are there."""
+    num_bytes, ancillary, _, _ = sock.recvmsg_into([room], _FILES_BYTES)
     for level, kind, data in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            files.frombytes(data[: len(data) - len(data) % files.itemsize])
-    return num_bytes, list(files)
+            found = array.array("i")
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+            files.extend(found)
+    return num_bytes
 
 
-def _map(offer: MemoryOffer, files: Sequence[int]) -> Memory | None:
+def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:
     """Map the memory that the controller offers; None where that cannot be: tensors travel by the socket then."""
-    if len(files) != _FILES_MAX:
+    if len(files) < _FILES_MAX:
         logger.warning("%d files came of shared memory, expected %d", len(files), _FILES_MAX)
         return None
+    inputs = _map_file(files.popleft(), offer.inputs_bytes, to_write=False)
+    outputs = _map_file(files.popleft(), offer.outputs_bytes, to_write=True)
+    return None if inputs is None or outputs is None else Memory({0: inputs}, outputs)
+
+
+def _map_further(offer: FurtherMemory, files: deque[int], memory: Memory | None) -> bool:
+    """Map a front's memory; says whether that worked."""
+    if memory is None or not files:
+        return False
+    inputs = _map_file(files.popleft(), offer.num_bytes, to_write=False)
+    if inputs is not None:
+        memory.inputs[offer.number] = inputs
+    return inputs is not None
+
+
+def _map_file(file: int, num_bytes: int, *, to_write: bool) -> memoryview | None:
     try:
-        return Memory(
-            map_shared(files[0], offer.inputs_bytes, to_write=False),
-            map_shared(files[1], offer.outputs_bytes, to_write=True),
-        )
+        return map_shared(file, num_bytes, to_write=to_write)
     except (OSError, ValueError) as error:
         logger.warning("the controller's shared memory cannot be mapped: %s", error)
         return None
+    finally:
+        os.close(file)

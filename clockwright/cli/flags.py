@@ -72,12 +72,17 @@ class WorkerFlags:
 
     def to_arguments(self) -> list[str]:
         """Spell them as `clockwright worker` reads them."""
-        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
-        return [
-            f"--{name}" if value is True else f"--{name}={value}"
-            for name, value in values.items()
-            if value is not None and value is not False
-        ]
+        return spell(self)
+
+
+def spell(flags: Any) -> list[str]:  # noqa: ANN401  any record of flags
+    """Spell a record of flags on a command line."""
+    values = {field.name.replace("_", "-"): getattr(flags, field.name) for field in fields(flags)}
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in values.items()
+        if value is not None and value is not False
+    ]
 
 
 def takes_flags(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,16 +6,27 @@
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
     throttle      how many requests a busy event loop takes
-    server        the Open Inference Protocol: inference, health, metadata, the model repository
+    server        the Open Inference Protocol: inference
+    repository    the rest of it: health, metadata, the model repository
     regions       clients' own shared memory: what is registered, and copies in and out
     control       operators: workers, models, applications, feedback
     calls         a request for inference, whichever server or stream it came by
+    backend       what a front needs of a controller, and the controller of this process
     templates     requests alike but for ids and tensors are parsed and checked once
     methods       unary methods of services on bytes: parse, answer, or a status
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
     refusals      a refusal as a sentence
     statuses      every error as a gRPC status
+
+A front may be a process of its own (`clockwright front`), with the same server and service; then the controller
+is at the other end of a link:
+
+    remote         a controller elsewhere, which may go and come back
+    open_requests  what is open meanwhile; no I/O
+    link_frames    what the two tell each other
+    front_link     the controller's end
+    forwarding     whatever is not inference is handed on to the controller
 
 The services stand on `http2_server` or, with `--front grpc`, on grpc.aio, which hides what a request
 waited in its queue: there the event loop's lag is all that is counted beside the handler's own time.

@@ -1264,8 +1264,12 @@ class Http2Server:
 
     # --- life ---------------------------------------------------------------------------------
 
-    def add_insecure_port(self, address: str) -> int:
+    def add_insecure_port(self, address: str, *, shared: bool = False) -> int:
         """Listen on HOST:PORT; port 0 takes any free one, which is returned.
+
+        Args:
+            address: where.
+            shared: other processes of this user may listen there too, and get connections each.
 
         Raises:
             OSError: the address cannot be used.
@@ -1280,6 +1284,8 @@ class Http2Server:
                 sock = stack.enter_context(socket.socket(family, kind, protocol))
                 sock.setblocking(False)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if shared:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 if family == socket.AF_INET6:
                     sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
                 _prepare(sock)

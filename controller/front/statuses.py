@@ -63,11 +63,21 @@ class Status(NamedTuple):
     details: tuple[tuple[str, bytes], ...]
 
 
+class ToldStatusError(Exception):
+    """A call ends as somebody else has decided: the controller of a front, for example."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status.text)
+        self.status = status
+
+
 def status_of(error: Exception, *, method: str) -> Status:
     """Make the status of an error. An error that nobody foresaw is logged in one line.
 
     The text of a refusal begins with its reason.
     """
+    if isinstance(error, ToldStatusError):
+        return error.status
     code, text = _code_and_text(error, method)
     return Status(code, text, _details(error, code, text))
 

@@ -13,11 +13,10 @@ from typing import Final
 
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, encode_varint
 from clockwright.units import NAME_CHARS_MAX
-from controller.catalogue import Entry
+from controller.front.backend import Answerer
 from controller.front.oip import (
     CheckedRequest,
     ParsedRequest,
-    Servable,
     stated_slo_ns,
     unstated_slo_ns,
 )
@@ -109,8 +108,7 @@ class _Layout:
 class Template:
     """What all requests of a key have in common."""
 
-    model: Entry
-    servable: Servable
+    answerer: Answerer
     #: The first of them, without what is its own.
     checked: CheckedRequest
     #: The SLO that the request states, and where; None: it depends on the call.
@@ -136,7 +134,9 @@ class Template:
             if len(request_id) > NAME_CHARS_MAX:
                 return None
         slo_ns, slo_source = self.stated_slo_ns or unstated_slo_ns(
-            rpc_remaining_s, model_slo_ns=self.servable.slo_ns, default_slo_ns=default_slo_ns
+            rpc_remaining_s,
+            model_slo_ns=self.answerer.servable.slo_ns,
+            default_slo_ns=default_slo_ns,
         )
         checked = self.checked
         return CheckedRequest(
@@ -183,7 +183,7 @@ class Templates:
 
         Args:
             cut: the message.
-            generation: the catalogue's; with another one than before all templates are forgotten.
+            generation: the backend's; with another one than before all templates are forgotten.
         """
         if generation != self._generation:
             self._generation = generation
@@ -194,8 +194,7 @@ class Templates:
         self,
         cut: CutRequest,
         parsed: ParsedRequest,
-        model: Entry,
-        servable: Servable,
+        answerer: Answerer,
         checked: CheckedRequest,
     ) -> None:
         """Keep what was found out of a request that came the long way, right after `find` did not know it."""
@@ -205,10 +204,9 @@ class Templates:
             self._templates.clear()
             self._layouts.clear()
         positions = {tensor.name: index for index, tensor in enumerate(parsed.message.inputs)}
-        order = [positions[spec.name] for spec in servable.inputs]
+        order = [positions[spec.name] for spec in answerer.servable.inputs]
         self._templates[cut.key] = Template(
-            model,
-            servable,
+            answerer,
             replace(checked, request_id="", inputs=[]),
             stated_slo_ns(parsed.message),
             [len(tensor) for tensor in cut.raw],

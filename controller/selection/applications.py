@@ -119,6 +119,7 @@ class Applications:
         await self._states.restore(running)
         self._running[application.name] = running
         self._catalogue.reserve(application.name)
+        self._catalogue.renew()
 
     async def close(self) -> None:
         """Write all changes that are not written yet, and close the store."""
@@ -155,6 +156,7 @@ class Applications:
                     self._catalogue.release(name)
                 raise
             self._running[name] = running
+            self._catalogue.renew()
             if old is not None:
                 if keeps:
                     running.state = migrated(running, old.state)
@@ -174,6 +176,7 @@ class Applications:
             await self._store.remove_application(name)
             del self._running[name]
             self._catalogue.release(name)
+            self._catalogue.renew()
             self._retire(running, keep_states=False)
 
     async def erase(self, name: str, context: str) -> bool:

@@ -23,7 +23,7 @@ from worker import gpu_workers
 
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
-    *("models", "app", "trace"),
+    *("models", "app", "trace", "front"),
 )
 
 #: Exit code, standard output, standard error.
@@ -180,6 +180,8 @@ def test_help_imports_neither_grpc_nor_numpy_nor_onnxruntime() -> None:
         ("nonsense",),
         ("up", "--port", "many"),
         ("up", "--workers", "0"),
+        ("up", "--fronts", "-1"),
+        ("up", "--fronts", "2", "--allow-client-shm"),
         ("infer",),
         ("infer", "dense"),
         ("infer", "dense", "--random", "--rows", "0"),

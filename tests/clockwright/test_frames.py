@@ -128,7 +128,7 @@ def sent(payload: Sequence[Buffer], **where: Any) -> frames.Frame:  # noqa: ANN4
 
 
 def mapped(inputs: bytes = bytes(1000), outputs_bytes: int = 1000) -> frames.Memory:
-    return frames.Memory(memoryview(inputs), memoryview(bytearray(outputs_bytes)))
+    return frames.Memory({0: memoryview(inputs)}, memoryview(bytearray(outputs_bytes)))
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=6))
@@ -154,12 +154,12 @@ def test_tensors_come_together_wherever_each_of_them_lies(
     [
         ({"places": [1000 - 9]}, "bytes 991 to 1001 of memory of 1000"),
         ({"places": [1000]}, "bytes 1000 to 1010 of memory of 1000"),
-        ({"places": [1 << 48]}, "of memory of 1000"),
+        ({"places": [1 << 48]}, "memory 1, which is not mapped"),
         ({"room": (999, 2)}, "bytes 999 to 1001 of memory of 1000"),
         ({"room": (0, 1001)}, "bytes 0 to 1001 of memory of 1000"),
         ({"room": (1 << 48, 0)}, "of memory of 1000"),
         ({"places": [-2]}, "no action"),
-        ({"places": [(1 << 48) + 1]}, "no action"),
+        ({"places": [(1 << 62) + 1]}, "no action"),
         ({"room": (-1, 2)}, "no action"),
         ({"room": (0, -1)}, "no action"),
         ({"room": (0, 1, 2)}, "no action"),

@@ -10,6 +10,7 @@ from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.backend import LocalBackend
 from controller.front.calls import Late
 from controller.front.door import Door
 from controller.front.server import InferenceService
@@ -49,7 +50,7 @@ def asked(directory: Path, *, waited_ns: int, model: str) -> Heard:
         async with controlling(directory) as front_end:
             runtime = front_end.runtime
             door = Door(max_requests=1, max_bytes=1 << 20)
-            service = InferenceService(runtime, front_end.catalogue, door=door)
+            service = InferenceService(LocalBackend(runtime, front_end.catalogue), door=door)
             call = Heard(runtime.clock() - waited_ns)
             service.infer(call, request.SerializeToString())
             assert door.num_requests == 0

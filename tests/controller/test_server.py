@@ -31,13 +31,14 @@ from tests.kit.front_end import (
     serving_in_thread,
     until,
 )
+from tests.kit.processes import PATIENCE_S
 from tests.kit.processes import until as until_so
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 SLO = {"slo_ms": 30_000}
 
 
-@pytest.fixture(scope="module", params=["http2", "grpc"])
+@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[FrontEndInThread]:
@@ -65,7 +66,8 @@ def vector(*rows: float) -> triton.InferInput:
 def call(server: FrontEndInThread, request: bytes) -> bytes:
     with grpc.insecure_channel(server.address) as channel:
         stub: Any = channel
-        answer: bytes = stub.unary_unary(INFER)(request)
+        # Who states no SLO that can be read has this long; the default is soon over on a busy machine.
+        answer: bytes = stub.unary_unary(INFER)(request, timeout=PATIENCE_S)
         return answer
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clockwright.bulk import Buffer
 from clockwright.errors import BadRequestError
 from clockwright.tensors import TensorSpec
-from clockwright.units import ModelId
 from clockwright.v1 import inference_pb2 as pb
-from controller.catalogue import Entry
+from controller.front.backend import Asker, Question
 from controller.front.oip import CheckedRequest, Servable, parse_request, read_request
 from controller.front.templates import (
     FIELDS_MAX,
@@ -30,9 +31,22 @@ A = TensorSpec("a", "FP32", (2,))
 B = TensorSpec("b", "INT64", ())
 OUTPUTS = (TensorSpec("y", "FP32", (2,)), TensorSpec("z", "FP16", (1,)))
 SERVABLE = Servable("m", "3", (A, B), OUTPUTS, 16, None)
-MODEL = Entry(ModelId("m"), "m", None)
 Input = pb.ModelInferRequest.InferInputTensor
 Output = pb.ModelInferRequest.InferRequestedOutputTensor
+
+
+class Described:
+    """A model that nobody asks."""
+
+    servable = SERVABLE
+
+    def ask(
+        self, asker: Asker, question: Question, inputs: Sequence[Buffer], arrival_ns: int
+    ) -> Callable[[], object]:
+        raise NotImplementedError
+
+
+DESCRIBED = Described()
 
 
 def long_way(data: bytes, rpc_remaining_s: float | None = None) -> CheckedRequest | None:
@@ -50,7 +64,7 @@ def learn(templates: Templates, data: bytes) -> None:
     cut = cut_request(data)
     checked = long_way(data)
     if cut is not None and checked is not None and templates.find(cut, generation=0) is None:
-        templates.add(cut, parse_request(data), MODEL, SERVABLE, checked)
+        templates.add(cut, parse_request(data), DESCRIBED, checked)
 
 
 def short_way(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -18,12 +19,17 @@ import grpc
 import uvloop
 
 from clockwright.units import NS_PER_MS, NS_PER_S
+from controller import front_process
 from controller.catalogue import Catalogue
+from controller.config import FrontConfig
 from controller.core import Scheduler, SchedulerConfig
+from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
+from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
+from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -38,10 +44,9 @@ T = TypeVar("T")
 
 # Above the real service, so that size limits can be tested without gigabytes.
 MESSAGE_BYTES_MAX = 4 << 20
-# A worker that a test holds back does not hang, however slow the machine is.
 #: Shared memory of a front in a test.
 SLAB_BYTES = 64 << 20
-
+# A worker that a test holds back does not hang, however slow the machine is.
 CONFIG = SchedulerConfig(action_timeout_ns=1000 * NS_PER_S)
 
 
@@ -58,6 +63,17 @@ class FrontEnd:
     links: WorkerLinks
     slabs: Slabs
     regions: Regions
+    #: The address of the controller itself, where a front of its own has the other.
+    controller: str = ""
+    fronts: FrontLinks | None = None
+    server: Http2Server | grpc.aio.Server | None = None
+
+    async def hang_up(self) -> None:
+        """Leave all clients and fronts, as a controller does that dies."""
+        assert self.fronts is not None
+        assert self.server is not None
+        self.fronts.close()
+        await self.server.stop(grace=None)
 
 
 @asynccontextmanager
@@ -100,15 +116,19 @@ async def serving(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    port: int = 0,
     client_shm: bool = False,
 ) -> AsyncIterator[FrontEnd]:
-    """Do what `controlling` does, and listen on a port."""
+    """Do what `controlling` does, and listen on a port.
+
+    `front`: http2 or grpc, or `apart`: clients come to a front that has only a link to the controller.
+    """
     async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
         if door is None:
             door = Door(max_requests=10_000, max_bytes=1 << 30)
         server: grpc.aio.Server | Http2Server
-        if front == "http2":
+        if front != "grpc":
             server = Http2Server(
                 clock=clock,
                 door=door,
@@ -121,14 +141,13 @@ async def serving(
             server = grpc.aio.server(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
-        service = InferenceService(
-            runtime,
-            catalogue,
-            door=door,
-            applications=front_end.applications,
-            regions=front_end.regions if client_shm else None,
-        )
-        service.mount(server)
+        backend = LocalBackend(runtime, catalogue, front_end.applications)
+        # A front apart has regions of its own.
+        regions = front_end.regions if client_shm and front != "apart" else None
+        InferenceService(backend, door=door, regions=regions).mount(server)
+        RepositoryService(
+            runtime, catalogue, backend, front_end.applications, client_shm=regions is not None
+        ).mount(server)
         control = ControlService(
             runtime,
             catalogue,
@@ -138,13 +157,34 @@ async def serving(
             default_slo_ns=100 * NS_PER_MS,
             spool=Spool(directory, bytes_max=1 << 30),
         )
-        server.add_generic_rpc_handlers(control.handlers())
-        front_end.address = f"127.0.0.1:{server.add_insecure_port(f'{host}:0')}"
-        await server.start()
-        try:
-            yield front_end
-        finally:
-            await server.stop(grace=None)
+        with tempfile.TemporaryDirectory() as sockets:
+            links = front_end.links
+            links.listen(host, 0, Path(sockets) / "fronts")
+            fronts = FrontLinks(
+                backend,
+                catalogue,
+                links,
+                door=door,
+                message_bytes_max=MESSAGE_BYTES_MAX,
+            )
+            front_end.fronts, front_end.server = fronts, server
+            server.add_generic_rpc_handlers((*control.handlers(), fronts.handler()))
+            listening = server.add_insecure_port(f"{host}:{port}")
+            front_end.address = front_end.controller = f"127.0.0.1:{listening}"
+            await server.start()
+            try:
+                if front == "apart":
+                    config = FrontConfig(
+                        controller=front_end.controller, port=0, allow_client_shm=client_shm
+                    )
+                    async with front_process.serving(config) as own:
+                        front_end.address = f"127.0.0.1:{own.port}"
+                        yield front_end
+                else:
+                    yield front_end
+            finally:
+                await front_end.hang_up()
+                links.stop_listening()
 
 
 class FrontEndInThread:

@@ -54,3 +54,27 @@ def worker(controller: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def listening(command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `clockwright controller` or `front` by hand, once it listens, and where; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clockwright.cli", command, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("listening on "):
+                # What else it says fits into the pipe.
+                yield process, line.split()[2]
+                return
+        raise AssertionError(f"{command} ended with {process.wait()} before it listened")
+    finally:
+        process.kill()
+        # One that was stopped dies all the same.
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()

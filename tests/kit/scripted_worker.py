@@ -231,7 +231,9 @@ class LoopbackWorker(ScriptedWorker):
                 for frame in cut.received(len(piece)):
                     order, payload, _ = frames.decode_order(frame)
                     # A worker that maps nothing: all of its tensors come by the socket.
-                    if not isinstance(order, frames.MemoryOffer):
+                    if not isinstance(
+                        order, frames.MemoryOffer | frames.FurtherMemory | frames.ForgetMemory
+                    ):
                         await self._take_order(order, payload)
 
     async def _take_order(

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from clockwright.v1 import inference_pb2 as pb
+from controller import front_process
 from controller.app import Controller, running
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, FrontConfig
 from controller.core import SchedulerConfig
 from tests.kit.slow_echo import ROW_BYTES, VALUES, SlowEcho, serve, turned
 
@@ -146,6 +147,27 @@ async def until(condition: Any) -> None:  # noqa: ANN401
 
 async def ready(controller: Controller, count: int = 1) -> None:
     await until(lambda: len(controller.catalogue.models[0].ready_on) == count)
+
+
+def front(
+    controller: Controller,
+    **changes: Any,  # noqa: ANN401
+) -> AbstractAsyncContextManager[front_process.Front]:
+    values = {"shared_memory_bytes": SHARED_BYTES, **changes}
+    settings = FrontConfig(controller=f"127.0.0.1:{controller.port}", port=0, **values)
+    return front_process.serving(settings)
+
+
+def outputs_in_use(controller: Controller) -> int:
+    gc.collect()
+    arenas = [link.outputs for link in controller.links.links]
+    return sum(arena.used_bytes for arena in arenas if arena is not None)
+
+
+def inputs_in_use(front: front_process.Front) -> int:
+    gc.collect()
+    assert front.slabs.inputs is not None
+    return front.slabs.inputs.used_bytes
 
 
 async def end(*tasks: asyncio.Task[None]) -> None:
@@ -358,6 +380,87 @@ def test_without_shared_memory_tensors_travel_beside_their_actions(
         assert (device.shared_inputs, device.own_inputs > 0) == (0, True)
         if missing != "grpc front":
             assert (device.shared_outputs, device.own_outputs > 0) == (0, True)
+        await device.close()
+
+    play(scenario())
+
+
+def test_fronts_apart_workers_and_clients_that_leave_share_memory_and_answers_are_right(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with (
+            running(config(tmp_path)) as controller,
+            front(controller) as one,
+            front(controller) as two,
+        ):
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            clients = Clients(one.port), Clients(two.port)
+            await asyncio.gather(*(each.crowd(40) for each in clients))
+            assert [each.refused for each in clients] == [[], []]
+            assert all(each.answered and each.given_up for each in clients)
+            await until(lambda: inputs_in_use(one) == inputs_in_use(two) == 0)
+            await until(lambda: outputs_in_use(controller) == 0)
+            for each in clients:
+                await each.channel.close()
+            await end(serving)
+        assert device.shared_inputs
+        assert device.shared_outputs
+        await device.close()
+
+    play(scenario())
+
+
+def test_an_input_in_a_fronts_memory_outlives_its_client_until_the_action_has_read_it(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with running(config(tmp_path)) as controller, front(controller) as apart:
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            clients = Clients(apart.port)
+            await clients.ask(0)
+            device.go.clear()
+            begun = device.shared_inputs + device.own_inputs
+            asking = asyncio.create_task(clients.ask(1, patience_s=0.05))
+            await until(lambda: device.shared_inputs + device.own_inputs > begun)
+            await asking
+            await until(lambda: controller.runtime.num_waiting == 0)
+            # The client has gone, its request too, and the front knows; the action runs, and has its slab.
+            assert clients.given_up == 1
+            assert inputs_in_use(apart) > 0
+            device.go.set()
+            await until(lambda: inputs_in_use(apart) == 0)
+            await clients.channel.close()
+            await end(serving)
+        await device.close()
+
+    play(scenario())
+
+
+def test_a_front_that_goes_under_way_leaves_others_their_memory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with running(config(tmp_path)) as controller, front(controller) as stays:
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            mine = Clients(stays.port)
+            whole = asyncio.create_task(mine.crowd(60))
+            async with front(controller) as goes:
+                theirs = Clients(goes.port)
+                broken = asyncio.create_task(theirs.crowd(1000))
+                await until(lambda: theirs.answered > 5)
+            broken.cancel()
+            await asyncio.wait([broken])
+            await theirs.channel.close()
+            await whole
+            assert mine.refused == []
+            await until(lambda: inputs_in_use(stays) == 0)
+            await mine.channel.close()
+            await end(serving)
         await device.close()
 
     play(scenario())

@@ -1,0 +1,98 @@
+"""Calls that a front hands on to its controller, as bytes: whatever is not inference has one implementation.
+
+They are few: health, metadata, the repository, operators. ServerLive the front answers itself, because it is
+the front that is asked whether it lives. Clients' shared memory is the front's own, too: it says whether there is any.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from clockwright.errors import Refusal, RefusedError
+from clockwright.v1 import control_pb2, inference_pb2
+from controller.front.control import SERVICE as CONTROL_SERVICE
+from controller.front.methods import unary
+from controller.front.repository import HEALTH_SERVICE, SHARED_MEMORY_EXTENSION
+from controller.front.server import SERVICE
+from controller.front.statuses import fail
+
+_DETAILS = "grpc-status-details-bin"
+
+
+class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    """The methods of a controller that is elsewhere."""
+
+    def __init__(self, channel: Callable[[], Any], *, client_shm: bool) -> None:
+        """Hand calls on.
+
+        Args:
+            channel: gives grpc.aio's channel to the controller; None while it is not there.
+            client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
+        """
+        self._channel = channel
+        self._client_shm = client_shm
+        live = unary("ServerLive", inference_pb2.ServerLiveRequest, _server_live)
+        # Not whatever is asked: a server remembers each method that it has found.
+        self._handlers = {
+            f"/{service}/{method}": grpc.stream_stream_rpc_method_handler(
+                functools.partial(self._forward, f"/{service}/{method}")
+            )
+            for service, methods in _methods().items()
+            for method in methods
+        } | {f"/{SERVICE}/ServerLive": live}
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Find the handler of a call."""
+        return self._handlers.get(call.method)
+
+    async def _forward(
+        self,
+        method: str,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        channel = self._channel()
+        name = method.rpartition("/")[2]
+        if channel is None:
+            text = "the controller cannot be reached"
+            fail(context, RefusedError(Refusal.NO_WORKER, text), method=name)
+            return
+        call = channel.stream_stream(method)(requests, timeout=context.time_remaining())
+        try:
+            async for message in call:
+                own = self._with_own_extensions(message) if name == "ServerMetadata" else message
+                await context.write(own)
+        except grpc.aio.AioRpcError:
+            pass  # The status says it.
+        finally:
+            call.cancel()
+        context.set_code(await call.code())
+        context.set_details(await call.details() or "")
+        trailing = await call.trailing_metadata()
+        context.set_trailing_metadata([each for each in trailing or () if each[0] == _DETAILS])
+
+    def _with_own_extensions(self, message: bytes) -> bytes:
+        metadata = inference_pb2.ServerMetadataResponse.FromString(message)
+        theirs = [name for name in metadata.extensions if name != SHARED_MEMORY_EXTENSION]
+        metadata.extensions[:] = [*theirs, *([SHARED_MEMORY_EXTENSION] * self._client_shm)]
+        return metadata.SerializeToString()
+
+
+async def _server_live(
+    _: inference_pb2.ServerLiveRequest,
+) -> inference_pb2.ServerLiveResponse:
+    return inference_pb2.ServerLiveResponse(live=True)
+
+
+def _methods() -> dict[str, list[str]]:
+    inference = inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    control = control_pb2.DESCRIPTOR.services_by_name["ControlService"]
+    return {
+        SERVICE: [method.name for method in inference.methods],
+        CONTROL_SERVICE: [method.name for method in control.methods],
+        HEALTH_SERVICE: ["Check"],
+    }

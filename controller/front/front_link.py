@@ -1,0 +1,648 @@
+"""The controller's end of the links to fronts that are processes of their own.
+
+A front asks by gRPC where the socket is, and gets a token (`front.proto`); all else travels there
+(`link_frames`). Times are translated between the controller's clock and a front's here and nowhere else, as
+workers' are, and no request arrives in the future.
+
+A front checks requests against the description of a model that it was given, which has a number. Before a
+request is asked here, its description is looked at again if anything has changed since: one that holds no more
+makes the request stale, and the front begins it afresh.
+
+A front is not trusted: what the protocol does not allow ends its link, and so does silence, or too much that
+it leaves unread. To the scheduler its requests are withdrawn then, and no other front notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from clockwright import wire
+from clockwright.bulk import Buffer, total_bytes
+from clockwright.errors import ClockwrightError, ProtocolError, Refusal, RefusedError
+from clockwright.foreign import printable
+from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
+from clockwright.v1 import front_pb2 as pb
+from controller.catalogue import Catalogue
+from controller.clock_sync import ClockSync
+from controller.front import link_frames as frames
+from controller.front.backend import Answerer, LocalBackend, LocalModel, ToldAnswer
+from controller.front.door import Door
+from controller.front.explanation import explain
+from controller.front.methods import unary
+from controller.front.statuses import status_of
+from controller.runtime import Answer, NoAnswerError
+from controller.selection.queries import Answered
+from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory
+from controller.worker_link import HeartbeatConfig, WorkerLinks
+from controller.worker_socket import FrameSocket
+
+log = logging.getLogger(__name__)
+
+SERVICE = "clockwright.v1.FrontService"
+
+# A front that asked for the way to the socket comes at once.
+_DIAL_LIMIT_S = 10.0
+# A front that leaves so many bytes of answers unread is as good as gone.
+_UNREAD_BYTES_MAX = 256 << 20
+# Process, user and group of a peer.
+_CREDENTIALS = struct.Struct("iII")
+# A front puts this many bytes of small tensors together beside one large message, at most.
+_BESIDE_BYTES = 1 << 20
+
+
+@dataclass(slots=True)
+class _Description:
+    """What fronts were told of a model or an application."""
+
+    answerer: Answerer
+    #: The generation of the catalogue at which it was found to hold.
+    generation: int
+    #: Bytes of a row of each input.
+    row_bytes: tuple[int, ...]
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether something may be learned from inputs when their request is over."""
+        return type(self.answerer) is not LocalModel
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.answerer.servable.name
+
+    def check(self, ask: frames.Ask) -> None:
+        """Find that a request fits, as its front has found.
+
+        Raises:
+            ProtocolError: it does not.
+        """
+        rows = ask.rows
+        expected = tuple([rows * num_bytes for num_bytes in self.row_bytes])
+        if not 1 <= rows <= self.answerer.servable.max_rows or ask.lengths != expected:
+            raise ProtocolError(
+                f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"
+            )
+
+
+class _Asked:
+    """A front's request, which waits for its answer here."""
+
+    __slots__ = ("_explain", "_link", "_num_bytes", "_slo_end_ns", "ask_id", "over", "withdraw")
+
+    def __init__(self, link: FrontLink, ask: frames.Ask, num_bytes: int, slo_end_ns: int) -> None:
+        self.ask_id = ask.ask_id
+        self.over = False
+        self.withdraw: Callable[[], object] | None = None
+        self._link = link
+        self._explain = ask.explain
+        self._num_bytes = num_bytes
+        self._slo_end_ns = slo_end_ns
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self.over
+
+    def begin(self) -> None:
+        """Nothing here waits for a description."""
+
+    def set_result(self, result: Answer | Answered | ToldAnswer) -> None:
+        """Tell the front the answer."""
+        parameters: frames.Parameters | None
+        if isinstance(result, Answer):
+            departure_ns = result.command.expected_departure_ns
+            # The front knows where the SLO came from.
+            parameters = explain(result, slo_source="") if self._explain else None
+        elif isinstance(result, Answered):
+            departure_ns, parameters = self._slo_end_ns, result.parameters
+        else:
+            departure_ns, parameters = result.expected_departure_ns, result.parameters
+        self._link.answered(self, departure_ns, parameters, result.outputs)
+
+    def set_exception(self, exception: Exception) -> None:
+        """Tell the front why there is no answer."""
+        self._link.failed(self, exception)
+
+    def end(self, door: Door) -> None:
+        """Nobody waits any more."""
+        self.over = True
+        door.leave(self._num_bytes)
+
+
+class FrontLink:
+    """One front's socket, and its open requests."""
+
+    def __init__(self, links: FrontLinks, sock: socket.socket, name: str) -> None:
+        """Begin to hear a front that has shown its token."""
+        self.name = name
+        #: Beats since the last sign of life.
+        self.silent_ticks = 0
+        self._links = links
+        self._is_local = sock.family == socket.AF_UNIX
+        self._clock = ClockSync()
+        self._open: dict[int, _Asked] = {}
+        self._data = FrameSocket(
+            sock,
+            self._take,
+            self.lost,
+            peer="front",
+            unsent_bytes_max=_UNREAD_BYTES_MAX,
+            takes_files=True,
+        )
+        # The front's memory for inputs, and whose inputs nobody looks at any more: noted in any thread.
+        self._file = -1
+        self._memory: MappedMemory | None = None
+        self._freed: deque[int] = deque()
+        self._thread = threading.get_ident()
+        # Workers' memory for outputs that the front was handed, what of it it has mapped, and the outputs that
+        # it looks at.
+        self._offered: dict[int, Arena] = {}
+        self._outputs: dict[int, Arena] = {}
+        self._lent: dict[int, list[Buffer]] = {}
+        self._process = _process_of(sock)
+        self._data.reader.header_bytes_max = HEADER_BYTES_MAX
+        self._data.reader.payload_bytes_max = links.message_bytes_max + _BESIDE_BYTES
+        # What this turn of the event loop has to tell.
+        self._answered: list[tuple[object, ...]] = []
+        self._payload: list[Buffer] = []
+        self._payload_bytes = 0
+        self._refused: list[tuple[object, ...]] = []
+        self._failed: list[tuple[object, ...]] = []
+        self._stale: list[int] = []
+        self._is_due = False
+        self._is_over = False
+
+    @property
+    def offset_ns(self) -> int | None:
+        """The front's clock minus ours; None: not known yet."""
+        offset_ns = self._clock.offset_ns
+        # On one host there is one clock, unless somebody has made it look otherwise.
+        if self._is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
+            return 0
+        return offset_ns
+
+    # --- what is told -------------------------------------------------------------------------
+
+    def answered(
+        self,
+        asked: _Asked,
+        departure_ns: int,
+        parameters: frames.Parameters | None,
+        outputs: Sequence[Buffer],
+    ) -> None:
+        """Tell an answer."""
+        self._close(asked)
+        lengths = [len(tensor) for tensor in outputs]
+        places: Sequence[int] = ()
+        if self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
+            places = [self._place(tensor) for tensor in outputs]
+            lent = [tensor for tensor, at in zip(outputs, places, strict=True) if at >= 0]
+            if lent:
+                self._lent[asked.ask_id] = lent
+            outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
+        departure_ns += self.offset_ns or 0
+        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places))
+        self._payload += outputs
+        self._payload_bytes += total_bytes(outputs)
+        if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
+            self._flush()
+        else:
+            self._flush_soon()
+
+    def _place(self, tensor: Buffer) -> int:
+        if len(tensor) >= SLAB_BYTES_MIN:
+            for number, arena in self._outputs.items():
+                if (begin := arena.find(tensor)) >= 0:
+                    return number << PLACE_BITS | begin
+        return -1
+
+    def offer(self, number: int, outputs: Arena) -> None:
+        """Let the front look at a worker's outputs where they lie."""
+        # One without memory of its own is not on this host, or wants none.
+        if self._memory is not None and outputs.fd >= 0:
+            message = frames.encode_one(frames.LentMemory(number, outputs.num_bytes))
+            if self._data.hand_over(message, (outputs.fd,)):
+                self._offered[number] = outputs
+
+    def forget(self, number: int) -> None:
+        """A worker is gone."""
+        self._outputs.pop(number, None)
+        if self._offered.pop(number, None) is not None:
+            self._data.send(frames.encode(frames.Forget(number)))
+
+    def failed(self, asked: _Asked, error: Exception) -> None:
+        """Tell why there is no answer."""
+        self._close(asked)
+        self._fail(asked.ask_id, error)
+
+    def _free(self, ask_id: int) -> None:
+        """Nobody looks at an input any more. Called in any thread."""
+        self._freed.append(ask_id)
+        if threading.get_ident() == self._thread and not self._is_over:
+            self._flush_soon()
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        if self._freed:
+            self._flush_soon()
+        links = self._links
+        beat = frames.Beat(
+            links.clock(),
+            self._clock.min_delta_ns,
+            self._clock.offset_ns is not None,
+            links.catalogue.generation,
+            links.catalogue.ready,
+        )
+        self._data.send_now(frames.encode(beat))
+
+    def tick(self) -> None:
+        """Called at each beat: give a sign of life, and give up a front that gives none."""
+        self.silent_ticks += 1
+        self._data.tick()
+        ticks, fault = self.silent_ticks, "silent"
+        if self._data.stalled_ticks > ticks:
+            ticks, fault = self._data.stalled_ticks, "it takes no more answers"
+        silence_ms = ticks * self._links.heartbeats.interval_ms
+        if silence_ms > self._links.heartbeats.silence_limit_ms:
+            self.lost(f"{fault} for {silence_ms} ms")
+        else:
+            self.beat()
+
+    def lost(self, reason: str) -> None:
+        """Give the front up, and withdraw what it asked."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._data.close()
+        self._links.left(self, reason)
+        if self._memory is not None:
+            self._links.unshare(self._memory)
+            self._memory = None
+        if self._file >= 0:
+            os.close(self._file)
+        if self._lent:
+            # The front may still read, in answers that are on their way to clients: nothing else is to be
+            # written there while it lives.
+            self._links.keep_while_alive(self._process, self._lent)
+        elif self._process >= 0:
+            os.close(self._process)
+        asked, self._open = list(self._open.values()), {}
+        for each in asked:
+            each.end(self._links.door)
+            assert each.withdraw is not None
+            each.withdraw()
+
+    def _close(self, asked: _Asked) -> None:
+        del self._open[asked.ask_id]
+        asked.end(self._links.door)
+
+    def _fail(self, ask_id: int, error: Exception) -> None:
+        if isinstance(error, NoAnswerError):
+            self._refused.append((ask_id, error.refusal, error.figures, error.detail))
+        else:
+            self._failed.append(_failure(ask_id, error))
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_due = False
+        if self._answered or self._refused or self._failed or self._stale or self._freed:
+            self._flush()
+
+    def _flush(self) -> None:
+        freed = [self._freed.popleft() for _ in range(len(self._freed))]
+        told = frames.encode_told(
+            self._answered, self._refused, self._failed, self._stale, freed, self._payload
+        )
+        self._answered, self._refused, self._failed, self._stale = [], [], [], []
+        self._payload, self._payload_bytes = [], 0
+        self._data.send_now(told)
+
+    # --- what it says -------------------------------------------------------------------------
+
+    def _take(self, received: Sequence[Frame]) -> None:
+        self.silent_ticks = 0
+        for frame in received:
+            if self._is_over:
+                return
+            message = frames.decode_from_front(frame[0])
+            if isinstance(message, frames.Asks):
+                self._take_asks(message.asks, frame)
+            elif isinstance(message, frames.Withdrawn):
+                for ask_id in message.ask_ids:
+                    asked = self._open.get(ask_id)
+                    if asked is not None:
+                        self._close(asked)
+                        assert asked.withdraw is not None
+                        asked.withdraw()
+            elif isinstance(message, frames.Describe):
+                described = self._links.describe(message)
+                self._data.send(frames.encode(described))
+            elif isinstance(message, frames.FrontBeat):
+                self._take_beat(message)
+            elif isinstance(message, frames.Returned):
+                for ask_id in message.ask_ids:
+                    if lent := self._lent.get(ask_id):
+                        lent.pop()
+                    if not lent:
+                        self._lent.pop(ask_id, None)
+            elif isinstance(message, frames.LentMemory):
+                self._take_memory(message)
+            elif message.number in self._offered:
+                self._outputs[message.number] = self._offered[message.number]
+
+    def _take_memory(self, offer: frames.LentMemory) -> None:
+        """Map the front's memory, and have the workers map it."""
+        if self._memory is not None or not self._data.files:
+            raise ProtocolError("memory that was handed over already, or not at all")
+        self._file = self._data.files.popleft()
+        try:
+            self._memory = MappedMemory(self._links.new_number(), self._file, offer.num_bytes)
+        except OSError as error:
+            log.warning("the memory of front %s cannot be mapped: %s", self.name, error)
+            return
+        self._data.send(frames.encode(frames.Mapped(offer.number)))
+        self._links.share(self._memory, self._file, self)
+
+    def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        if self._memory is None:
+            raise ProtocolError(f"request {ask_id}: inputs in memory that is not mapped")
+        return self._memory.look(place, num_bytes, functools.partial(self._free, ask_id))
+
+    def _take_beat(self, beat: frames.FrontBeat) -> None:
+        was_known = self._clock.offset_ns is not None
+        self._clock.heard(
+            sent_ns=beat.sent_ns,
+            received_ns=self._links.clock(),
+            peer_min_delta_ns=beat.min_delta_ns,
+        )
+        for refusal, number in beat.refused.items():
+            self._links.refused_at_doors(refusal, number)
+        if not was_known:
+            self.beat()
+
+    def _take_asks(self, asks: Sequence[frames.Ask], frame: Frame) -> None:
+        offset_ns = self.offset_ns
+        if offset_ns is None:
+            raise ProtocolError("a request before the front's clock is known")
+        links, now_ns = self._links, self._links.clock()
+        for ask, inputs in zip(asks, frames.cut_payload(frame, asks, self._look), strict=True):
+            description = links.find(ask.number)
+            if description is None:
+                self._stale.append(ask.ask_id)
+                self._flush_soon()
+                continue
+            description.check(ask)
+            if ask.ask_id in self._open:
+                raise ProtocolError(f"request {ask.ask_id} twice")
+            num_bytes = sum(ask.lengths)
+            try:
+                links.door.enter(num_bytes)
+            except RefusedError as error:
+                self._fail(ask.ask_id, error)
+                continue
+            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
+            asked = _Asked(self, ask, num_bytes, arrival_ns + ask.slo_ns)
+            self._open[ask.ask_id] = asked
+            if ask.places and description.keeps_inputs:
+                # For longer than the request is open, perhaps, and the front's word is not enough for that.
+                inputs = [bytes(tensor) for tensor in inputs]
+            asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+
+
+class FrontLinks:
+    """All fronts of a controller that are processes of their own."""
+
+    def __init__(
+        self,
+        backend: LocalBackend,
+        catalogue: Catalogue,
+        workers: WorkerLinks,
+        heartbeats: HeartbeatConfig | None = None,
+        *,
+        door: Door,
+        message_bytes_max: int,
+    ) -> None:
+        """Take fronts.
+
+        Args:
+            backend: answers what they ask.
+            catalogue: says when something is described otherwise.
+            workers: whose memory and theirs is mapped by each other; where they are dialled, fronts are too.
+            heartbeats: how often each side gives a sign of life.
+            door: bounds what all of them have open at once.
+            message_bytes_max: bytes of the largest request.
+        """
+        self.clock = backend.clock
+        self.catalogue = catalogue
+        self.heartbeats = heartbeats or HeartbeatConfig()
+        self.door = door
+        self.message_bytes_max = message_bytes_max
+        self._backend = backend
+        self._workers = workers
+        self._listener = workers.listener
+        self._last_memory = 0
+        self._outputs: dict[Arena, int] = {}
+        workers.outputs_shared = self._worker_shares
+        workers.outputs_unshared = self._worker_is_gone
+        # What fronts that are given up may still read, by a descriptor that tells of their end.
+        self._kept: dict[int, object] = {}
+        self._links: set[FrontLink] = set()
+        self._descriptions: dict[int, _Description] = {}
+        self._numbers: dict[str, int] = {}
+        self._last_number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_renewed = False
+        catalogue.watch(self._renewed)
+
+    @property
+    def num_fronts(self) -> int:
+        """Fronts that are connected."""
+        return len(self._links)
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Make the service that fronts ask for the way."""
+        attach = unary("Attach", pb.AttachFrontRequest, self._attach)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Attach": attach})
+
+    def close(self) -> None:
+        """Hang up: fronts keep what is open for the next controller."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for link in list(self._links):
+            link.lost("the controller is shutting down")
+        for process in list(self._kept):
+            self._process_ended(process)
+
+    # --- for the links ------------------------------------------------------------------------
+
+    def describe(self, asked: frames.Describe) -> frames.Described:
+        """Describe what a client names."""
+        try:
+            answerer = self._backend.find(asked.name, asked.version)
+        except ClockwrightError as error:
+            not_yet = isinstance(error, RefusedError) and error.refusal is Refusal.NO_WORKER
+            failure = frames.Failure(*_failure(asked.query_id, error))
+            return frames.Described(asked.query_id, 0, None, failure, not_yet)
+        name = answerer.servable.name
+        number = self._numbers.get(name, 0)
+        if self.find(number) is None:
+            self._descriptions.pop(number, None)
+            self._last_number = number = self._last_number + 1
+            generation = self.catalogue.generation
+            row_bytes = tuple(spec.row_bytes for spec in answerer.servable.inputs)
+            self._descriptions[number] = _Description(answerer, generation, row_bytes)
+            self._numbers[name] = number
+        return frames.described(asked.query_id, number, answerer.servable)
+
+    def find(self, number: int) -> _Description | None:
+        """Find the description of a number; None: it holds no more."""
+        description = self._descriptions.get(number)
+        if description is None:
+            return None
+        if description.generation != self.catalogue.generation:
+            try:
+                answerer: Answerer | None = self._backend.find(description.name, "")
+            except ClockwrightError:
+                answerer = None
+            if answerer is None or answerer.servable != description.answerer.servable:
+                del self._descriptions[number]
+                del self._numbers[description.name]
+                return None
+            description.answerer = answerer
+            description.generation = self.catalogue.generation
+        return description
+
+    def refused_at_doors(self, refusal: Refusal, number: int) -> None:
+        """Count what a front has refused."""
+        for _ in range(min(number, 1 << 20)):
+            self._backend.refused_at_door(refusal)
+
+    def left(self, link: FrontLink, reason: str) -> None:
+        """A front's link is over."""
+        self._links.discard(link)
+        log.info("front %s left: %s", link.name, reason)
+
+    # --- memory -------------------------------------------------------------------------------
+
+    def new_number(self) -> int:
+        """Make a number for memory, which no other has had."""
+        self._last_memory += 1
+        return self._last_memory
+
+    def share(self, memory: MappedMemory, file: int, link: FrontLink) -> None:
+        """Let workers read a front's memory, whose file is given, and the front theirs."""
+        self._workers.share(memory, file)
+        for arena, number in list(self._outputs.items()):
+            link.offer(number, arena)
+
+    def unshare(self, memory: MappedMemory) -> None:
+        """A front is gone."""
+        self._workers.unshare(memory)
+
+    def keep_while_alive(self, process: int, views: object) -> None:
+        """Keep views until a process has ended; where nobody tells, for good."""
+        if process < 0:
+            log.warning("a front that is gone may still read outputs: they are kept")
+            process = -1 - len(self._kept)
+        else:
+            asyncio.get_running_loop().add_reader(process, self._process_ended, process)
+        self._kept[process] = views
+
+    def _process_ended(self, process: int) -> None:
+        del self._kept[process]
+        if process >= 0:
+            asyncio.get_running_loop().remove_reader(process)
+            os.close(process)
+
+    def _worker_shares(self, outputs: Arena) -> None:
+        number = self._outputs[outputs] = self.new_number()
+        for link in list(self._links):
+            link.offer(number, outputs)
+
+    def _worker_is_gone(self, outputs: Arena) -> None:
+        number = self._outputs.pop(outputs, 0)
+        for link in list(self._links):
+            link.forget(number)
+
+    # --- coming and going ---------------------------------------------------------------------
+
+    async def _attach(self, request: pb.AttachFrontRequest) -> pb.AttachFrontResponse:
+        if request.protocol_version != wire.PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"the front speaks protocol version {request.protocol_version}, "
+                f"the controller {wire.PROTOCOL_VERSION}"
+            )
+        name = f"{printable(request.host, 80)}-{request.pid}"
+        token = self._listener.expect(lambda sock: self._dialled(sock, name))
+        asyncio.get_running_loop().call_later(_DIAL_LIMIT_S, self._listener.forget, token)
+        return pb.AttachFrontResponse(
+            heartbeat_interval_ms=self.heartbeats.interval_ms,
+            silence_limit_ms=self.heartbeats.silence_limit_ms,
+            socket_path=self._listener.path,
+            socket_port=self._listener.port,
+            token=token,
+            default_slo_ns=self._backend.default_slo_ns,
+            message_bytes_max=self.message_bytes_max,
+        )
+
+    def _dialled(self, sock: socket.socket, name: str) -> None:
+        self._links.add(FrontLink(self, sock, name))
+        log.info("front %s joined", name)
+        if self._timer is None:
+            self._tick_later()
+
+    def _tick_later(self) -> None:
+        interval_s = self.heartbeats.interval_ms / 1000
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._tick)
+
+    def _tick(self) -> None:
+        for link in list(self._links):
+            link.tick()
+        self._timer = None
+        if self._links:
+            self._tick_later()
+
+    def _renewed(self) -> None:
+        """Tell the fronts of a new generation, of which a turn of the loop may bring thousands."""
+        if self._links and not self._is_renewed:
+            self._is_renewed = True
+            asyncio.get_running_loop().call_soon(self._announce)
+
+    def _announce(self) -> None:
+        self._is_renewed = False
+        for link in list(self._links):
+            link.beat()
+
+
+def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
+    code, text, details = status_of(error, method="ModelInfer")
+    return ask_id, code.value[0], text, dict(details)
+
+
+def _process_of(sock: socket.socket) -> int:
+    """Open a descriptor that tells when the process at the other end has ended; -1: nothing tells."""
+    if sock.family != socket.AF_UNIX:
+        return -1
+    try:
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        pid, _, _ = _CREDENTIALS.unpack(credentials)
+        return os.pidfd_open(pid)
+    except OSError:
+        return -1  # It has ended, or lives in another name space.

@@ -1,0 +1,341 @@
+"""What a front process and its controller tell each other, as frames (`clockwright.frames`).
+
+A front asks (`Asks`), withdraws (`Withdrawn`), wants things described (`Describe`), and hears what became of
+all that (`Told`, `Described`). What happens in a turn of an event loop travels in one message. A request
+takes some 30 bytes there and its answer 12, beside the tensors. A `Beat` of either side is the sign of life,
+and tells clocks.
+
+Every time is on the front's clock; the controller's end translates (`front_link`).
+
+Nothing is built from a length before the length is found to be possible: see `clockwright.frames`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from clockwright.bulk import Buffer
+from clockwright.errors import ProtocolError, Refusal
+from clockwright.frames import Frame, make_frame
+from clockwright.tensors import TensorSpec
+from clockwright.units import SLO_NS_MAX, TIME_NS_MAX
+from controller.front.oip import Servable
+
+#: A message is closed when it holds so many requests, or so many bytes of tensors: a large tensor shall not keep
+#: the small ones waiting that came before it.
+REQUESTS_MAX: Final = 1024
+PAYLOAD_BYTES: Final = 64 << 10
+
+_Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
+_Time = Annotated[int, Meta(gt=-TIME_NS_MAX, lt=TIME_NS_MAX)]
+_Slo = Annotated[int, Meta(gt=0, le=SLO_NS_MAX)]
+_Words = Annotated[str, Meta(max_length=1 << 16)]
+_Counts = tuple[_Count, ...]
+Parameters = dict[str, bool | int | str]
+
+_ASKS, _WITHDRAWAL, _DESCRIBE, _FRONT_BEAT, _TOLD, _DESCRIBED, _BEAT = range(7)
+_MEMORY, _MAPPED, _FORGET, _RETURNED = range(7, 11)
+
+# Where a tensor lies, as in `clockwright.frames`.
+_Place = Annotated[int, Meta(ge=-1, lt=1 << 62)]
+
+
+class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """One request."""
+
+    ask_id: _Id
+    #: The description that its front has checked it against.
+    number: _Id
+    rows: _Count
+    arrival_ns: _Time
+    slo_ns: _Slo
+    explain: bool
+    tenant: _Words
+    context: _Words
+    #: Bytes of its inputs.
+    lengths: _Counts
+    #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order.
+    #: Empty: all are in the payload.
+    places: tuple[_Place, ...]
+
+
+class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=True):
+    """Requests of a turn."""
+
+    asks: tuple[Ask, ...]
+
+
+class Withdrawn(msgspec.Struct, array_like=True, tag=_WITHDRAWAL, forbid_unknown_fields=True):
+    """Nobody waits for these any more."""
+
+    ask_ids: tuple[_Id, ...]
+
+
+class Describe(msgspec.Struct, array_like=True, tag=_DESCRIBE, forbid_unknown_fields=True):
+    """What does a client name so?"""
+
+    query_id: _Id
+    name: str
+    version: str
+
+
+class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown_fields=True):
+    """A front's sign of life."""
+
+    #: As late as possible before it leaves.
+    sent_ns: _Time
+    #: Smallest (own clock at receipt - the peer's `sent_ns`) of the recent past; None: nothing was received.
+    min_delta_ns: _Time | None
+    #: Requests that the front has refused since its last beat, by reason.
+    refused: dict[Refusal, _Count]
+
+
+class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A request that is answered."""
+
+    ask_id: _Id
+    expected_departure_ns: _Time
+    #: What the response says beside its tensors; None: nothing.
+    parameters: Parameters | None
+    #: Bytes of its outputs, and where they lie, as in `Ask`: in the memory of a worker.
+    lengths: _Counts
+    places: tuple[_Place, ...]
+
+
+class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """A request that the scheduler refuses; the figures are in ns."""
+
+    ask_id: _Id
+    refusal: Refusal
+    figures: dict[str, int]
+    detail: str
+
+
+class Failure(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """Any other error, as the status that the client shall get."""
+
+    ask_id: _Id
+    code: _Count
+    text: str
+    details: dict[str, bytes]
+
+
+class Told(msgspec.Struct, array_like=True, tag=_TOLD, forbid_unknown_fields=True):
+    """What became of requests."""
+
+    answered: tuple[ToldOutputs, ...]
+    refused: tuple[Refused, ...]
+    failed: tuple[Failure, ...]
+    #: Their description holds no more.
+    stale: tuple[_Id, ...]
+    #: Nobody looks at an input of theirs in the front's memory any more; once for each such input.
+    freed: tuple[_Id, ...]
+
+
+class _Tensor(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    name: str
+    datatype: str
+    row_shape: tuple[int, ...]
+
+
+class _Servable(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    name: str
+    version: str
+    inputs: tuple[_Tensor, ...]
+    outputs: tuple[_Tensor, ...]
+    max_rows: int
+    slo_ns: int | None
+    has_contexts: bool
+
+
+class Described(msgspec.Struct, array_like=True, tag=_DESCRIBED, forbid_unknown_fields=True):
+    """What a client names so, or why that cannot be said."""
+
+    query_id: _Id
+    #: What requests call it by.
+    number: _Id
+    servable: _Servable | None
+    failure: Failure | None
+    #: No worker has described it yet, and one may soon.
+    not_yet: bool
+
+    def read(self) -> Servable:
+        """Make what a front checks requests against."""
+        found = self.servable
+        if found is None:
+            raise ProtocolError("a description without anything described")
+        return Servable(
+            found.name,
+            found.version,
+            _read_tensors(found.inputs),
+            _read_tensors(found.outputs),
+            found.max_rows,
+            found.slo_ns,
+            found.has_contexts,
+        )
+
+
+class Beat(msgspec.Struct, array_like=True, tag=_BEAT, forbid_unknown_fields=True):
+    """A controller's sign of life."""
+
+    sent_ns: _Time
+    min_delta_ns: _Time | None
+    #: Requests may come: the front's clock is known.
+    known: bool
+    #: Another number whenever something may be described otherwise than before.
+    generation: _Id
+    #: Every model is ready, or known to be unfit.
+    ready: bool
+
+
+class LentMemory(msgspec.Struct, array_like=True, tag=_MEMORY, forbid_unknown_fields=True):
+    """Map the file that comes with this, and say so: tensors may lie there then.
+
+    A front's holds inputs. A controller's holds the outputs of one worker, and is called by a number.
+    """
+
+    number: _Id
+    num_bytes: Annotated[int, Meta(gt=0, le=1 << 48)]
+
+
+class Mapped(msgspec.Struct, array_like=True, tag=_MAPPED, forbid_unknown_fields=True):
+    """The memory of that number is mapped."""
+
+    number: _Id
+
+
+class Forget(msgspec.Struct, array_like=True, tag=_FORGET, forbid_unknown_fields=True):
+    """Nothing comes from that memory any more."""
+
+    number: _Id
+
+
+class Returned(msgspec.Struct, array_like=True, tag=_RETURNED, forbid_unknown_fields=True):
+    """The front looks at an output of these no more; once for each output in a worker's memory."""
+
+    ask_ids: tuple[_Id, ...]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned
+FromController = Told | Described | Beat | LentMemory | Mapped | Forget
+_from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
+_from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
+
+
+def encode_asks(asks: Sequence[tuple[object, ...]], payload: Sequence[Buffer]) -> list[Buffer]:
+    """Make the frame of requests; each is the fields of an `Ask` in their order."""
+    return make_frame(_encode((_ASKS, asks)), payload)
+
+
+def encode_told(
+    answered: Sequence[tuple[object, ...]],
+    refused: Sequence[tuple[object, ...]],
+    failed: Sequence[tuple[object, ...]],
+    stale: Sequence[int],
+    freed: Sequence[int],
+    payload: Sequence[Buffer],
+) -> list[Buffer]:
+    """Make the frame of a `Told`, of whose entries each is the fields in their order."""
+    return make_frame(_encode((_TOLD, answered, refused, failed, stale, freed)), payload)
+
+
+def encode(message: FromFront | FromController) -> list[Buffer]:
+    """Make the frame of a message without tensors."""
+    return make_frame(_encode(message), ())
+
+
+def encode_one(message: LentMemory) -> bytes:
+    """Make the frame of a message that is sent with a file."""
+    (frame,) = make_frame(_encode(message), ())
+    return bytes(frame)
+
+
+def described(query_id: int, number: int, servable: Servable) -> Described:
+    """Make the answer to a `Describe`."""
+    found = _Servable(
+        servable.name,
+        servable.version,
+        _tensors(servable.inputs),
+        _tensors(servable.outputs),
+        servable.max_rows,
+        servable.slo_ns,
+        servable.has_contexts,
+    )
+    return Described(query_id, number, found, None, not_yet=False)
+
+
+def decode_from_front(header: Buffer) -> FromFront:
+    """Read what a front sent.
+
+    Raises:
+        ProtocolError: no front of this version sends that.
+    """
+    try:
+        return _from_front.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(header)} bytes that no front sends: {error}") from None
+
+
+def decode_from_controller(header: Buffer) -> FromController:
+    """Read what a controller sent.
+
+    Raises:
+        ProtocolError: no controller of this version sends that.
+    """
+    try:
+        return _from_controller.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(header)} bytes that no controller sends: {error}") from None
+
+
+def cut_payload(
+    frame: Frame,
+    entries: Sequence[Ask] | Sequence[ToldOutputs],
+    look: Callable[[int, int, int], Buffer],
+) -> Iterator[list[Buffer]]:
+    """Cut a payload into the tensors of each entry, but for those that lie in shared memory.
+
+    Args:
+        frame: with the payload.
+        entries: all of its message.
+        look: finds a tensor by its entry's id, place and length.
+
+    Raises:
+        ProtocolError: the lengths are not those of the payload.
+    """
+    payload = memoryview(frame[1])
+    begin = 0
+    for entry in entries:
+        tensors: list[Buffer] = []
+        if not entry.places:
+            for length in entry.lengths:
+                tensors.append(payload[begin : begin + length])
+                begin += length
+        elif len(entry.places) != len(entry.lengths):
+            raise ProtocolError(f"{len(entry.places)} places of {len(entry.lengths)} tensors")
+        else:
+            for length, place in zip(entry.lengths, entry.places, strict=True):
+                if place < 0:
+                    tensors.append(payload[begin : begin + length])
+                    begin += length
+                else:
+                    tensors.append(look(entry.ask_id, place, length))
+        if begin > len(payload):
+            break
+        yield tensors
+    if begin != len(payload):
+        raise ProtocolError(f"tensors of {begin} bytes in a payload of {len(payload)}")
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> tuple[_Tensor, ...]:
+    return tuple(_Tensor(spec.name, spec.datatype, spec.row_shape) for spec in specs)
+
+
+def _read_tensors(tensors: Sequence[_Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(each.name, each.datatype, each.row_shape) for each in tensors)

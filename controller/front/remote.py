@@ -1,0 +1,547 @@
+"""A controller in another process, as its front sees it: over a link that may break and come back.
+
+While there is no controller, requests are held (`open_requests`), those that come as well as those that
+were with the last one; with the next they begin afresh: the model is described again, and they are asked
+again with the arrival that they had. So a controller that starts again costs nothing that still has slack.
+A controller that has just started knows few models at first. Until it is ready, requests to models that it
+says to be unknown to its workers are held too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import grpc
+
+from clockwright import wire
+from clockwright.bulk import Buffer, total_bytes
+from clockwright.channel import OPTIONS
+from clockwright.data_socket import dial, prepare
+from clockwright.errors import ConfigError, ProtocolError, Refusal, RefusedError
+from clockwright.frames import (
+    HEADER_BYTES_MAX,
+    PAYLOAD_BYTES_MAX,
+    PLACE_BITS,
+    Frame,
+    greeting,
+)
+from clockwright.units import NS_PER_MS, ModelId
+from clockwright.v1 import front_pb2 as pb
+from controller.clock_sync import ClockSync
+from controller.front import link_frames as frames
+from controller.front.backend import Asker, Question, ToldAnswer
+from controller.front.oip import Servable
+from controller.front.open_requests import OpenRequests
+from controller.front.statuses import Status, ToldStatusError
+from controller.runtime import NoAnswerError
+from controller.slabs import SLAB_BYTES_MIN, MappedMemory, Slabs
+from controller.worker_socket import FrameSocket
+
+log = logging.getLogger(__name__)
+
+_ATTACH = "/clockwright.v1.FrontService/Attach"
+_CHANNEL_OPTIONS = (
+    *OPTIONS,
+    # A channel per attempt, so that ours is the only back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+# A controller that is there answers sooner.
+_ATTACH_LIMIT_S = 5.0
+# Between attempts to reach one. What waits has little slack, so there are many.
+_BACKOFF_S, _BACKOFF_S_MAX = 0.02, 0.5
+# Requests whose time is over are looked for this often, less often while none is held; the controller refuses its own in time, and gets this
+# much longer to say so.
+_SWEEP_S, _IDLE_SWEEP_S = 0.02, 0.2
+_GRACE_NS = 200 * NS_PER_MS
+# Names of which the SLO is remembered when their descriptions are forgotten.
+_SLOS_MAX = 100_000
+
+_STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class _RemoteAnswerer:
+    """A model or an application of the controller's."""
+
+    __slots__ = ("_backend", "number", "servable")
+
+    def __init__(self, backend: RemoteBackend, number: int, servable: Servable) -> None:
+        self.number = number
+        self.servable = servable
+        self._backend = backend
+
+    def ask(
+        self, asker: Asker, question: Question, inputs: Sequence[Buffer], arrival_ns: int
+    ) -> Callable[[], object]:
+        """Do what `Answerer` says."""
+        return self._backend.ask(self, asker, question, inputs, arrival_ns)
+
+
+class RemoteBackend:
+    """The controller at an address."""
+
+    def __init__(
+        self, controller: str, slabs: Slabs, *, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        """Know nothing yet; `run` finds the controller.
+
+        Args:
+            controller: HOST:PORT.
+            slabs: where large inputs lie, for the workers of this host to read.
+            clock: the front's, in ns.
+        """
+        self.clock = clock
+        #: Another number whenever something may be described otherwise than before.
+        self.generation = 0
+        #: The controller's, once it was there.
+        self.default_slo_ns = 0
+        self.message_bytes_max = 0
+        #: For calls that the controller answers itself; None: it is not there.
+        self.channel: Any = None
+        #: Set when a controller is there for the first time.
+        self.attached = asyncio.Event()
+        self._controller = controller
+        self._book: OpenRequests[Asker] = OpenRequests(grace_ns=_GRACE_NS)
+        #: Those that are held may go on.
+        self._resuming = False
+        self._is_held = asyncio.Event()
+        self._data: FrameSocket | None = None
+        self._clock_sync = ClockSync()
+        self._peer_generation = -1
+        #: The controller is there and knows our clock.
+        self._joined = False
+        #: A controller that is not ready may only have started again.
+        self._recovering = False
+        self._silent_ticks = 0
+        self._known: dict[tuple[str, str], _RemoteAnswerer] = {}
+        self._describing: dict[tuple[str, str], int] = {}
+        self._described: dict[int, tuple[tuple[str, str], list[Asker]]] = {}
+        self._last_query = 0
+        self._slos_ns: dict[str, int | None] = {}
+        self._refused: Counter[Refusal] = Counter()
+        # What this turn of the event loop has to say.
+        self._asks: list[tuple[object, ...]] = []
+        self._payload: list[Buffer] = []
+        self._payload_bytes = 0
+        self._withdrawn: list[int] = []
+        self._is_due = False
+        self._slabs = slabs
+        #: The controller has mapped our memory for inputs. Who reads there: inputs that it looks at, and of how
+        #: many of each request.
+        self._is_mapped = False
+        self._lent: dict[int, tuple[Sequence[Buffer], int]] = {}
+        #: Workers' memory for outputs, and whose outputs nobody looks at any more: noted in any thread.
+        self._outputs: dict[int, MappedMemory] = {}
+        self._returned: deque[int] = deque()
+        self._thread = threading.get_ident()
+
+    # --- what the service asks ----------------------------------------------------------------
+
+    def describe(
+        self, asker: Asker, name: str, version: str, until: Callable[[], int]
+    ) -> _RemoteAnswerer | None:
+        """Find what a client names; what is not known is asked."""
+        key = name, version
+        answerer = self._known.get(key)
+        if answerer is not None:
+            return answerer
+        self._book.hold(asker, until())
+        self._is_held.set()
+        if self._joined:
+            query_id = self._describing.get(key)
+            if query_id is None:
+                assert self._data is not None
+                self._last_query = query_id = self._last_query + 1
+                self._describing[key] = query_id
+                self._described[query_id] = key, []
+                self._data.send(frames.encode(frames.Describe(query_id, name, version)))
+            self._described[query_id][1].append(asker)
+        return None
+
+    def slo_ns(self, name: str) -> int | None:
+        """Find the SLO of requests to a name that state none."""
+        if name not in self._slos_ns:
+            return None
+        slo_ns = self._slos_ns[name]
+        return slo_ns if slo_ns is not None else self.default_slo_ns
+
+    def refused_at_door(self, refusal: Refusal) -> None:
+        """Count a refusal, for the controller to hear."""
+        self._refused[refusal] += 1
+
+    def ask(
+        self,
+        answerer: _RemoteAnswerer,
+        asker: Asker,
+        question: Question,
+        inputs: Sequence[Buffer],
+        arrival_ns: int,
+    ) -> Callable[[], object]:
+        """Ask the controller."""
+        due_ns = arrival_ns + question.slo_ns
+        if not self._joined:
+            self._book.hold(asker, due_ns)
+            self._is_held.set()
+            return _nothing
+        ask_id = self._book.send(asker, due_ns, answerer.servable.name)
+        lengths = [len(tensor) for tensor in inputs]
+        places: Sequence[int] = ()
+        arena = self._slabs.inputs
+        if arena is not None and self._is_mapped and max(lengths, default=0) >= SLAB_BYTES_MIN:
+            places = [
+                arena.find(tensor) if len(tensor) >= SLAB_BYTES_MIN else -1 for tensor in inputs
+            ]
+            if num_lent := sum(place >= 0 for place in places):
+                self._lent[ask_id] = inputs, num_lent
+            inputs = [tensor for tensor, place in zip(inputs, places, strict=True) if place < 0]
+        self._asks.append(
+            (
+                ask_id,
+                answerer.number,
+                question.rows,
+                arrival_ns,
+                question.slo_ns,
+                question.explain,
+                question.tenant,
+                question.context,
+                lengths,
+                places,
+            )
+        )
+        self._payload += inputs
+        self._payload_bytes += total_bytes(inputs)
+        if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._asks) >= frames.REQUESTS_MAX:
+            self._flush()
+        else:
+            self._flush_soon()
+        return functools.partial(self._withdraw, ask_id)
+
+    def _withdraw(self, ask_id: int) -> None:
+        if self._book.take(ask_id) is not None:
+            self._withdrawn.append(ask_id)
+            self._flush_soon()
+
+    def _flush_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._flush_due)
+
+    def _flush_due(self) -> None:
+        self._is_due = False
+        if self._asks or self._withdrawn or self._returned:
+            self._flush()
+
+    def _flush(self) -> None:
+        asks, self._asks = self._asks, []
+        payload, self._payload, self._payload_bytes = self._payload, [], 0
+        withdrawn, self._withdrawn = self._withdrawn, []
+        data = self._data
+        if data is None:
+            return  # Whoever asked is held.
+        buffers = frames.encode_asks(asks, payload) if asks else []
+        if withdrawn:
+            buffers += frames.encode(frames.Withdrawn(tuple(withdrawn)))
+        if self._returned:
+            returned = [self._returned.popleft() for _ in range(len(self._returned))]
+            buffers += frames.encode(frames.Returned(tuple(returned)))
+        data.send_now(buffers)
+
+    # --- what the controller says -------------------------------------------------------------
+
+    def _take_frames(self, received: Sequence[Frame]) -> None:
+        self._silent_ticks = 0
+        for frame in received:
+            if self._data is None:
+                return
+            message = frames.decode_from_controller(frame[0])
+            if isinstance(message, frames.Told):
+                self._take_told(message, frame)
+            elif isinstance(message, frames.Described):
+                self._take_described(message)
+            elif isinstance(message, frames.Beat):
+                self._take_beat(message)
+            elif isinstance(message, frames.LentMemory):
+                self._take_memory(message, self._data)
+            elif isinstance(message, frames.Mapped):
+                self._is_mapped = True
+            else:
+                self._outputs.pop(message.number, None)
+
+    def _take_memory(self, offer: frames.LentMemory, data: FrameSocket) -> None:
+        """Map a worker's memory for outputs."""
+        if not data.files:
+            raise ProtocolError("memory that was not handed over")
+        fd = data.files.popleft()
+        try:
+            memory = MappedMemory(offer.number, fd, offer.num_bytes)
+        except OSError as error:
+            log.warning("a worker's memory cannot be mapped: %s", error)
+            return
+        finally:
+            os.close(fd)
+        self._outputs[offer.number] = memory
+        data.send(frames.encode(frames.Mapped(offer.number)))
+
+    def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        memory = self._outputs.get(place >> PLACE_BITS)
+        if memory is None:
+            raise ProtocolError(f"request {ask_id}: outputs in memory that is not mapped")
+        begin = place & (1 << PLACE_BITS) - 1
+        return memory.look(begin, num_bytes, functools.partial(self._return, ask_id))
+
+    def _return(self, ask_id: int) -> None:
+        """Nobody looks at an output any more. Called in any thread."""
+        if self._data is not None:
+            self._returned.append(ask_id)
+            if threading.get_ident() == self._thread:
+                self._flush_soon()
+
+    def _take_told(self, told: frames.Told, frame: Frame) -> None:
+        book = self._book
+        for answered, outputs in zip(
+            told.answered, frames.cut_payload(frame, told.answered, self._look), strict=True
+        ):
+            if (sent := book.take(answered.ask_id)) is not None:
+                departure_ns = answered.expected_departure_ns
+                sent[0].set_result(ToldAnswer(outputs, departure_ns, answered.parameters))
+        for refused in told.refused:
+            refusal = refused.refusal
+            if refusal is Refusal.DRAINING:
+                # The next controller may take it.
+                self._recovering = True
+            if self._recovering and refusal in (Refusal.DRAINING, Refusal.NO_WORKER):
+                book.put_back(refused.ask_id)
+                self._is_held.set()
+            elif (sent := book.take(refused.ask_id)) is not None:
+                asker, name = sent
+                asker.set_exception(
+                    NoAnswerError(refusal, ModelId(name), refused.figures, detail=refused.detail)
+                )
+        for failure in told.failed:
+            if (sent := book.take(failure.ask_id)) is not None:
+                sent[0].set_exception(_error(failure))
+        for ask_id in told.freed:
+            if ask_id in self._lent:
+                inputs, num_lent = self._lent.pop(ask_id)
+                if num_lent > 1:
+                    self._lent[ask_id] = inputs, num_lent - 1
+        for ask_id in told.stale:
+            if (sent := book.take(ask_id)) is not None:
+                self._forget()
+                sent[0].begin()
+
+    def _take_described(self, described: frames.Described) -> None:
+        key, askers = self._described.pop(described.query_id, (("", ""), []))
+        if self._describing.get(key) == described.query_id:
+            del self._describing[key]
+        failure = described.failure
+        if failure is not None:
+            if described.not_yet and self._recovering:
+                return  # They are held until the next generation, or until they are due.
+            error = _error(failure)
+            for asker in askers:
+                if self._book.release(asker):
+                    asker.set_exception(error)
+            return
+        servable = described.read()
+        self._known[key] = _RemoteAnswerer(self, described.number, servable)
+        if len(self._slos_ns) > _SLOS_MAX:
+            self._slos_ns.clear()
+        self._slos_ns[servable.name] = servable.slo_ns
+        for asker in askers:
+            if self._book.release(asker):
+                asker.begin()
+
+    def _take_beat(self, beat: frames.Beat) -> None:
+        self._clock_sync.heard(
+            sent_ns=beat.sent_ns, received_ns=self.clock(), peer_min_delta_ns=beat.min_delta_ns
+        )
+        if not beat.known:
+            self._beat()
+            return
+        if beat.generation != self._peer_generation:
+            self._peer_generation = beat.generation
+            self._forget()
+            self._resuming = bool(self._book.num_held)
+        if beat.ready and self._recovering:
+            self._recovering = False
+            self._resuming = True
+        if not self._joined:
+            self._joined = True
+            self.attached.set()
+            self._resume()
+
+    def _resume(self) -> None:
+        self._resuming = False
+        for asker in self._book.resume():
+            asker.begin()
+
+    def _forget(self) -> None:
+        """Whatever was described may be described otherwise now."""
+        self.generation += 1
+        self._known.clear()
+        # What is on its way may be of before.
+        self._describing.clear()
+
+    # --- the link -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a controller attached, for good.
+
+        Raises:
+            ConfigError: it takes no front of this version.
+        """
+        loop = asyncio.get_running_loop()
+        sweeper = loop.create_task(self._sweep())
+        backoff_s = _BACKOFF_S
+        told = False
+        try:
+            while True:
+                async with grpc.aio.insecure_channel(
+                    self._controller, options=_CHANNEL_OPTIONS
+                ) as channel:
+                    reason, joined = await self._attach(channel)
+                if joined:
+                    told, backoff_s = False, _BACKOFF_S
+                if not told:
+                    told = True
+                    log.warning("controller %s: %s; trying again", self._controller, reason)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+        finally:
+            sweeper.cancel()
+            await asyncio.wait([sweeper])
+
+    async def _attach(self, channel: Any) -> tuple[str, bool]:  # noqa: ANN401  grpc.aio's
+        """Serve one connection; says why it ended, and whether it was of use."""
+        request = pb.AttachFrontRequest(
+            protocol_version=wire.PROTOCOL_VERSION, host=socket.gethostname(), pid=os.getpid()
+        )
+        attach = channel.unary_unary(
+            _ATTACH,
+            request_serializer=pb.AttachFrontRequest.SerializeToString,
+            response_deserializer=pb.AttachFrontResponse.FromString,
+        )
+        try:
+            welcome = await attach(request, timeout=_ATTACH_LIMIT_S)
+            host = self._controller.rpartition(":")[0].strip("[]")
+            port, path = welcome.socket_port, welcome.socket_path
+            sock = await asyncio.to_thread(dial, host, port, path, limit_s=_ATTACH_LIMIT_S)
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
+                raise ConfigError(
+                    f"controller {self._controller} takes no front: {error.details()}"
+                ) from None
+            return error.details() or error.code().name, False
+        except (OSError, TimeoutError) as error:
+            return f"its socket cannot be reached: {error}", False
+        sock.setblocking(False)
+        with suppress(OSError):
+            prepare(sock, silence_limit_ms=welcome.silence_limit_ms)
+        self.default_slo_ns = welcome.default_slo_ns
+        self.message_bytes_max = welcome.message_bytes_max
+        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        end = functools.partial(_end, ended)
+        data = FrameSocket(sock, self._take_frames, end, peer="controller", takes_files=True)
+        data.reader.header_bytes_max = HEADER_BYTES_MAX
+        data.reader.payload_bytes_max = PAYLOAD_BYTES_MAX
+        self._data, self.channel = data, channel
+        data.send_now([greeting(welcome.token)])
+        arena = self._slabs.inputs
+        if arena is not None and data.hands_over:
+            message = frames.encode_one(frames.LentMemory(0, arena.num_bytes))
+            data.hand_over(message, (arena.fd,))
+        beating = asyncio.get_running_loop().create_task(self._beats(welcome, ended))
+        try:
+            reason = await ended
+        finally:
+            beating.cancel()
+            await asyncio.wait([beating])
+            data.close()
+            joined = self._joined
+            self._detach()
+        return reason, joined
+
+    def _detach(self) -> None:
+        """The controller is gone: what is open is held."""
+        self._data = self.channel = None
+        self._recovering = self._recovering or self._joined
+        self._joined = False
+        self._clock_sync = ClockSync()
+        self._peer_generation = -1
+        self._forget()
+        self._described.clear()
+        # Workers may still read, and nobody takes what they make of it.
+        self._is_mapped = False
+        self._lent.clear()
+        self._outputs.clear()
+        self._returned.clear()
+        self._book.interrupt()
+        self._is_held.set()
+
+    async def _beats(self, welcome: pb.AttachFrontResponse, ended: asyncio.Future[str]) -> None:
+        interval_ms = welcome.heartbeat_interval_ms
+        self._silent_ticks = 0
+        while not ended.done():
+            self._beat()
+            await asyncio.sleep(interval_ms / 1000)
+            self._silent_ticks += 1
+            silence_ms = self._silent_ticks * interval_ms
+            if silence_ms > welcome.silence_limit_ms:
+                _end(ended, f"silent for {silence_ms} ms")
+
+    def _beat(self) -> None:
+        if self._data is None:
+            return
+        if self._returned:
+            self._flush_soon()
+        refused, self._refused = dict(self._refused), Counter()
+        beat = frames.FrontBeat(self.clock(), self._clock_sync.min_delta_ns, refused)
+        self._data.send_now(frames.encode(beat))
+
+    async def _sweep(self) -> None:
+        """End requests whose time is over, whether there is a controller or not."""
+        while True:
+            if self._book.num_held or self._resuming:
+                await asyncio.sleep(_SWEEP_S)
+            else:
+                self._is_held.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_IDLE_SWEEP_S):
+                        await self._is_held.wait()
+            # Not at each generation: a controller that starts may have thousands in a second.
+            if self._resuming and self._joined:
+                self._resume()
+            for asker in self._book.overdue(self.clock()):
+                self.refused_at_door(Refusal.NO_WORKER)
+                asker.set_exception(
+                    RefusedError(
+                        Refusal.NO_WORKER, "the controller could not be reached within the SLO"
+                    )
+                )
+
+
+def _error(failure: frames.Failure) -> ToldStatusError:
+    code = _STATUS_CODES.get(failure.code)
+    if code is None:
+        raise ProtocolError(f"status {failure.code}, which gRPC does not know")
+    return ToldStatusError(Status(code, failure.text, tuple(failure.details.items())))
+
+
+def _end(ended: asyncio.Future[str], reason: str) -> None:
+    if not ended.done():
+        ended.set_result(reason)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,198 @@
+"""What clients ask of a server beside inference: health, metadata, the model repository."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from google.protobuf.message import Message
+
+from clockwright import __version__
+from clockwright.bulk import split_bulk
+from clockwright.errors import BadRequestError, UnknownModelError
+from clockwright.v1 import inference_pb2 as pb
+from controller.catalogue import Catalogue, ModelState
+from controller.front.backend import LocalBackend
+from controller.front.http2_server import Http2Server
+from controller.front.methods import unary
+from controller.front.oip import quote
+from controller.front.server import SERVICE
+from controller.front.statuses import fail
+from controller.runtime import Runtime
+from controller.selection.applications import Applications
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+# Triton's clients look here before they use an extension. Only those that work are announced.
+EXTENSIONS = ("model_repository", "parameters")
+SHARED_MEMORY_EXTENSION = "system_shared_memory"
+
+# Triton's clients know ONNX models by this name.
+PLATFORM = "onnxruntime_onnx"
+APPLICATION_PLATFORM = "clockwright_application"
+
+
+class RepositoryService:
+    """Answers from what there is in the controller."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        backend: LocalBackend,
+        applications: Applications | None = None,
+        *,
+        client_shm: bool = False,
+    ) -> None:
+        """Serve one controller.
+
+        Args:
+            runtime: the controller's, like the others.
+            catalogue: knows the models.
+            backend: describes what a client names.
+            applications: know the applications; None: there are none.
+            client_shm: clients may keep tensors in shared memory of theirs.
+        """
+        self._runtime = runtime
+        self._catalogue = catalogue
+        self._backend = backend
+        self._applications = applications
+        self._client_shm = client_shm
+
+    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
+        """Have a server serve this."""
+        methods = {
+            "ServerLive": unary("ServerLive", pb.ServerLiveRequest, self._server_live),
+            "ServerReady": unary("ServerReady", pb.ServerReadyRequest, self._server_ready),
+            "ModelReady": unary("ModelReady", pb.ModelReadyRequest, self._model_ready),
+            "ServerMetadata": unary(
+                "ServerMetadata", pb.ServerMetadataRequest, self._server_metadata
+            ),
+            "ModelMetadata": unary("ModelMetadata", pb.ModelMetadataRequest, self._model_metadata),
+            "RepositoryIndex": unary(
+                "RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index
+            ),
+            "RepositoryModelLoad": unary(
+                "RepositoryModelLoad", pb.RepositoryModelLoadRequest, self._load
+            ),
+            "RepositoryModelUnload": unary(
+                "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
+            ),
+        }
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
+        server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, methods),
+                grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
+            )
+        )
+
+    # --- health and metadata ------------------------------------------------------------------
+
+    async def _server_live(self, _: pb.ServerLiveRequest) -> Message:
+        return pb.ServerLiveResponse(live=True)
+
+    async def _server_ready(self, _: pb.ServerReadyRequest) -> Message:
+        return pb.ServerReadyResponse(ready=self._is_ready())
+
+    def _is_ready(self) -> bool:
+        return self._catalogue.ready and not self._runtime.draining
+
+    async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
+        try:
+            if application := self._backend.application(request.name, request.version):
+                assert self._applications is not None
+                state = self._applications.state(application)
+                return pb.ModelReadyResponse(ready=state is ModelState.READY)
+            model = self._backend.model(request.name, request.version)
+        except UnknownModelError:
+            return pb.ModelReadyResponse(
+                ready=False
+            )  # Triton, too, answers so for an unknown model.
+        return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
+
+    async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
+        extensions = [*EXTENSIONS]
+        if self._client_shm:
+            extensions.append(SHARED_MEMORY_EXTENSION)
+        return pb.ServerMetadataResponse(
+            name="clockwright", version=__version__, extensions=extensions
+        )
+
+    async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
+        servable = self._backend.find(request.name, request.version).servable
+        tensor = pb.ModelMetadataResponse.TensorMetadata
+        return pb.ModelMetadataResponse(
+            name=servable.name,
+            versions=[servable.version],
+            platform=APPLICATION_PLATFORM if servable.has_contexts else PLATFORM,
+            inputs=[
+                tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
+                for spec in servable.inputs
+            ],
+            outputs=[
+                tensor(name=spec.name, datatype=spec.datatype, shape=[-1, *spec.row_shape])
+                for spec in servable.outputs
+            ],
+        )
+
+    async def _health_check(
+        self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> bytes:
+        """Serve grpc.health.v1, which Kubernetes probes: a string in, an enum out, both in field 1."""
+        try:
+            _, names = split_bulk(data, 1)
+            name = bytes(names[-1]).decode(errors="replace") if names else ""
+            if name not in ("", SERVICE):
+                raise UnknownModelError(f"there is no service {quote(name)}, expected {SERVICE}")
+        except Exception as error:
+            return fail(context, error, method="Check")
+        return b"\x08\x01" if self._is_ready() else b"\x08\x02"
+
+    # --- the model repository -----------------------------------------------------------------
+
+    async def _repository_index(self, request: pb.RepositoryIndexRequest) -> Message:
+        index = pb.RepositoryIndexResponse()
+        for model in self._catalogue.models:
+            state = self._catalogue.state(model)
+            if state is ModelState.READY or not request.ready:
+                index.models.add(
+                    name=model.name,
+                    version=model.version,
+                    state=state.value,
+                    reason=self._catalogue.reason(model),
+                )
+        for running in self._applications.all if self._applications is not None else ():
+            assert self._applications is not None
+            state = self._applications.state(running)
+            if state is ModelState.READY or not request.ready:
+                index.models.add(
+                    name=running.application.name,
+                    version=running.version,
+                    state=state.value,
+                    reason="" if state is ModelState.READY else "none of its models is ready",
+                )
+        return index
+
+    async def _load(self, request: pb.RepositoryModelLoadRequest) -> Message:
+        if request.parameters:
+            raise BadRequestError(
+                f"parameter {quote(min(request.parameters))}: found, but loading takes models from the"
+                " models directory as they are, expected no parameters"
+            )
+        await self._catalogue.reload(_model_named(request))
+        return pb.RepositoryModelLoadResponse()
+
+    async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
+        self._catalogue.remove(_model_named(request))
+        return pb.RepositoryModelUnloadResponse()
+
+
+def _model_named(
+    request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+) -> str:
+    """Find the model's name: Triton sends it in field 2, behind a repository, and KServe in field 1."""
+    name = request.model_name or request.repository_name
+    if not name:
+        raise BadRequestError("model_name: found none, expected the name of a model")
+    return name

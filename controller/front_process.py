@@ -1,0 +1,156 @@
+"""A front as a process of its own: clients' connections, and a link to the controller that decides.
+
+It runs what a controller runs for clients (`front.http2_server`, `front.server`); only the controller is
+elsewhere (`front.remote`). What is not inference is handed on (`front.forwarding`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from clockwright.errors import ConfigError
+from clockwright.process import freeze_garbage
+from controller.app import run_loop, signals_to_end
+from controller.config import FrontConfig
+from controller.front.door import Door
+from controller.front.forwarding import Forwarding
+from controller.front.http2_server import Http2Server
+from controller.front.regions import Regions
+from controller.front.remote import RemoteBackend
+from controller.front.server import InferenceService
+from controller.front.tls import server_context
+from controller.slabs import Slabs
+
+log = logging.getLogger(__name__)
+
+# Calls that are open when the front is told to leave get this long.
+_STOP_GRACE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """A running front; `serving` makes it."""
+
+    #: Where it listens; never 0.
+    port: int
+    #: Keeps the controller attached, and ends only by an error.
+    attaching: asyncio.Task[None]
+    slabs: Slabs
+
+
+@asynccontextmanager
+async def serving(
+    config: FrontConfig, *, clock: Callable[[], int] = time.monotonic_ns
+) -> AsyncIterator[Front]:
+    """Serve in the running event loop, once the controller is there.
+
+    Args:
+        config: the front's settings.
+        clock: the present in ns, at the pace of the monotonic clock.
+
+    Raises:
+        ConfigError: the port is taken, or the controller takes no front of this version.
+    """
+    async with AsyncExitStack() as stack:
+        slabs = Slabs(config.shared_memory_bytes)
+        stack.callback(slabs.close)
+        backend = RemoteBackend(config.controller, slabs, clock=clock)
+        attaching = asyncio.create_task(backend.run())
+
+        async def detach() -> None:
+            attaching.cancel()
+            await asyncio.wait([attaching])
+
+        stack.push_async_callback(detach)
+        attached = asyncio.create_task(backend.attached.wait())
+        await asyncio.wait((attaching, attached), return_when=asyncio.FIRST_COMPLETED)
+        if attaching.done():
+            attached.cancel()
+            attaching.result()
+        door = Door(
+            max_requests=config.max_open_requests,
+            max_bytes=config.max_open_bytes,
+            count=backend.refused_at_door,
+        )
+        tls: ssl.SSLContext | None = None
+        if config.tls_certificate is not None and config.tls_key is not None:
+            tls = server_context(config.tls_certificate, config.tls_key)
+        server = Http2Server(
+            clock=backend.clock,
+            door=door,
+            max_message_bytes=backend.message_bytes_max,
+            max_connections=config.max_connections,
+            slabs=slabs,
+            tls=tls,
+        )
+        regions: Regions | None = None
+        if config.allow_client_shm:
+            regions = Regions(
+                slabs,
+                num_bytes_max=config.shared_memory_bytes,
+                request_bytes_max=backend.message_bytes_max,
+            )
+        InferenceService(backend, door=door, regions=regions).mount(server)
+        forwarding = Forwarding(lambda: backend.channel, client_shm=regions is not None)
+        server.add_generic_rpc_handlers((forwarding,))
+        try:
+            port = server.add_insecure_port(config.address, shared=config.shares_port)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
+        await server.start()
+        stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        log.info("listening on %s, port %d", config.host, port)
+        yield Front(port, attaching, slabs)
+
+
+async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; a second signal stops at once.
+
+    Args:
+        config: its settings.
+        started: is called with the port once connections are accepted.
+
+    Returns:
+        The process's exit code.
+
+    Raises:
+        ConfigError: it cannot start, or the controller has changed to a version that takes no such front.
+    """
+    with signals_to_end() as signals:
+        told = asyncio.create_task(signals.get())
+        serving_task = asyncio.create_task(_serve(config, told, started))
+        await asyncio.wait((told, serving_task), return_when=asyncio.FIRST_COMPLETED)
+        hurry = asyncio.create_task(signals.get())
+        if told.done():
+            await asyncio.wait((hurry, serving_task), return_when=asyncio.FIRST_COMPLETED)
+        for task in (told, hurry):
+            task.cancel()
+        if not serving_task.done():
+            serving_task.cancel()
+            await asyncio.wait([serving_task])
+            return 0
+        serving_task.result()
+    return 0
+
+
+async def _serve(
+    config: FrontConfig, told: asyncio.Task[int], started: Callable[[int], None] | None
+) -> None:
+    async with serving(config) as front:
+        freeze_garbage()
+        if started is not None:
+            started(front.port)
+        await asyncio.wait((told, front.attaching), return_when=asyncio.FIRST_COMPLETED)
+        if front.attaching.done():
+            front.attaching.result()
+
+
+def run(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:
+    """Run a front process until it is told to leave; the arguments are those of `serve`."""
+    return run_loop(serve(config, started=started))

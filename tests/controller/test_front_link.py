@@ -1,0 +1,251 @@
+"""Fronts apart from their controller: what they tell each other, and what becomes of requests when one goes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from clockwright import Client, Feedback, UnknownModelError, wire
+from clockwright.frames import greeting, make_frame
+from clockwright.operator import Operator
+from clockwright.v1 import control_pb2, front_pb2
+from clockwright.v1 import inference_pb2 as pb
+from controller import front_process
+from controller.config import FrontConfig
+from tests.kit.front_end import FrontEnd, serving, serving_in_thread, until
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+Input = pb.ModelInferRequest.InferInputTensor
+# No machine is so slow.
+PATIENT_MS = 100_000
+
+# The type stubs want arguments that are optional.
+_aio: Any = grpc.aio
+
+
+def request(
+    *rows: float, model: str = "double", slo_ms: int = PATIENT_MS, explain: bool = False
+) -> bytes:
+    x = np.array([[row, row + 1, row + 2] for row in rows], np.float32)
+    return pb.ModelInferRequest(
+        model_name=model,
+        inputs=[Input(name="x", datatype="FP32", shape=x.shape)],
+        raw_input_contents=[x.tobytes()],
+        parameters={
+            "slo_ms": pb.InferParameter(int64_param=slo_ms),
+            "explain": pb.InferParameter(bool_param=explain),
+        },
+    ).SerializeToString()
+
+
+def first(answer: bytes) -> float:
+    outputs = pb.ModelInferResponse.FromString(answer).raw_output_contents
+    return float(np.frombuffer(outputs[0], np.float32)[0])
+
+
+@asynccontextmanager
+async def front(
+    controller: str, *, clock: Callable[[], int] = time.monotonic_ns
+) -> AsyncIterator[Any]:
+    """A front of a controller, as a channel to it."""
+    config = FrontConfig(controller=controller, port=0)
+    async with (
+        front_process.serving(config, clock=clock) as running,
+        _aio.insecure_channel(f"127.0.0.1:{running.port}") as channel,
+    ):
+        yield channel
+
+
+def port_of(front_end: FrontEnd) -> int:
+    return int(front_end.controller.rpartition(":")[2])
+
+
+def test_a_controller_that_starts_again_gets_what_is_open_and_each_request_one_answer(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as gone:
+            gone.worker.slow.add("double")
+            address = gone.controller
+            async with front(address) as channel:
+                infer = channel.unary_unary(INFER)
+                before = [asyncio.ensure_future(infer(request(n))) for n in range(40)]
+                await until(lambda: gone.runtime.num_waiting == 40)
+                await gone.hang_up()
+                # Nobody is there. What comes now waits too.
+                meanwhile = [asyncio.ensure_future(infer(request(n))) for n in range(40, 60)]
+                async with serving(tmp_path, port=port_of(gone)) as back:
+                    answers = await asyncio.gather(*before, *meanwhile)
+                    assert [first(answer) for answer in answers] == [2 * n for n in range(60)]
+                    rows = sum(sum(infer.rows) for infer in back.worker.infers)
+                    assert rows == 60  # None of them twice.
+
+    asyncio.run(main())
+
+
+def test_without_a_controller_a_request_is_refused_when_its_time_is_over(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as gone, front(gone.controller) as channel:
+            infer = channel.unary_unary(INFER)
+            assert first(await infer(request(1))) == 2
+            await gone.hang_up()
+            begun_s = time.monotonic()
+            with pytest.raises(grpc.aio.AioRpcError, match="could not be reached") as caught:
+                await infer(request(1, slo_ms=300))
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert time.monotonic() - begun_s >= 0.3
+
+    asyncio.run(main())
+
+
+def test_requests_of_a_front_that_is_gone_are_withdrawn_and_others_are_served(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end, front(front_end.controller) as other:
+            front_end.worker.slow.add("right")
+            async with front(front_end.controller) as channel:
+                infer = channel.unary_unary(INFER)
+                open_ = [asyncio.ensure_future(infer(request(n, model="right"))) for n in range(5)]
+                await until(lambda: front_end.runtime.num_waiting == 5)
+                for each in open_:
+                    each.cancel()
+                await asyncio.wait(open_)
+            await until(lambda: front_end.runtime.num_waiting == 0)
+            assert first(await other.unary_unary(INFER)(request(4))) == 8
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_withdraws_its_request_through_the_front(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+            front_end.worker.slow.add("double")
+            call = channel.unary_unary(INFER)(request(1))
+            sent = asyncio.ensure_future(call)
+            await until(lambda: front_end.runtime.num_waiting == 1)
+            call.cancel()
+            await asyncio.wait([sent])
+            await until(lambda: front_end.runtime.num_waiting == 0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("ahead_s", [-7200, 3600])
+def test_the_clock_of_a_front_is_translated(tmp_path: Path, ahead_s: int) -> None:
+    def skewed() -> int:
+        return time.monotonic_ns() + ahead_s * 1_000_000_000
+
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as front_end,
+            front(front_end.controller, clock=skewed) as channel,
+        ):
+            explained = request(1, explain=True)
+            answer = await channel.unary_unary(INFER)(explained)
+            parameters = pb.ModelInferResponse.FromString(answer).parameters
+            assert 0 <= parameters["measured_us"].int64_param < PATIENT_MS * 1000
+
+    asyncio.run(main())
+
+
+def test_a_model_that_is_removed_is_gone_from_every_front_at_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as front_end,
+            front(front_end.controller) as one,
+            front(front_end.controller) as two,
+        ):
+            channels = one, two
+            for channel in channels:
+                assert first(await channel.unary_unary(INFER)(request(1))) == 2
+            front_end.catalogue.remove("double")
+            for channel in channels:
+                with pytest.raises(grpc.aio.AioRpcError, match="there is no model 'double'"):
+                    await channel.unary_unary(INFER)(request(1))
+                right = await channel.unary_unary(INFER)(request(1, model="right"))
+                assert pb.ModelInferResponse.FromString(right).model_name == "right"
+
+    asyncio.run(main())
+
+
+def test_applications_are_put_asked_and_taught_through_any_front(tmp_path: Path) -> None:
+    one = np.array([[1, 0, 0]], np.float32)
+    application = control_pb2.Application(
+        name="app",
+        models=["right", "wrong"],
+        no_cache=True,
+    )
+    with (
+        serving_in_thread(tmp_path, front="apart") as server,
+        Operator(server.address) as operator,
+        Client(server.address) as apart,
+        Client(server.front_end.controller) as own,
+    ):
+        server.until(lambda front_end: front_end.catalogue.ready)
+        with pytest.raises(UnknownModelError):
+            apart.infer("app", one, slo_ms=PATIENT_MS)
+        operator.put_application(application)
+        for asked, taught in ((apart, own), (own, apart)):
+            result = asked.infer("app", one, slo_ms=PATIENT_MS)
+            assert result.outputs["label"].tolist() == [1]
+            (outcome,) = taught.feedback(Feedback(result.query_id, label=1))
+            assert outcome.status == "APPLIED"
+        operator.remove_application("app")
+        with pytest.raises(UnknownModelError):
+            apart.infer("app", one, slo_ms=PATIENT_MS)
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\xff" * 64,
+        b"".join(bytes(part) for part in make_frame(b"\x93\x00\x01\x02", ())),
+        # Requests, before the clock is known.
+        b"".join(bytes(part) for part in make_frame(b"\x92\x00\x90", (b"surplus",))),
+    ],
+    ids=["no frame", "no message", "too early"],
+)
+def test_a_front_that_talks_nonsense_is_hung_up_on_and_others_are_served(
+    tmp_path: Path, nonsense: bytes
+) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end, front(front_end.controller) as channel:
+            assert front_end.fronts is not None
+            async with _aio.insecure_channel(front_end.controller) as way:
+                hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION)
+                answer = await way.unary_unary("/clockwright.v1.FrontService/Attach")(
+                    hello.SerializeToString()
+                )
+            welcome = front_pb2.AttachFrontResponse.FromString(answer)
+            reader, writer = await asyncio.open_connection("127.0.0.1", welcome.socket_port)
+            writer.write(greeting(welcome.token) + nonsense)
+            while await reader.read(1 << 16):
+                pass
+            writer.close()
+            await until(lambda: front_end.fronts is not None and front_end.fronts.num_fronts == 1)
+            assert first(await channel.unary_unary(INFER)(request(4))) == 8
+
+    asyncio.run(main())
+
+
+def test_a_front_of_another_version_is_told_so(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            serving(tmp_path) as front_end,
+            _aio.insecure_channel(front_end.controller) as channel,
+        ):
+            hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION + 1)
+            attach = channel.unary_unary("/clockwright.v1.FrontService/Attach")
+            with pytest.raises(grpc.aio.AioRpcError, match="protocol version"):
+                await attach(hello.SerializeToString())
+
+    asyncio.run(main())
