@@ -40,7 +40,7 @@ from tests.kit.worker_models import (
 from worker.core.lanes import Step
 from worker.devices.device import Device
 from worker.devices.modelled import ModelledDevice
-from worker.lane_threads import INLINE_BYTES, SHORT_NS
+from worker.lane_threads import LONG_INLINE_BYTES, SHORT_NS
 from worker.models.file_store import FileStore
 from worker.models.served_model import Offer, ServedModel
 
@@ -434,7 +434,7 @@ def test_a_short_infer_behind_its_load_waits_for_it_elsewhere(tmp_path: Path) ->
 
 def test_a_short_infer_that_is_large_leaves_the_submitting_thread_alone(tmp_path: Path) -> None:
     device = a_modelled(NotedDevice, tmp_path)
-    values = INLINE_BYTES // 4 + 1
+    values = LONG_INLINE_BYTES // 4 + 1
     (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(values)))
     with running(device) as harness:
         harness.lanes.add_model(model)
