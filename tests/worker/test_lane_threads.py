@@ -42,6 +42,7 @@ from worker.devices.device import Device
 from worker.devices.modelled import ModelledDevice
 from worker.lane_threads import LONG_INLINE_BYTES, SHORT_NS
 from worker.models.file_store import FileStore
+from worker.models.model_files import Limits
 from worker.models.served_model import Offer, ServedModel
 
 
@@ -433,7 +434,8 @@ def test_a_short_infer_behind_its_load_waits_for_it_elsewhere(tmp_path: Path) ->
 
 
 def test_a_short_infer_that_is_large_leaves_the_submitting_thread_alone(tmp_path: Path) -> None:
-    device = a_modelled(NotedDevice, tmp_path)
+    room = Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=3 * LONG_INLINE_BYTES)
+    device = a_modelled(NotedDevice, tmp_path, limits=room)
     values = LONG_INLINE_BYTES // 4 + 1
     (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(values)))
     with running(device) as harness:
@@ -442,6 +444,19 @@ def test_a_short_infer_that_is_large_leaves_the_submitting_thread_alone(tmp_path
         device.take_ran()
         harness.ok(harness.infer("echo", bytes(4 * values), expected_ns=1))
     assert "here" not in dict(device.take_ran()).values()
+
+
+def test_an_image_of_602_kb_goes_through_where_it_is_submitted(tmp_path: Path) -> None:
+    device = a_modelled(
+        NotedDevice, tmp_path, limits=Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=2 << 20)
+    )
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(150_528)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.take_ran()
+        harness.ok(harness.infer("echo", bytes(602_112), expected_ns=1))
+    assert device.take_ran() == [("exec", "here"), ("output", "here")]
 
 
 def test_a_device_that_forbids_it_runs_every_exec_on_its_own_thread(tmp_path: Path) -> None:
