@@ -632,20 +632,20 @@ def test_an_infer_that_anything_keeps_does_not_go_through_at_once(keeps: str) ->
     driver.resident(A)
     driver.add(B)
     driver.load(B)
-    case: dict[str, Any] = {
+    cases: dict[str, dict[str, Any]] = {
         "load": {"model_id": B},
         "window": {"earliest": 11},
         "late": {"latest": 9},
         "rows": {"rows": (2,)},
         "unknown": {"model_id": ModelId("nobody")},
         "slot": {"batch_size": 4},
-    }.get(keeps, {})
+    }
     if keeps == "running":
         driver.infer(A)
         driver.run(Lane.INPUT)
         driver.start(Lane.EXEC)
     num_pending = driver.core.num_pending
-    assert driver.through(**{"model_id": A, "now": 10, **case})[1] is None
+    assert driver.through(**{"model_id": A, "now": 10, **cases.get(keeps, {})})[1] is None
     assert (driver.core.num_pending, driver.results()) == (num_pending, [])
 
 
