@@ -36,6 +36,10 @@ COMPILED = (
     "clockwright/actions.py",
     *_CORE,
     "controller/ledger.py",
+    "controller/telemetry.py",
+    # The live path's parts that wait for nobody.
+    "clockwright/bulk.py",
+    *(f"controller/front/{name}.py" for name in ("door", "http2", "templates", "throttle")),
     "worker/core/lanes.py",
     "worker/core/io_pool.py",
     "worker/core/pages.py",
