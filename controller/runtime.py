@@ -323,7 +323,8 @@ class Runtime:
                 self.tell(RequestsArrived(requests=requests))
         finally:
             self._sent_to = None
-            for link in dict.fromkeys(sent_to):
+            # The second time for a link there is nothing left.
+            for link in sent_to:
                 link.flush(now=True)
 
     def _withdraw_if_cancelled(self, request_id: RequestId, future: asyncio.Future[Answer]) -> None:
