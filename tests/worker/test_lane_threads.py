@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+import worker
 from clockwright.actions import ActionError
 from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
@@ -420,6 +423,32 @@ def test_a_short_infer_on_idle_lanes_runs_where_it_is_submitted(tmp_path: Path) 
         harness.ok(first)
         harness.ok(second)
         assert {thread for _, thread in device.take_ran()} <= {"exec", "output"}
+
+
+def test_a_short_infer_on_idle_lanes_costs_no_more_lines_than_it_did(tmp_path: Path) -> None:
+    package, num_lines = str(Path(worker.__path__[0])), 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
+        nonlocal num_lines
+        name = frame.f_code.co_filename
+        if not name.startswith(package) or name.endswith("timing.py"):
+            return None
+        num_lines += event == "line"
+        return count
+
+    device = a_modelled(ModelledDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        infer = lambda: harness.ok(harness.infer("echo", bytes(16), expected_ns=1))  # noqa: E731
+        infer()
+        before = sys.gettrace()
+        sys.settrace(count)
+        infer()
+        sys.settrace(before)
+    # Steps that are reported one by one, each under the lock, came to 445.
+    assert 0 < num_lines < 230
 
 
 def test_a_short_infer_behind_its_load_waits_for_it_elsewhere(tmp_path: Path) -> None:
