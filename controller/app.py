@@ -18,11 +18,13 @@ import uvloop
 
 from clockwright.errors import ConfigError, ModelError
 from clockwright.process import freeze_garbage, keep_big_blocks
+from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
+from controller.front.interceptor import AccessInterceptor
 from controller.front.server import InferenceService
 from controller.front.slabs import Slabs
 from controller.front.tls import server_context
@@ -41,6 +43,9 @@ log = logging.getLogger(__name__)
 # example, would never end.
 _STOP_GRACE_S = 1.0
 
+#: PEM files: certificate, key, authorities of clients and of workers.
+_TlsFiles = tuple[Path, Path, Path | None, Path | None]
+
 
 class Controller:
     """The parts of a running controller; `running` makes it."""
@@ -54,6 +59,7 @@ class Controller:
         links: WorkerLinks,
         applications: Applications,
         slabs: Slabs,
+        guard: Guard,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -62,6 +68,7 @@ class Controller:
         self.links = links
         self.applications = applications
         self.slabs = slabs
+        self.guard = guard
 
     async def drain(self, limit_s: float) -> None:
         """Admit nothing more, finish what is admitted, and let the workers go."""
@@ -84,6 +91,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         ConfigError: the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
+        guard = Guard(config.access)
         telemetry = Telemetry(config.telemetry_capacity)
         if config.telemetry_dir is not None:
             writer = TelemetryWriter(config.telemetry_dir)
@@ -127,18 +135,25 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         lag_ns: Callable[[], int] | None = None
         if config.front == "http2":
             tls: ssl.SSLContext | None = None
-            if config.tls_certificate is not None and config.tls_key is not None:
-                tls = server_context(config.tls_certificate, config.tls_key)
-            server = Http2Server(
+            files = _tls_files(config)
+            if files is not None:
+                tls = server_context(*files)
+            server = http2_server = Http2Server(
                 clock=runtime.clock,
                 door=door,
                 max_message_bytes=config.max_message_bytes,
                 max_connections=config.max_connections,
                 slabs=slabs,
+                authoriser=guard.authoriser,
                 tls=tls,
             )
+
+            if files is not None:
+                _renew_tls(http2_server, files, guard)
         else:
-            server = grpc.aio.server(options=_server_options(config))
+            interceptor = AccessInterceptor(guard.authoriser)
+            server = grpc.aio.server(options=_server_options(config), interceptors=[interceptor])
+            guard.tell(interceptor.look)
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
@@ -164,7 +179,13 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        looking = asyncio.create_task(guard.run())
+        stack.push_async_callback(_end, looking)
         log.info("listening on %s, port %d", config.host, port)
+        for danger in config.access.dangers(
+            config.host, has_tls=config.tls_certificate is not None
+        ):
+            log.warning("--insecure on %s: %s", config.host, danger)
         yield Controller(
             port=port,
             runtime=runtime,
@@ -172,6 +193,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             links=links,
             applications=applications,
             slabs=slabs,
+            guard=guard,
         )
 
 
@@ -182,6 +204,8 @@ async def serve(
     draining: Callable[[], None] | None = None,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
+
+    On SIGHUP keys and certificates are read again, which otherwise takes a second after they have changed.
 
     Args:
         config: its settings.
@@ -200,6 +224,7 @@ async def serve(
         loop.add_signal_handler(number, signals.put_nowait, number)
     try:
         async with running(config) as controller:
+            loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
             # All objects made so far live as long as the process: the collector need not look at them.
             freeze_garbage()
             if started is not None:
@@ -216,7 +241,7 @@ async def serve(
                 task.cancel()
             await asyncio.gather(drain, hurry, return_exceptions=True)
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
     return 0
 
@@ -234,6 +259,28 @@ def run(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(config, started=started, draining=draining))
+
+
+def _tls_files(config: ControllerConfig) -> _TlsFiles | None:
+    """Find the files that TLS is made of; None: there is no TLS."""
+    if config.tls_certificate is None or config.tls_key is None:
+        return None
+    return config.tls_certificate, config.tls_key, config.access.client_ca, config.access.worker_ca
+
+
+def _renew_tls(server: Http2Server, files: _TlsFiles, guard: Guard) -> None:
+    """Have those who connect once these files have changed find what is in them then."""
+
+    def renew() -> None:
+        server.tls = server_context(*files)
+        log.info("TLS certificates were read again")
+
+    guard.watch([path for path in files if path is not None], renew)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
 
 
 def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:

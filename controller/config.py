@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS
+from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
@@ -29,8 +30,8 @@ def default_shared_bytes() -> int:
 class ControllerConfig:
     """Everything about a controller that can be tuned, and what goes wrong at the extremes."""
 
-    #: Address to listen on: 127.0.0.1 takes calls from this machine only, 0.0.0.0 from everywhere. There
-    #: is no authentication: anybody who reaches the port may use and remove every model.
+    #: Address to listen on: 127.0.0.1 takes calls from this machine only, 0.0.0.0 from everywhere, which
+    #: needs keys and TLS.
     host: str = "127.0.0.1"
     #: One port for clients, workers and operators; 0 takes any free one.
     port: int = 8001
@@ -59,6 +60,8 @@ class ControllerConfig:
     #: comes from another machine has to use it, workers too; on this machine nobody has to.
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    #: Whom it lets in.
+    access: AccessConfig = field(default_factory=AccessConfig)
     #: Requests that are open at once, over all connections. Too few: bursts that could be served are refused;
     #: too many: memory, and time to find out that most are late. 10,000 is a second's worth of what one
     #: controller process carries.
@@ -111,6 +114,7 @@ class ControllerConfig:
             )
         if self.tls_certificate is not None and self.front != "http2":
             raise ConfigError(f"front is {self.front!r}, which has no TLS here, expected http2")
+        self.access.check(self.host, has_tls=self.tls_certificate is not None)
         if self.drain_limit_s < 0:
             raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:

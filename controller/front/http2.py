@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -33,6 +33,7 @@ from typing_extensions import override
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from controller.access.caller import Caller
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -108,9 +109,9 @@ class Http2Error(ProtocolError):
         self.code = code
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class CallHeaders:
-    """The headers of a call. Equal blocks share one object."""
+    """The headers of a call. Equal blocks of a connection share one object, which nobody changes but for `caller`."""
 
     #: `/package.Service/Method`.
     path: str
@@ -120,6 +121,8 @@ class CallHeaders:
     encoding: str
     #: The client's own headers, in its order; values of names in `-bin` are bytes.
     metadata: tuple[tuple[str, str | bytes], ...]
+    #: Who was found to show them on this connection, and may call `path`; None: nobody has looked yet.
+    caller: Caller | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)

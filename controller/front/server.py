@@ -18,9 +18,17 @@ from google.protobuf.message import Message
 
 from clockwright import __version__
 from clockwright.bulk import Buffer, split_bulk
-from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
+from clockwright.errors import (
+    BadRequestError,
+    Denial,
+    DeniedError,
+    Refusal,
+    RefusedError,
+    UnknownModelError,
+)
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
+from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
@@ -263,7 +271,7 @@ class InferenceService:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        call = AwaitedCall("ModelInfer", self._runtime.clock() - lag_ns, timeout_ns)
+        call = AwaitedCall("ModelInfer", self._runtime.clock() - lag_ns, CALLER.get(), timeout_ns)
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._runtime.clock())
@@ -283,7 +291,7 @@ class InferenceService:
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                call = AwaitedCall("ModelStreamInfer", arrival_ns)
+                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get())
                 self.infer(call, data)
                 await call.wait()
                 async with writing:
@@ -313,9 +321,12 @@ class InferenceService:
             RefusedError: it has waited for too long, or nobody can serve it.
             UnknownModelError: no such model or version.
             BadRequestError: the request does not fit its model.
+            DeniedError: it names a tenant that is not its caller's.
         """
         arrival_ns = call.arrival_ns
         answerer, servable, asked = self._check(data, arrival_ns, call.timeout_ns)
+        caller = call.caller
+        tenant = asked.tenant if caller.tenant is None else _own_tenant(caller, asked.tenant)
         served = _Served(call, servable.name, asked, self._runtime, self._door, len(data))
         task: asyncio.Task[Answer] | asyncio.Task[Answered]
         if isinstance(answerer, LiveApplication):
@@ -328,7 +339,8 @@ class InferenceService:
                     arrival_ns=arrival_ns,
                     slo_ns=asked.slo_ns,
                     context=asked.context,
-                    tenant=asked.tenant,
+                    tenant=tenant,
+                    asker=caller.owner,
                 )
             )
         elif self._applications is not None and answerer.is_cached and not asked.explain:
@@ -339,7 +351,7 @@ class InferenceService:
                     rows=asked.rows,
                     arrival_ns=arrival_ns,
                     slo_ns=asked.slo_ns,
-                    tenant=asked.tenant,
+                    tenant=tenant,
                 )
             )
         else:
@@ -350,7 +362,7 @@ class InferenceService:
                 rows=asked.rows,
                 arrival_ns=arrival_ns,
                 slo_ns=asked.slo_ns,
-                tenant=asked.tenant,
+                tenant=tenant,
             )
             call.when_gone = served.withdraw
             return
@@ -586,6 +598,17 @@ class InferenceService:
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
         self._catalogue.remove(_model_named(request))
         return pb.RepositoryModelUnloadResponse()
+
+
+def _own_tenant(caller: Caller, named: str) -> str:
+    """Find the tenant of a caller who is known: a request may name no other."""
+    tenant = caller.tenant or ""
+    if named and named != tenant:
+        expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"
+        raise DeniedError(
+            Denial.NOT_ALLOWED, f"parameter tenant: found {quote(named)}, expected {expected}"
+        )
+    return tenant
 
 
 def _model_named(

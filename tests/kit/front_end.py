@@ -18,11 +18,13 @@ import grpc
 import uvloop
 
 from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.access.authoriser import Authoriser
 from controller.catalogue import Catalogue
 from controller.core import Scheduler, SchedulerConfig
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
+from controller.front.interceptor import AccessInterceptor
 from controller.front.server import InferenceService
 from controller.front.slabs import Slabs
 from controller.runtime import Runtime
@@ -56,6 +58,8 @@ class FrontEnd:
     applications: Applications
     links: WorkerLinks
     slabs: Slabs
+    #: Has the server look whether all who are inside may stay, as somebody does once a second.
+    look: Callable[[], None] = lambda: None
 
 
 @asynccontextmanager
@@ -97,12 +101,15 @@ async def serving(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    authoriser: Authoriser | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
         if door is None:
             door = Door(max_requests=10_000, max_bytes=1 << 30)
+        if authoriser is None:
+            authoriser = Authoriser()
         server: grpc.aio.Server | Http2Server
         if front == "http2":
             server = Http2Server(
@@ -111,12 +118,15 @@ async def serving(
                 max_message_bytes=MESSAGE_BYTES_MAX,
                 max_connections=max_connections,
                 slabs=front_end.slabs,
+                authoriser=authoriser,
                 tls=tls,
             )
         else:
             server = grpc.aio.server(
-                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)],
+                interceptors=[interceptor := AccessInterceptor(authoriser)],
             )
+            front_end.look = interceptor.look
         service = InferenceService(
             runtime, catalogue, door=door, applications=front_end.applications
         )
@@ -130,7 +140,7 @@ async def serving(
             default_slo_ns=100 * NS_PER_MS,
             spool=Spool(directory, bytes_max=1 << 30),
         )
-        server.add_generic_rpc_handlers(control.handlers())
+        server.add_generic_rpc_handlers((*control.handlers(), front_end.links.handler()))
         front_end.address = f"127.0.0.1:{server.add_insecure_port(f'{host}:0')}"
         await server.start()
         try:
@@ -181,6 +191,7 @@ def serving_in_thread(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    authoriser: Authoriser | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -195,6 +206,7 @@ def serving_in_thread(
             max_connections=max_connections,
             tls=tls,
             host=host,
+            authoriser=authoriser,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
