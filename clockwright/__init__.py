@@ -10,7 +10,7 @@ Users import their client from here:
 All other packages import their vocabulary from here, and it imports none of them:
 
     client, operator, statuses      the two kinds of clients, and their exceptions
-    channel                         options of every channel to a server
+    channel                         how a server is dialled: TLS, and what the caller shows
     wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
     actions                         what a controller asks of a worker, and what comes back
     tensors, containers             shapes and datatypes; the declaration of a model that is code
@@ -28,6 +28,8 @@ from clockwright.errors import (
     BadRequestError,
     ClockwrightError,
     ConfigError,
+    Denial,
+    DeniedError,
     ModelError,
     Refusal,
     RefusedError,
@@ -36,6 +38,7 @@ from clockwright.errors import (
 
 if TYPE_CHECKING:
     from clockwright.client import (
+        Access,
         AsyncClient,
         Client,
         Feedback,
@@ -48,11 +51,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Access",
     "AsyncClient",
     "BadRequestError",
     "Client",
     "ClockwrightError",
     "ConfigError",
+    "Denial",
+    "DeniedError",
     "Feedback",
     "FeedbackOutcome",
     "InferResult",

@@ -13,6 +13,7 @@ from clockwright.cli.flags import Telemetry, Verbose, WorkerFlags, log, ns, take
 from clockwright.errors import ConfigError
 
 if TYPE_CHECKING:
+    from controller.access.config import AccessConfig
     from controller.config import ControllerConfig
     from controller.core import SchedulerConfig
 
@@ -133,6 +134,48 @@ class ControllerFlags:
         typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
     ] = None
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of keys (`clockwright keys`): who shows none may ask for health only."
+        ),
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of the authority of clients' certificates, whose names are in --keys."
+        ),
+    ] = None
+    tls_worker_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of an authority of its own, whose certificates let workers join."
+        ),
+    ] = None
+    worker_token_file: Annotated[
+        Path | None, typer.Option(help="File with a token that lets workers join.")
+    ] = None
+    jwt_issuer: Annotated[
+        str, typer.Option(help="Whose JSON Web Tokens are believed (claim iss).")
+    ] = ""
+    jwt_audience: Annotated[str, typer.Option(help="What they are made for (claim aud).")] = ""
+    jwt_keys: Annotated[
+        str, typer.Option(metavar="FILE|URL", help="The issuer's public keys (JWKS).")
+    ] = ""
+    jwt_roles_claim: Annotated[str, typer.Option(help="Claim with a caller's roles.")] = "roles"
+    jwt_tenant_claim: Annotated[str, typer.Option(help="Claim with a caller's tenant.")] = "tenant"
+    anonymous: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A role of everybody who shows nothing, once per role; with keys by default health."
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Serve other machines without keys or TLS: strangers may do harm."
+        ),
+    ] = False
     max_open_requests: Annotated[
         int, typer.Option(help="Requests that are open at once; more are refused.")
     ] = 10_000
@@ -155,6 +198,31 @@ class ControllerFlags:
         int, typer.Option(help="Disk for models that `models add` brings, together.")
     ] = 16384
 
+    def access(self) -> AccessConfig:
+        """Whom the controller lets in.
+
+        Raises:
+            ConfigError: one of the settings is impossible.
+        """
+        from controller.access.config import AccessConfig
+        from controller.access.roles import read_roles
+
+        return AccessConfig(
+            keys_file=self.keys,
+            client_ca=self.tls_client_ca,
+            worker_ca=self.tls_worker_ca,
+            worker_token_file=self.worker_token_file,
+            issuer=self.jwt_issuer,
+            audience=self.jwt_audience,
+            issuer_keys=self.jwt_keys,
+            roles_claim=self.jwt_roles_claim,
+            tenant_claim=self.jwt_tenant_claim,
+            anonymous=(
+                None if self.anonymous is None else read_roles(self.anonymous, where="--anonymous")
+            ),
+            insecure=self.insecure,
+        )
+
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
 
@@ -176,6 +244,7 @@ class ControllerFlags:
             front=self.front,
             tls_certificate=self.tls_cert,
             tls_key=self.tls_key,
+            access=self.access(),
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
             shared_memory_bytes=(
@@ -223,9 +292,9 @@ def up(
 def controller(
     *,
     flags: ControllerFlags,
-    host: Annotated[str, typer.Option(help="0.0.0.0: everybody may connect, and control it.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
+    ] = "127.0.0.1",
     scheduler: SchedulerFlags,
     verbose: Verbose = False,
 ) -> None:

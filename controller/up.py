@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
+import tempfile
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 from rich.console import Console
 
-from clockwright.channel import OPTIONS
+from clockwright.channel import Access
+from clockwright.cli.flags import JoinFlags
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
@@ -41,6 +46,9 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
     Raises:
         ConfigError: the controller cannot start.
     """
+    # This process and its workers get in by a key that nobody else has.
+    key = secrets.token_urlsafe(32)
+    config = replace(config, access=replace(config.access, own_key=key))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     announcement: list[asyncio.Task[None]] = []
     # The announcement says the same of every refused model; with -v, all is said as it happens.
@@ -52,39 +60,47 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
         loop = asyncio.get_running_loop()
         workers.start(
             address,
+            join=join,
             again=lambda pause_s, start: loop.call_soon_threadsafe(loop.call_later, pause_s, start),
             give_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
         )
         console.print(f"listening on {config.host}:{port}")
-        announcement.append(loop.create_task(_announce(console, address, workers)))
+        announcement.append(loop.create_task(_announce(console, address, workers, key)))
 
-    try:
-        code = run(config, started=started, draining=workers.leave)
-    finally:
-        workers.stop()
+    with tempfile.TemporaryDirectory(prefix="clockwright-") as folder:
+        # On a command line or in an environment others could read it.
+        token_file = Path(folder) / "token"
+        token_file.write_text(key)
+        join = JoinFlags(worker_token_file=token_file)
+        try:
+            code = run(config, started=started, draining=workers.leave)
+        finally:
+            workers.stop()
     if workers.unable:
         return 1
     console.print("stopped")
     return code
 
 
-async def _announce(console: Console, address: str, workers: LocalWorkers) -> None:
+async def _announce(console: Console, address: str, workers: LocalWorkers, key: str) -> None:
     """Show the models being prepared, until all are ready or refused, or the controller stops."""
     with suppress(grpc.aio.AioRpcError):  # it stopped while it was asked
-        await _show_preparation(console, address, workers)
+        await _show_preparation(console, address, workers, Access(key=key))
 
 
-async def _show_preparation(console: Console, address: str, workers: LocalWorkers) -> None:
-    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
-    async with channel:
+async def _show_preparation(
+    console: Console, address: str, workers: LocalWorkers, access: Access
+) -> None:
+    shown = access.metadata
+    async with access.async_channel(address) as channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
             while True:
-                status = await stub.Status(pb.StatusRequest())
+                status = await stub.Status(pb.StatusRequest(), metadata=shown)
                 if status.draining:
                     return
                 if status.num_models <= _MODELS_LISTED:
-                    models = (await stub.ListModels(pb.ListModelsRequest())).models
+                    models = (await stub.ListModels(pb.ListModelsRequest(), metadata=shown)).models
                     # A worker that is still to come may serve what the others refuse.
                     all_here = status.num_workers >= workers.num_alive
                     preparation.show(m for m in models if all_here or m.state != "UNAVAILABLE")
@@ -92,7 +108,7 @@ async def _show_preparation(console: Console, address: str, workers: LocalWorker
                 if status.ready and status.num_workers >= workers.num_alive:
                     break
                 await asyncio.sleep(_POLL_INTERVAL_S)
-            models = (await stub.ListModels(pb.ListModelsRequest())).models
+            models = (await stub.ListModels(pb.ListModelsRequest(), metadata=shown)).models
             preparation.show(model for model in models if model.state == "UNAVAILABLE")
     # From now on the log tells of models that workers refuse.
     _catalogue_log.setLevel(logging.NOTSET)

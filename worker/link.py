@@ -219,8 +219,9 @@ class _Session(Generic[M]):
             ConfigError: the controller rejected this worker.
         """
         self._send(pb.FromWorker(register=self._register()))
-        async with aio.insecure_channel(self._config.controller, options=_OPTIONS) as channel:
-            call = channel.stream_stream(wire.ATTACH_METHOD)()
+        access = self._config.access
+        async with access.async_channel(self._config.controller, options=_OPTIONS) as channel:
+            call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=access.metadata)
             tasks = [
                 asyncio.create_task(self._write(call)),
                 asyncio.create_task(self._read(call)),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from clockwright.cli.flags import WorkerFlags
+from clockwright.cli.flags import JoinFlags, WorkerFlags, to_arguments
 from clockwright.containers import CONFIG_FILE, read_container
 from clockwright.errors import ModelError
 from clockwright.process import how_it_ended
@@ -40,6 +40,7 @@ class LocalWorkers:
 
     def __init__(self) -> None:
         self._planned: dict[str, WorkerFlags] = {}
+        self._join = JoinFlags()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._watchers: dict[str, threading.Thread] = {}
         #: The last pause before a worker was started again; none for one that has not died.
@@ -70,6 +71,7 @@ class LocalWorkers:
         self,
         controller: str,
         *,
+        join: JoinFlags | None = None,
         again: Callable[[float, Callable[[], None]], object] | None = None,
         give_up: Callable[[], None] = _nothing,
     ) -> None:
@@ -80,11 +82,13 @@ class LocalWorkers:
 
         Args:
             controller: what they dial, HOST:PORT.
+            join: what they show there; None: nothing.
             again: has the main thread call a function after so many seconds; itself, it is called from
                 any thread. None: a worker that died is not started again.
             give_up: called from any thread when no worker can work, besides those of containers.
         """
         self._again, self._give_up = again, give_up
+        self._join = join or JoinFlags()
         for worker_id in self._planned:
             self._launch(controller, worker_id)
 
@@ -109,7 +113,8 @@ class LocalWorkers:
             *(sys.executable, "-m", "clockwright.cli", "worker"),
             *("--controller", controller, "--id", worker_id),
             *("--parent-pid", str(os.getpid())),
-            *self._planned[worker_id].to_arguments(),
+            *to_arguments(self._join),
+            *to_arguments(self._planned[worker_id]),
         ]
 
     @property
@@ -135,10 +140,10 @@ class LocalWorkers:
     def stop(self) -> None:
         """Tell all to leave, and end those that do not soon; their controller has gone."""
         self.tell_to_leave()
-        self._join(_LEAVE_LIMIT_S)
+        self._wait_for(_LEAVE_LIMIT_S)
         for process in self._processes.values():
             process.kill()
-        self._join(_KILL_LIMIT_S)
+        self._wait_for(_KILL_LIMIT_S)
 
     def tell_to_leave(self) -> None:
         """Ask all of them to drain and go; that they end is no news any more."""
@@ -156,7 +161,7 @@ class LocalWorkers:
         """From now on a worker that ends is no news."""
         self._leaving = True
 
-    def _join(self, limit_s: float) -> None:
+    def _wait_for(self, limit_s: float) -> None:
         deadline_s = time.monotonic() + limit_s
         for watcher in self._watchers.values():
             watcher.join(max(0.0, deadline_s - time.monotonic()))
