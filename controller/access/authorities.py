@@ -26,7 +26,7 @@ def read_authorities(
         ConfigError: a file is no PEM of certificates, or one is in both.
     """
     clients, workers = _read(client_ca), _read(worker_ca)
-    keys = {authority.public_key() for authority in clients}
+    keys = [authority.public_key() for authority in clients]
     if any(authority.public_key() in keys for authority in workers):
         raise ConfigError(
             f"{client_ca}, {worker_ca}: found one authority in both, expected workers to have their own"

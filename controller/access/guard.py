@@ -82,7 +82,7 @@ class Guard:
     async def run(self) -> None:
         """Look after all of it until cancelled."""
         while True:
-            await self._fetch()
+            await self.fetch()
             await asyncio.sleep(LOOK_S)
             self.look()
 
@@ -160,7 +160,8 @@ class Guard:
             anonymous_tenants=not config.knows_callers,
         )
 
-    async def _fetch(self) -> None:
+    async def fetch(self) -> None:
+        """Fetch the keys of an issuer, if they come by a URL and are due."""
         now_s = self._clock()
         if not self._fetches or now_s < self._fetch_due_s:
             return
