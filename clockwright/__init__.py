@@ -37,8 +37,8 @@ from clockwright.errors import (
 )
 
 if TYPE_CHECKING:
+    from clockwright.channel import Access
     from clockwright.client import (
-        Access,
         AsyncClient,
         Client,
         Feedback,
@@ -74,7 +74,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # The client brings numpy and gRPC along, which the cores and the controller's start do without.
     if name in __all__:
-        from clockwright import client
+        from clockwright import channel, client
 
-        return getattr(client, name)
+        return getattr(channel if name == "Access" else client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

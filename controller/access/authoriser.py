@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -40,6 +41,8 @@ class Certificate:
     names: tuple[str, ...]
     #: The whole, in DER.
     der: bytes = field(repr=False)
+    #: Unix time from which it is good no more, in s.
+    expires_s: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,8 @@ class Authoriser:
         self._anybody = Caller("", rules.anonymous, tenant)
         for caller, credentials in list(self._inside.items()):
             found, _ = self._identify(credentials, now_s)
-            caller.over = not found.same_as(caller)
+            # What is shown by one of those whom nobody knew may be known by now.
+            caller.over = not caller.name or not found.same_as(caller)
 
     def expire(self, now_s: float) -> None:
         """Have callers be `over` whose time is up; called about once a second."""
@@ -202,10 +206,13 @@ class Authoriser:
             for name in certificate.names:
                 grant = self._by_certificate.get(name)
                 if grant is not None:
-                    return _caller_of(grant, now_s)
+                    expires_s = min(grant.expires_s, certificate.expires_s)
+                    return _caller_of(replace(grant, expires_s=expires_s), now_s)
         elif self._rules.is_worker(certificate.der):
             name = certificate.names[0] if certificate.names else "a worker's certificate"
-            return Caller(name, frozenset((Role.WORKER,)), "")
+            return _caller_of(
+                Grant(name, frozenset((Role.WORKER,)), expires_s=certificate.expires_s), now_s
+            )
         names = printable(", ".join(certificate.names[:4])) or "none"
         return DeniedError(
             Denial.UNKNOWN_CREDENTIALS, f"the certificate's names are not known here: {names}"

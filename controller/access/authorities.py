@@ -45,7 +45,10 @@ def _read(path: Path | None) -> list[x509.Certificate]:
 
 def _signed_by(authorities: list[x509.Certificate]) -> Callable[[bytes], bool]:
     def is_signed(der: bytes) -> bool:
-        certificate = x509.load_der_x509_certificate(der)
+        try:
+            certificate = x509.load_der_x509_certificate(der)
+        except ValueError:
+            return False  # TLS takes some that this library does not.
         return any(_signed(certificate, authority) for authority in authorities)
 
     return is_signed

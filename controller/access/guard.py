@@ -82,9 +82,13 @@ class Guard:
     async def run(self) -> None:
         """Look after all of it until cancelled."""
         while True:
-            await self.fetch()
+            try:
+                await self.fetch()
+                self.look()
+            except Exception:
+                # This is a bug of ours. Whatever was read before still holds.
+                log.exception("what has changed cannot be read")
             await asyncio.sleep(LOOK_S)
-            self.look()
 
     def look(self) -> None:
         """Read what has changed, and see who may not stay."""

@@ -28,7 +28,7 @@ from clockwright.errors import (
 )
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
-from controller.access.caller import CALLER, Caller
+from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
@@ -326,7 +326,11 @@ class InferenceService:
         arrival_ns = call.arrival_ns
         answerer, servable, asked = self._check(data, arrival_ns, call.timeout_ns)
         caller = call.caller
-        tenant = asked.tenant if caller.tenant is None else _own_tenant(caller, asked.tenant)
+        tenant = caller.tenant
+        if tenant is None:
+            tenant = asked.tenant
+        elif asked.tenant and asked.tenant != tenant:
+            raise _not_his_tenant(asked.tenant, tenant)
         served = _Served(call, servable.name, asked, self._runtime, self._door, len(data))
         task: asyncio.Task[Answer] | asyncio.Task[Answered]
         if isinstance(answerer, LiveApplication):
@@ -600,15 +604,10 @@ class InferenceService:
         return pb.RepositoryModelUnloadResponse()
 
 
-def _own_tenant(caller: Caller, named: str) -> str:
-    """Find the tenant of a caller who is known: a request may name no other."""
-    tenant = caller.tenant or ""
-    if named and named != tenant:
-        expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"
-        raise DeniedError(
-            Denial.NOT_ALLOWED, f"parameter tenant: found {quote(named)}, expected {expected}"
-        )
-    return tenant
+def _not_his_tenant(found: str, tenant: str) -> DeniedError:
+    expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"
+    text = f"parameter tenant: found {quote(found)}, expected {expected}"
+    return DeniedError(Denial.NOT_ALLOWED, text)
 
 
 def _model_named(

@@ -99,7 +99,7 @@ class TlsSession:
         assert isinstance(subject, tuple)
         for parts in subject:
             names += [f"CN:{value}" for kind, value in _pairs(parts) if kind == "commonName"]
-        return Certificate(tuple(names), der)
+        return Certificate(tuple(names), der, ssl.cert_time_to_seconds(str(found["notAfter"])))
 
     def seal(self, plaintext: Buffer) -> None:
         """Encrypt for the peer, once `established`."""

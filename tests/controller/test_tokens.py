@@ -62,7 +62,7 @@ def token(
 
 def test_a_token_says_who_it_is_for_and_what_it_allows() -> None:
     grant = ISSUER.read(token(), now_s=NOW_S)
-    assert (grant.name, grant.roles, grant.tenant) == ("ann", {Role.INFERENCE}, "gold")
+    assert (grant.name, grant.roles, grant.tenant) == ("ann", frozenset((Role.INFERENCE,)), "gold")
     assert ISSUER.read(token(OTHER, "k2", roles="metadata inference"), now_s=NOW_S).roles == {
         Role.INFERENCE,
         Role.METADATA,
