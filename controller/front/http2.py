@@ -61,9 +61,10 @@ MESSAGE_COST_BYTES: Final = 256
 #: With so much unread a call is ended. Only tiny messages come to it: others fill the window before.
 UNREAD_BYTES_MAX: Final = 4 * WINDOW_BYTES
 
-# Larger blocks of headers are decoded each time: nobody fills this memory.
+# Blocks of headers that are kept, and their bytes: those of some tokens, which come to more than a kilobyte each.
+# With more of them all are forgotten: who changes tokens, or has one for each call, fills no memory.
 _BLOCKS_KEPT: Final = 256
-_BLOCK_KEPT_BYTES_MAX: Final = 1024
+_KEPT_BYTES_MAX: Final = 256 << 10
 
 #: A message of which so much is to come in one frame is received where it belongs.
 DIRECT_BYTES_MIN: Final = 16 << 10
@@ -285,6 +286,7 @@ class Http2Connection:
         self._table = _Table()
         self._decoder.header_table = self._table
         self._blocks: dict[bytes, CallHeaders | int] = {}
+        self._kept_bytes = 0
         self._streams: dict[int, _Stream] = {}
         self._last_stream_id = 0
         # A block of headers that goes on in CONTINUATION frames: stream, flags, bytes so far, frames, arrival.
@@ -869,10 +871,17 @@ class Http2Connection:
         request = read_headers([(bytes(name), bytes(value)) for name, value in headers])
         if self._table.changed:
             # An index means something else from now on.
-            self._blocks.clear()
-        elif len(self._blocks) < _BLOCKS_KEPT and len(block) <= _BLOCK_KEPT_BYTES_MAX:
+            self._forget_blocks()
+        else:
+            if len(self._blocks) >= _BLOCKS_KEPT or self._kept_bytes + len(block) > _KEPT_BYTES_MAX:
+                self._forget_blocks()
             self._blocks[block] = request
+            self._kept_bytes += len(block)
         return request
+
+    def _forget_blocks(self) -> None:
+        self._blocks.clear()
+        self._kept_bytes = 0
 
     # --- the other frames ---------------------------------------------------------------------
 

@@ -233,6 +233,21 @@ def test_feedback_comes_from_the_tenant_that_asked(guarded: Guarded) -> None:
     ]
 
 
+def test_the_id_of_a_query_tells_nothing_of_anothers(guarded: Guarded) -> None:
+    application = control_pb2.Application(name="app", models=["right"], no_cache=True)
+    put = control_pb2.PutApplicationRequest(application=application, replace=True)
+    guarded.call(PUT, put.SerializeToString(), key=guarded.keys["ops"])
+    ids = []
+    for _ in range(10):
+        data = guarded.call(INFER, question("app"), key=guarded.keys["web"])
+        answer = pb.ModelInferResponse.FromString(data)
+        ids.append(answer.parameters["query_id"].string_param)
+    assert {len(query_id) for query_id in ids} == {32}
+    # No prefix, time or counter stands in any part of it.
+    for begin in range(0, 32, 4):
+        assert len({query_id[begin : begin + 4] for query_id in ids}) > 5
+
+
 def test_a_revoked_key_opens_nothing_more_and_its_streams_end(guarded: Guarded) -> None:
     key, rules = a_key(), guarded.rules
     more = replace(rules, grants=(*rules.grants, a_grant(key, "soon gone")))
