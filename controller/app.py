@@ -26,12 +26,12 @@ from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.interceptor import AccessInterceptor
 from controller.front.server import InferenceService
-from controller.front.slabs import Slabs
 from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
+from controller.slabs import Slabs
 from controller.spool import Spool
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter

@@ -51,7 +51,9 @@ CONTINUATIONS_MAX: Final = 16
 #: Frames that bring nothing (PING, SETTINGS, empty DATA, ...) which a peer may send ahead of its work;
 #: each request or message earns some, and `forgive` others as time goes by.
 IDLE_FRAMES_MAX: Final = 10_000
-IDLE_FRAMES_PER_MESSAGE: Final = 10
+IDLE_FRAMES_PER_MESSAGE: Final = 64
+#: Fields in a block of headers. Each one more costs as much as such a frame, and may be a single byte.
+FIELDS_MAX: Final = 16
 #: Calls that a peer may take back before it has sent them. Who takes back 20,000 at once has either
 #: been away for seconds or means harm.
 RESETS_MAX: Final = 20_000
@@ -281,7 +283,8 @@ class Http2Connection:
         self._partial_since_ns = 0
         # When what is looked at now came.
         self._arrival_ns = 0
-        self._greeted = False
+        #: The peer has sent HTTP/2's preface.
+        self.greeted = False
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES_MAX)
         self._table = _Table()
         self._decoder.header_table = self._table
@@ -360,7 +363,7 @@ class Http2Connection:
         else:
             data = bytes(view)
         position, end = 0, len(data)
-        if not self._greeted:
+        if not self.greeted:
             if not data.startswith(PREFACE[:end]):
                 raise Http2Error(
                     ErrorCode.PROTOCOL_ERROR, f"found {data[:24]!r}, expected HTTP/2's preface"
@@ -368,7 +371,7 @@ class Http2Connection:
             if end < len(PREFACE):
                 self._keep(data)
                 return events
-            self._greeted, self._partial = True, b""
+            self.greeted, self._partial = True, b""
             position = len(PREFACE)
         while True:
             if self._data_left or self._padding_left:
@@ -590,10 +593,8 @@ class Http2Connection:
                 flag, length = _PREFIX.unpack(stream.prefix)
                 fault = self._find_fault(stream, flag, length)
                 if fault is not None:
-                    events.append(fault)
+                    self._broken(stream, fault, events)
                     self._drop_unread(stream)
-                    # Whatever else comes is of no call.
-                    stream.missing = -1
                     return
                 stream.compressed = bool(flag)
                 stream.missing = length
@@ -611,7 +612,6 @@ class Http2Connection:
             if stream.missing < 0:
                 return  # What comes is of a call that was broken.
             assert stream.message is not None
-            taken = min(stream.missing, end - position)
             taken = min(stream.missing, end - position)
             gathered = stream.gathered
             room = self._room_for(stream, taken)
@@ -738,18 +738,16 @@ class Http2Connection:
                 fault = str(error)
             if fault:
                 text = f"a message is no {stream.request.encoding}: {fault}"
-                events.append(MessageBroken(stream.stream_id, _INTERNAL, text))
-                stream.missing = -1
+                self._broken(stream, MessageBroken(stream.stream_id, _INTERNAL, text), events)
                 return
             if len(message) > limit:
                 text = _too_large(len(message), limit)
-                events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
-                stream.missing = -1
+                broken = MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text)
+                self._broken(stream, broken, events)
                 return
         if stream.unread > UNREAD_BYTES_MAX:
             text = f"found {stream.unread} bytes of unread messages, expected {UNREAD_BYTES_MAX} at most"
-            events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
-            stream.missing = -1
+            self._broken(stream, MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text), events)
             return
         stream.begun = True
         stream.unread += len(message) + MESSAGE_COST_BYTES
@@ -757,14 +755,19 @@ class Http2Connection:
         self._earn()
         events.append(MessageReceived(stream.stream_id, message, stream.arrival_ns))
 
+    def _broken(self, stream: _Stream, broken: MessageBroken, events: list[Event]) -> None:
+        """Note what cannot be taken as a message; whatever else comes on the stream is of no call."""
+        self._idle_frame("message that is none")
+        events.append(broken)
+        stream.missing = -1
+
     def _half_close(self, stream: _Stream, events: list[Event]) -> None:
         if stream.missing < 0:
             stream.remote_closed = True
             return
         if stream.prefix or stream.missing:
             text = "the stream ended inside a message"
-            events.append(MessageBroken(stream.stream_id, _INTERNAL, text))
-            stream.missing = -1
+            self._broken(stream, MessageBroken(stream.stream_id, _INTERNAL, text), events)
             self._drop_unread(stream)
         stream.remote_closed = True
         events.append(HalfClosed(stream.stream_id))
@@ -868,7 +871,10 @@ class Http2Connection:
             headers = self._decoder.decode(block, raw=True)
         except (HPACKError, IndexError, ValueError) as error:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
-        request = read_headers([(bytes(name), bytes(value)) for name, value in headers])
+        fields = [(bytes(name), bytes(value)) for name, value in headers]
+        if len(fields) > FIELDS_MAX:
+            self._idle_frame("field of long headers", len(fields) - FIELDS_MAX)
+        request = read_headers(fields)
         if self._table.changed:
             # An index means something else from now on.
             self._forget_blocks()
@@ -1008,6 +1014,16 @@ class Http2Connection:
             for stream in self._streams.values()
             if stream.gathered or stream.unread
         ]
+
+    @property
+    def partial_since_ns(self) -> int | None:
+        """When the frame came that has begun and is not complete; None: there is none, or it is DATA."""
+        return self._partial_since_ns if self._partial else None
+
+    def is_gathering(self, stream_id: int) -> bool:
+        """Whether a message of a stream has begun to come and is not complete."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and (bool(stream.prefix) or stream.missing > 0)
 
     def queued_on(self, stream_id: int) -> bool:
         """Whether messages of a stream wait for the peer's window."""

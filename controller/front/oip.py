@@ -322,7 +322,7 @@ def encode_response(
     return join_bulk(header, RAW_OUTPUT_FIELD, [outputs[index] for index in asked.outputs])
 
 
-def wrap_for_stream(response: bytes) -> bytes:
+def wrap_for_stream(response: Buffer) -> bytes:
     """Put a serialised ModelInferResponse into a ModelStreamInferResponse."""
     return join_bulk(b"", STREAM_RESPONSE_FIELD, [response])
 

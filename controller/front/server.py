@@ -33,7 +33,7 @@ from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
 from controller.front.explanation import explain
-from controller.front.http2_server import HandledCall, Http2Server
+from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
 from controller.front.methods import unary
 from controller.front.oip import (
     CheckedRequest,
@@ -64,9 +64,6 @@ EXTENSIONS = ("model_repository", "parameters")
 # Triton's clients know ONNX models by this name.
 PLATFORM = "onnxruntime_onnx"
 APPLICATION_PLATFORM = "clockwright_application"
-
-# A client that sends and never reads makes us hold this many answers at most; then its stream waits.
-STREAM_REQUESTS_MAX = 1024
 
 # Between the last look at the clock and the client's machine lie the kernel, and whoever takes the processor
 # away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times. An answer is charged this part of its
@@ -230,12 +227,14 @@ class InferenceService:
             "RepositoryModelUnload": unary(
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
             ),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
         }
         if isinstance(server, Http2Server):
             server.answer_directly(SERVICE, "ModelInfer", self.infer)
+            form = StreamForm(wrap_for_stream, _error_in_stream)
+            server.answer_directly(SERVICE, "ModelStreamInfer", self.infer, form)
         else:
             methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
+            methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream_infer)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
         server.add_generic_rpc_handlers(
             (
@@ -280,9 +279,9 @@ class InferenceService:
     async def _stream_infer(
         self,
         requests: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext[Any, Any] | HandledCall,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Answer the requests of a stream as their answers get ready; errors do not end it.
+        """Answer the requests of a stream of grpc.aio as their answers get ready; errors do not end it.
 
         The RPC deadline is the stream's, not a request's, so no SLO is taken from it.
         """
@@ -297,8 +296,7 @@ class InferenceService:
                 async with writing:
                     answer = call.judge(self._runtime.clock())
                     if isinstance(answer, Status):
-                        request_id = peek_request(data).request_id
-                        message = encode_stream_error(answer.text, request_id=request_id)
+                        message = _error_in_stream(answer.text, data)
                     else:
                         message = wrap_for_stream(answer)
                     await context.write(message)
@@ -307,10 +305,7 @@ class InferenceService:
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                if isinstance(context, HandledCall):
-                    arrival_ns = context.arrival_ns
-                else:
-                    arrival_ns = self._runtime.clock() - self._lag_ns()
+                arrival_ns = self._runtime.clock() - self._lag_ns()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
@@ -608,6 +603,11 @@ def _not_his_tenant(found: str, tenant: str) -> DeniedError:
     expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"
     text = f"parameter tenant: found {quote(found)}, expected {expected}"
     return DeniedError(Denial.NOT_ALLOWED, text)
+
+
+def _error_in_stream(text: str, request: Buffer) -> bytes:
+    """Make the message of a stream that answers a request with an error's text."""
+    return encode_stream_error(text, request_id=peek_request(request).request_id)
 
 
 def _model_named(

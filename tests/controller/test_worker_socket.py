@@ -359,8 +359,9 @@ def test_where_no_file_handle_is_left_workers_wait_for_one(
 ) -> None:
     async def test() -> None:
         async with (
-            running(config(tmp_path)) as controller,
-            LoopbackWorker(controller.port, dials=False) as worker,
+            running(config(tmp_path, silence_limit_ms=1_000_000)) as controller,
+            # A heartbeat that is written when the stream has ended would hide why it did.
+            LoopbackWorker(controller.port, dials=False, beats=False) as worker,
         ):
             await worker.wait_for("welcome")
             sock = socket.socket(socket.AF_UNIX)

@@ -26,10 +26,10 @@ from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.interceptor import AccessInterceptor
 from controller.front.server import InferenceService
-from controller.front.slabs import Slabs
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
+from controller.slabs import Slabs
 from controller.spool import Spool
 from controller.telemetry import Telemetry
 from controller.worker_link import WorkerLinks
