@@ -138,7 +138,7 @@ class Authoriser:
         """
         role = self._role_of.get(path)
         caller, fault = self._identify(credentials, now_s)
-        if role is not None and role in caller.roles:
+        if role in caller.roles or role in self._rules.anonymous:
             self._inside.setdefault(caller, credentials)
             return caller
         method = printable(path.rpartition("/")[2], 80)

@@ -164,13 +164,21 @@ def test_a_key_that_is_revoked_or_changed_has_its_caller_looked_at_again() -> No
 
 def test_the_workers_token_lets_workers_join_and_do_nothing_else() -> None:
     token = "t" * 40
-    authoriser = Authoriser(
-        Rules(worker_token_sha256=digest(token), anonymous=EVERY_ROLE - {Role.WORKER})
-    )
+    sha256 = digest(token)
+    authoriser = Authoriser(guarded(worker_token_sha256=sha256))
     assert authoriser.admit(ATTACH, bearer(token), now_s=0).roles == {Role.WORKER}
     assert denial(authoriser, INFER, bearer(token)) is Denial.NOT_ALLOWED
-    assert denial(authoriser, ATTACH, Credentials()) is Denial.NO_CREDENTIALS
+    # Where clients need nothing, workers do.
+    anonymous = EVERY_ROLE - {Role.WORKER}
+    authoriser.use(Rules(worker_token_sha256=sha256, anonymous=anonymous), now_s=0)
     assert authoriser.admit(INFER, Credentials(), now_s=0).tenant is None
+    assert denial(authoriser, ATTACH, Credentials()) is Denial.NO_CREDENTIALS
+
+
+def test_who_is_known_may_do_what_everybody_may() -> None:
+    key = a_key()
+    authoriser = Authoriser(guarded(a_grant(key)))
+    assert authoriser.admit(READY, bearer(key), now_s=0).name == "web"
 
 
 def test_a_certificate_counts_by_the_authority_that_signed_it() -> None:
