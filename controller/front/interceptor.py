@@ -98,7 +98,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
 
 def _denial(error: DeniedError, path: str) -> _Handler:
-    # Of the error only its status is kept: it holds frames, and they hold the call.
+    # Its status is kept and not the error, which holds frames that hold the call.
     status = status_of(error, method=_name(path))
 
     async def deny(_requests: Any, context: Any) -> None:  # noqa: ANN401

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 import secrets
 from dataclasses import replace
 
 import pytest
 from google.protobuf.descriptor import FileDescriptor
 
+from clockwright import v1
 from clockwright.errors import ConfigError, Denial, DeniedError
-from clockwright.v1 import control_pb2, inference_pb2, worker_pb2
 from controller.access.authoriser import Authoriser, Certificate, Credentials, Rules, credentials_of
 from controller.access.config import AccessConfig, is_loopback
 from controller.access.grants import (
@@ -66,8 +68,13 @@ def methods_of(file: FileDescriptor) -> set[str]:
 
 
 def test_every_method_of_every_service_belongs_to_a_role() -> None:
-    ours = [module.DESCRIPTOR for module in (inference_pb2, control_pb2, worker_pb2)]
-    known = set().union(*map(methods_of, ours))
+    modules = [
+        importlib.import_module(f"{v1.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(v1.__path__)
+        if found.name.endswith("_pb2")
+    ]
+    known = set().union(*(methods_of(module.DESCRIPTOR) for module in modules))
+    assert len(modules) >= 3
     assert ROLE_OF.keys() == known | {"/grpc.health.v1.Health/Check"}
     assert set(ROLE_OF.values()) == EVERY_ROLE
 
