@@ -33,7 +33,7 @@ def add(
     role: Annotated[
         list[str] | None,
         typer.Option(
-            help="health, inference, feedback, metadata, model-repository, statistics, operator or worker; "
+            help="health, inference, feedback, metadata, shared-memory, model-repository, statistics, operator or worker; "
             f"once per role. By default {', '.join(_ROLES_OF_CLIENTS)}."
         ),
     ] = None,

@@ -19,6 +19,8 @@ class Role(enum.Enum):
     FEEDBACK = "feedback"
     #: What models take and give.
     METADATA = "metadata"
+    #: Keep tensors in memory that is shared with the server (`--allow-client-shm`).
+    SHARED_MEMORY = "shared-memory"
     #: Which models there are; add, load and remove them.
     MODEL_REPOSITORY = "model-repository"
     #: Totals, models' and workers' figures.
@@ -36,6 +38,11 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         Role.HEALTH: ("ServerLive", "ServerReady", "ModelReady"),
         Role.INFERENCE: ("ModelInfer", "ModelStreamInfer"),
         Role.METADATA: ("ServerMetadata", "ModelMetadata"),
+        Role.SHARED_MEMORY: (
+            "SystemSharedMemoryStatus",
+            "SystemSharedMemoryRegister",
+            "SystemSharedMemoryUnregister",
+        ),
         Role.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
     },
     "grpc.health.v1.Health": {Role.HEALTH: ("Check",)},

@@ -30,7 +30,7 @@ from hpack import Decoder, HPACKError
 from hpack.table import HeaderTable
 from typing_extensions import override
 
-from clockwright.bulk import Buffer
+from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ProtocolError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from controller.access.caller import Caller
@@ -1047,15 +1047,15 @@ class Http2Connection:
             self.held_bytes -= num_bytes + MESSAGE_COST_BYTES
             self._credit(stream)
 
-    def send_message(self, stream_id: int, message: Buffer) -> None:
-        """Send a message, or queue it for the peer's window. Nothing happens on a stream that is over."""
+    def send_message(self, stream_id: int, message: Sequence[Buffer]) -> None:
+        """Send a message, which comes in parts, or queue it for the peer's window. Nothing happens on a stream that is over."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         if not stream.headers_sent:
             stream.headers_sent = True
             self._out.append(_frame(_HEADERS, _END_HEADERS, stream_id, _RESPONSE_HEADERS))
-        length = len(message)
+        length = total_bytes(message)
         size = length + 5
         self._earn()
         room = min(stream.window, self._window, self._peer_frame_bytes)
@@ -1063,23 +1063,22 @@ class Http2Connection:
             stream.window -= size
             self._window -= size
             self._out.append(_FRAME.pack(size << 8, 0, stream_id) + _PREFIX.pack(0, length))
-            self._out.append(message)
+            self._out += message
             return
         if stream.outgoing is None:
             stream.outgoing = deque()
         stream.outgoing.append(memoryview(_PREFIX.pack(0, length)))
-        if length:
-            stream.outgoing.append(memoryview(message))
+        stream.outgoing.extend(memoryview(part) for part in message if part)
         self.queued_bytes += size
         self._ready[stream_id] = stream
         self._pump()
 
-    def answer(self, stream_id: int, message: Buffer) -> None:
-        """End a call with one message; as `send_message` and `send_end` do, at less cost."""
+    def answer(self, stream_id: int, message: Sequence[Buffer]) -> None:
+        """End a call with one message, which comes in parts; as `send_message` and `send_end` do, at less cost."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
-        size = len(message) + 5
+        size = total_bytes(message) + 5
         if (
             stream.headers_sent
             or stream.unread
@@ -1099,9 +1098,9 @@ class Http2Connection:
             _HEAD_FRAME, number, _RESPONSE_HEADERS, size << 8, 0, stream_id, 0, size - 5
         )
         if size <= _JOINED_BYTES_MAX:
-            self._out.append(b"".join((head, message, _TAIL_FRAME, number, _OK)))
+            self._out.append(b"".join((head, *message, _TAIL_FRAME, number, _OK)))
         else:
-            self._out += (head, message, b"".join((_TAIL_FRAME, number, _OK)))
+            self._out += (head, *message, b"".join((_TAIL_FRAME, number, _OK)))
 
     def send_end(self, stream_id: int, trailers: bytes) -> None:
         """End a call, behind its messages; `trailers` is from `status_block`."""

@@ -15,6 +15,7 @@ import errno
 import functools
 import inspect
 import logging
+import os
 import socket
 import ssl
 import struct
@@ -104,6 +105,9 @@ _COMING_SOON = 10
 _IDLE_MIN = 2
 #: Calls that bring nothing and make room together: to find whose they are takes a look at all connections.
 _QUIET_CALLS_GIVEN_UP = 64
+#: Connections whose clients get so many sweeps to read why they were hung up on.
+_LEAVING_MAX = 64
+_LEAVING_SWEEPS = 3
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -119,7 +123,7 @@ class StreamForm:
     """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
 
     #: Makes a message of an answer.
-    answer: Callable[[Buffer], Buffer]
+    answer: Callable[[Sequence[Buffer]], Buffer]
     #: Makes a message of an error's text and the request.
     error: Callable[[str, Buffer], Buffer]
 
@@ -134,7 +138,7 @@ class Method:
     handler: grpc.RpcMethodHandler[Any, Any] | None
     #: Refused when the front is full.
     bounded: bool
-    #: Of a stream of requests that are answered directly.
+    #: What its answers look like where it takes a stream of requests; None: it takes one.
     form: StreamForm | None = None
 
     @property
@@ -159,7 +163,7 @@ class _Call:
     over = False
     when_gone: Callable[[], object] | None = None
     #: The answer that is to be written at the end of this turn.
-    ready: tuple[bytes, int, Late] | None = None
+    ready: tuple[Sequence[Buffer], int, Late] | None = None
     _message: Buffer | None = None
     _sweeps = 0
 
@@ -179,7 +183,7 @@ class _Call:
         """Time from the arrival to the RPC deadline; None: there is none."""
         return self.request.timeout_ns
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """End the call with an answer, which is written and judged with the others of this turn."""
         if not self.over:
             self.ready = (message, latest_ns, late)
@@ -262,7 +266,7 @@ class _Call:
         """Whether there is more to it than headers and the slow beginning of a request."""
         return self.half_closed or self.has_asked or self._sweeps < _COMING_SOON
 
-    def deliver(self, message: bytes) -> None:
+    def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
         self._peer.connection.answer(self.stream_id, message)
         self.finish()
@@ -329,7 +333,7 @@ class _StreamedCall(_Call):
 
     def send(self, message: Buffer) -> None:
         """Send one of the stream's messages."""
-        self._peer.connection.send_message(self.stream_id, message)
+        self._peer.connection.send_message(self.stream_id, (message,))
 
     def answer_soon(self, request: _StreamedRequest) -> None:
         """Write the answer that a request has ready, with the others of this turn."""
@@ -386,11 +390,11 @@ class _StreamedRequest:
         #: Nothing can be answered any more.
         self.over = False
         #: The answer that is to be written at the end of this turn.
-        self.ready: tuple[bytes, int, Late] | None = None
+        self.ready: tuple[Sequence[Buffer], int, Late] | None = None
         self._call = call
         self._message = message
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Answer, which is written and judged with the others of this turn."""
         if not self.over:
             self.ready = (message, latest_ns, late)
@@ -408,7 +412,7 @@ class _StreamedRequest:
         """Tell the throttle, which let the request in, how that ended."""
         self._call.served(slow=slow)
 
-    def deliver(self, message: bytes) -> None:
+    def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
         form = self._call.method.form
         assert form is not None
@@ -465,7 +469,7 @@ class HandledCall(_Call):
         if (serialize := self.method.handler.response_serializer) is not None:
             message = serialize(message)
         peer = self._peer
-        peer.connection.send_message(self.stream_id, message)
+        peer.connection.send_message(self.stream_id, (message,))
         peer.flush()
         await peer.room(self.stream_id)
 
@@ -615,9 +619,8 @@ class HandledCall(_Call):
                 response = await behaviour(request, self)
                 if self._code is grpc.StatusCode.OK and not self.over:
                     serialize = handler.response_serializer
-                    self._peer.connection.send_message(
-                        self.stream_id, response if serialize is None else serialize(response)
-                    )
+                    message = response if serialize is None else serialize(response)
+                    self._peer.connection.send_message(self.stream_id, (message,))
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
@@ -1052,6 +1055,11 @@ class _Peer:
 
     def sweep(self) -> None:
         """Look after the connection, once a second."""
+        # libuv tells of a broken connection once, and watches it no more. If there was still something to read
+        # then, nobody has heard of it.
+        if broken := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.lost(os.strerror(broken))
+            return
         self.connection.forgive()
         self._silent_sweeps += 1
         at_work = self.num_unread_bytes or any(call.is_at_work for call in self._calls.values())
@@ -1110,7 +1118,13 @@ class _Peer:
         """Say why the connection ends, and end it; all calls are given up."""
         self.connection.close(code, text)
         self.flush()
-        self.lost(text)
+        if self.closed:
+            return
+        self._end(text)
+        if self._unsent:
+            self._socket.close()  # Who reads nothing does not hear it.
+        else:
+            self.server.let_go(self._socket)
 
     def drain(self) -> None:
         """Tell all calls that the server stops."""
@@ -1128,13 +1142,16 @@ class _Peer:
 
     def lost(self, reason: str) -> None:
         """Hang up; all calls are given up."""
-        if self.closed:
-            return
+        if not self.closed:
+            self._end(reason)
+            self._socket.close()
+
+    def _end(self, reason: str) -> None:
+        """Give all calls up, and leave the socket alone from now on."""
         self.closed = True
         log.debug("connection of %s is over: %s", self.name, reason)
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        self._socket.close()
         for call in list(self._calls.values()):
             call.gone()
         self.server.door.num_bytes -= self._held_bytes
@@ -1191,6 +1208,8 @@ class Http2Server:
         # Every connection that is not accepted came later than this, per socket; None: there is none.
         self._listening: dict[socket.socket, int | None] = {}
         self._peers: set[_Peer] = set()
+        # Connections that are over, whose clients may still read why; and sweeps until they are closed.
+        self._leaving: dict[socket.socket, int] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -1321,12 +1340,40 @@ class Http2Server:
             await asyncio.wait(self._tasks, timeout=_END_LIMIT_S)
         for peer in list(self._peers):
             peer.lost("the server stopped")
+        for sock in list(self._leaving):
+            self._close(sock)
         self.turns.stop()
 
     def peer_left(self, peer: _Peer) -> None:
         """A connection is over."""
         self._peers.discard(peer)
         self.something_ended()
+
+    def let_go(self, sock: socket.socket) -> None:
+        """Close a connection behind its last words: at once it would take them back, with something left to read."""
+        if len(self._leaving) >= _LEAVING_MAX:
+            sock.close()
+            return
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+        self._leaving[sock] = _LEAVING_SWEEPS
+        asyncio.get_running_loop().add_reader(sock, self._discard, sock)
+
+    def _discard(self, sock: socket.socket) -> None:
+        """Read what nobody wants to know from a connection that is over."""
+        try:
+            num_bytes = sock.recv_into(self.buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            num_bytes = 0
+        if not num_bytes:
+            self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        del self._leaving[sock]
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.close()
 
     def something_ended(self) -> None:
         """A call or connection is over, or all is sent."""
@@ -1388,6 +1435,10 @@ class Http2Server:
     def _sweep(self) -> None:
         for peer in list(self._peers):
             peer.sweep()
+        for sock, sweeps in list(self._leaving.items()):
+            self._leaving[sock] = sweeps - 1
+            if sweeps <= 1:
+                self._close(sock)
         unread_bytes = sum(peer.num_unread_bytes for peer in self._peers)
         while unread_bytes > self.door.max_bytes:
             # A bound for each would be none for all: who leaves most unread makes room.

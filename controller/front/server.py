@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -22,6 +22,7 @@ from clockwright.errors import (
     BadRequestError,
     Denial,
     DeniedError,
+    NotAllowedError,
     Refusal,
     RefusedError,
     UnknownModelError,
@@ -46,6 +47,7 @@ from controller.front.oip import (
     read_request,
     wrap_for_stream,
 )
+from controller.front.regions import Regions, Stretch
 from controller.front.statuses import Status, end, fail
 from controller.front.templates import Templates
 from controller.runtime import Answer, Runtime, late_error
@@ -60,6 +62,7 @@ DEFAULT_SLO_NS = 100 * NS_PER_MS
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
+SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Triton's clients know ONNX models by this name.
 PLATFORM = "onnxruntime_onnx"
@@ -86,6 +89,7 @@ class _Served:
         "_num_bytes",
         "_over",
         "_runtime",
+        "_shared",
         "request_id",
     )
 
@@ -97,6 +101,7 @@ class _Served:
         runtime: Runtime,
         door: Door,
         num_bytes: int,
+        shared: Sequence[Stretch | None],
     ) -> None:
         self._call = call
         self._name = name
@@ -104,6 +109,8 @@ class _Served:
         self._runtime = runtime
         self._door = door
         self._num_bytes = num_bytes
+        # Where outputs belong that are not to be in the answer.
+        self._shared = shared
         self._over = False
         #: The runtime's; 0 while it has not been asked.
         self.request_id = RequestId(0)
@@ -133,6 +140,9 @@ class _Served:
                 # An application explains every answer: feedback needs the query id.
                 parameters = result.parameters
                 expected_latency_ns = asked.slo_ns
+            for index, stretch in zip(asked.outputs, self._shared, strict=False):
+                if stretch is not None:
+                    stretch.write(result.outputs[index])
             message = encode_response(asked, result.outputs, parameters=parameters)
         except Exception as fault:
             # Nobody else would end the call.
@@ -187,6 +197,7 @@ class InferenceService:
         door: Door,
         default_slo_ns: int = DEFAULT_SLO_NS,
         applications: Applications | None = None,
+        regions: Regions | None = None,
         lag_ns: Callable[[], int] | None = None,
     ) -> None:
         """Answer from a catalogue through a runtime.
@@ -197,6 +208,7 @@ class InferenceService:
             door: bounds what is open at once.
             default_slo_ns: SLO of requests that name no SLO, to models that have none.
             applications: know the applications, which clients ask like models; None: there are none.
+            regions: clients' own shared memory; None: they may have none.
             lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
                 does.
         """
@@ -205,6 +217,7 @@ class InferenceService:
         self._door = door
         self._default_slo_ns = default_slo_ns
         self._applications = applications
+        self._regions = regions
         self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
         self._templates = Templates()
 
@@ -226,6 +239,24 @@ class InferenceService:
             ),
             "RepositoryModelUnload": unary(
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
+            ),
+            "SystemSharedMemoryRegister": unary(
+                "SystemSharedMemoryRegister",
+                pb.SystemSharedMemoryRegisterRequest,
+                self._register,
+                only_here=True,
+            ),
+            "SystemSharedMemoryUnregister": unary(
+                "SystemSharedMemoryUnregister",
+                pb.SystemSharedMemoryUnregisterRequest,
+                self._unregister,
+                only_here=True,
+            ),
+            "SystemSharedMemoryStatus": unary(
+                "SystemSharedMemoryStatus",
+                pb.SystemSharedMemoryStatusRequest,
+                self._region_status,
+                only_here=True,
             ),
         }
         if isinstance(server, Http2Server):
@@ -259,7 +290,16 @@ class InferenceService:
             call.fail(error)
             return
         try:
-            self._begin(call, data)
+            answerer, servable, asked = self._check(data, call.arrival_ns, call.timeout_ns)
+            shared: Sequence[Stretch | None] = ()
+            if asked.shared_inputs or asked.shared_outputs:
+                owner = call.caller.owner
+                shared = self._find_shared(asked, owner)
+                num_bytes += self._read_shared(asked, owner)
+            served = _Served(
+                call, servable.name, asked, self._runtime, self._door, num_bytes, shared
+            )
+            self._begin(call, answerer, asked, served)
         except Exception as error:
             self._door.leave(num_bytes)
             call.fail(error)
@@ -274,7 +314,7 @@ class InferenceService:
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._runtime.clock())
-        return end(context, answer) if isinstance(answer, Status) else answer
+        return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
 
     async def _stream_infer(
         self,
@@ -309,24 +349,21 @@ class InferenceService:
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
-    def _begin(self, call: Call, data: Buffer) -> None:
-        """Check one request and have it served.
+    def _begin(
+        self, call: Call, answerer: Entry | LiveApplication, asked: CheckedRequest, served: _Served
+    ) -> None:
+        """Have a request served.
 
         Raises:
-            RefusedError: it has waited for too long, or nobody can serve it.
-            UnknownModelError: no such model or version.
-            BadRequestError: the request does not fit its model.
+            RefusedError: nobody can serve it.
             DeniedError: it names a tenant that is not its caller's.
         """
-        arrival_ns = call.arrival_ns
-        answerer, servable, asked = self._check(data, arrival_ns, call.timeout_ns)
-        caller = call.caller
+        arrival_ns, caller = call.arrival_ns, call.caller
         tenant = caller.tenant
         if tenant is None:
             tenant = asked.tenant
         elif asked.tenant and asked.tenant != tenant:
             raise _not_his_tenant(asked.tenant, tenant)
-        served = _Served(call, servable.name, asked, self._runtime, self._door, len(data))
         task: asyncio.Task[Answer] | asyncio.Task[Answered]
         if isinstance(answerer, LiveApplication):
             assert self._applications is not None
@@ -371,7 +408,13 @@ class InferenceService:
     def _check(
         self, data: Buffer, arrival_ns: int, timeout_ns: int | None
     ) -> tuple[Entry | LiveApplication, Servable, CheckedRequest]:
-        """Find out who is to answer a request, and what is asked; as `_begin`."""
+        """Find out who is to answer a request, and what is asked.
+
+        Raises:
+            RefusedError: it has waited for too long, or nobody can serve it.
+            UnknownModelError: no such model or version.
+            BadRequestError: the request does not fit its model.
+        """
         waited_ns = self._runtime.clock() - arrival_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
         cut = self._templates.cut(data)
@@ -398,9 +441,56 @@ class InferenceService:
             default_slo_ns=self._default_slo_ns,
         )
         # What an application takes changes with its models, which the catalogue does not know.
-        if cut is not None and not isinstance(answerer, LiveApplication):
+        # What lies in shared memory is looked up for each request.
+        shared = asked.shared_inputs or asked.shared_outputs
+        if cut is not None and not shared and not isinstance(answerer, LiveApplication):
             self._templates.add(cut, parsed, answerer, servable, asked)
         return answerer, servable, asked
+
+    def _find_shared(self, asked: CheckedRequest, owner: str) -> Sequence[Stretch | None]:
+        """Find where outputs belong in clients' shared memory.
+
+        Raises:
+            NotAllowedError: clients may have none.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        return [
+            None if part is None else regions.find(part, owner=owner)
+            for part in asked.shared_outputs
+        ]
+
+    def _read_shared(self, asked: CheckedRequest, owner: str) -> int:
+        """Fetch inputs from clients' shared memory; returns how many bytes that are.
+
+        Raises:
+            RefusedError: there is no room for them.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        num_bytes = sum(part.num_bytes for _, part in asked.shared_inputs)
+        if num_bytes > regions.request_bytes_max:
+            raise BadRequestError(
+                f"found {num_bytes} bytes of inputs in shared memory, expected"
+                f" {regions.request_bytes_max} at most, as of a message (--max-message-mib)"
+            )
+        self._door.grow(num_bytes)
+        try:
+            for index, part in asked.shared_inputs:
+                asked.inputs[index] = regions.read(part, owner=owner)
+        except BaseException:
+            self._door.shrink(num_bytes)
+            raise
+        return num_bytes
+
+    def _shared_memory(self) -> Regions:
+        if self._regions is None:
+            raise NotAllowedError(
+                "clients may have no shared memory here: the server was started without --allow-client-shm"
+            )
+        return self._regions
 
     def _peek(self, data: Buffer, waited_ns: int, timeout_ns: int | None) -> None:
         """Refuse a request that waited longer than its SLO, without a look at its tensors."""
@@ -526,8 +616,11 @@ class InferenceService:
         return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
 
     async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
+        extensions = [*EXTENSIONS]
+        if self._regions is not None:
+            extensions.append(SHARED_MEMORY_EXTENSION)
         return pb.ServerMetadataResponse(
-            name="clockwright", version=__version__, extensions=EXTENSIONS
+            name="clockwright", version=__version__, extensions=extensions
         )
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
@@ -559,6 +652,30 @@ class InferenceService:
         except Exception as error:
             return fail(context, error, method="Check")
         return b"\x08\x01" if self._is_ready() else b"\x08\x02"
+
+    # --- clients' shared memory ---------------------------------------------------------------
+
+    async def _register(self, request: pb.SystemSharedMemoryRegisterRequest) -> Message:
+        self._shared_memory().register(
+            request.name,
+            request.key,
+            request.offset,
+            request.byte_size,
+            owner=CALLER.get().owner,
+        )
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+        self._shared_memory().unregister(request.name, owner=CALLER.get().owner)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def _region_status(self, request: pb.SystemSharedMemoryStatusRequest) -> Message:
+        status = pb.SystemSharedMemoryStatusResponse()
+        for region in self._shared_memory().list(request.name, owner=CALLER.get().owner):
+            told = status.regions[region.name]
+            told.name, told.key = region.name, region.key
+            told.offset, told.byte_size = region.offset, region.num_bytes
+        return status
 
     # --- the model repository -----------------------------------------------------------------
 

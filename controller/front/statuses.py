@@ -19,11 +19,13 @@ from clockwright.errors import (
     ModelError,
     NameTakenError,
     NoRoomError,
+    NotAllowedError,
     ProtocolError,
     Refusal,
     RefusedError,
     StoreError,
     UnknownModelError,
+    UnknownRegionError,
     UnknownWorkerError,
 )
 from clockwright.foreign import printable
@@ -82,7 +84,7 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             known = error.denial is Denial.NOT_ALLOWED
             code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
             return code, _say(str(error))
-        case UnknownModelError() | UnknownWorkerError():
+        case UnknownModelError() | UnknownWorkerError() | UnknownRegionError():
             return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
             return grpc.StatusCode.INVALID_ARGUMENT, _say(str(error))
@@ -90,6 +92,8 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             return grpc.StatusCode.INVALID_ARGUMENT, _say(f"not the request of {method}: {error}")
         case NameTakenError():
             return grpc.StatusCode.ALREADY_EXISTS, _say(str(error))
+        case NotAllowedError():
+            return grpc.StatusCode.PERMISSION_DENIED, _say(str(error))
         case NoRoomError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, _say(str(error))
         case ModelError():

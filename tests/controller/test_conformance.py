@@ -221,7 +221,7 @@ def tritonclient_stream(
     ended: queue.SimpleQueue[tuple[str, Answer]] = queue.SimpleQueue()
 
     def note(result: Any, error: Any) -> None:  # noqa: ANN401
-        # Of an error it keeps the text alone.
+        # An error comes as its text alone.
         ended.put((result.get_response().id if result else "", outcome(result, error)))
 
     with server.triton(triton) as client:

@@ -306,9 +306,9 @@ def test_an_attacker_is_told_what_was_wrong(
         if said is None:
             assert not attacker.closed
             return
-        attacker.wait_closed(10)
-        assert attacker.goodbye is None or said in attacker.goodbye[1]
-        assert attacker.closed
+        attacker.wait_closed()
+        assert attacker.goodbye is not None
+        assert said in attacker.goodbye[1]
 
 
 @pytest.mark.parametrize("front", ["http2", "grpc"])
@@ -337,7 +337,7 @@ def test_thousands_of_idle_connections_that_are_all_kept_have_a_bound(tmp_path: 
         before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         leave_idle(server.address, 5000)
         grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
-        # Of client and server together: 50 KiB each.
+        # A connection is 50 KiB, with its client.
         assert grown_kib < 250 << 10
 
 

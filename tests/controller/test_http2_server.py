@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import grpc
@@ -360,6 +364,23 @@ def test_a_flood_ends_its_own_connection_with_a_reason(tmp_path: Path) -> None:
         assert other.wait([other.infer(question())])[0].status == 0
 
 
+def test_who_is_hung_up_on_can_read_why_and_is_let_go_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.settle()
+        # What comes behind it is not read, and would take the answer back if the server just closed.
+        with Standstill(server):
+            client.send(frame(PING, 0, 0, b"1234567") + bytes(1 << 20))
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert "found PING of 7 bytes" in goodbye[1]
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                client.send(bytes(1000))
+
+
 def test_answers_wait_for_a_client_that_gives_no_window(tmp_path: Path) -> None:
     closed = struct.pack(">HI", 4, 0)
     with (
@@ -381,6 +402,27 @@ def test_a_client_that_leaves_withdraws_what_it_asked(tmp_path: Path) -> None:
                 client.infer(question())
             server.until(lambda front: front.runtime.num_waiting == 30)
         server.until(lambda front: front.runtime.num_waiting == 0)
+
+
+def test_a_client_that_breaks_off_before_all_it_sent_is_read_withdraws_what_it_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The event loop tells of the end once, when there is still something to read, and never again.
+    monkeypatch.setattr(http2_server, "_PING_AFTER", 1_000_000)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    with serving_in_thread(tmp_path) as server:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        with RawClient(server.address) as client:
+            client.settle()
+            with Standstill(server):
+                for _ in range(5000):
+                    client.infer(question())
+                client.socket.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+                client.socket.close()
+            server.until(lambda front: bool(front.worker.held))
+            server.until(lambda front: front.runtime.num_waiting == 0)
 
 
 def test_a_client_that_is_silent_is_given_up_and_one_that_answers_pings_is_not(
@@ -626,3 +668,37 @@ def test_a_busy_loop_keeps_requests_of_a_stream_out_too(
         assert answered == ""
         assert len(refused) == 2000
         assert all("the controller itself is busy" in text for text in refused)
+
+
+def test_a_request_of_a_stream_costs_hardly_more_lines_than_one_of_its_own(tmp_path: Path) -> None:
+    num_lines = 0
+
+    def count(frame_: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
+        nonlocal num_lines
+        if "/controller/" not in frame_.f_code.co_filename:
+            return None
+        num_lines += event == "line"
+        return count
+
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id, num_asked = begin_stream(client), 0
+
+        def ask_in_stream() -> None:
+            nonlocal num_asked
+            num_asked += 1
+            send_requests(client, stream_id, question())
+            client.wait_messages(stream_id, num_asked)
+
+        def lines_of_50(ask: Callable[[], object]) -> int:
+            nonlocal num_lines
+            ask()
+            num_lines = 0
+            server.do(lambda _: sys.settrace(count))
+            for _ in range(50):
+                ask()
+            server.do(lambda _: sys.settrace(None))
+            return num_lines
+
+        alone = lines_of_50(lambda: client.wait([client.infer(question())]))
+        # A message of a stream comes by the longer way through the frames.
+        assert lines_of_50(ask_in_stream) < 1.2 * alone

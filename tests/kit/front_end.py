@@ -25,6 +25,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.interceptor import AccessInterceptor
+from controller.front.regions import Regions
 from controller.front.server import InferenceService
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -58,6 +59,7 @@ class FrontEnd:
     applications: Applications
     links: WorkerLinks
     slabs: Slabs
+    regions: Regions
     #: Has the server look whether all who are inside may stay, as somebody does once a second.
     look: Callable[[], None] = lambda: None
 
@@ -77,6 +79,7 @@ async def controlling(
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     catalogue = Catalogue(runtime, directory)
     slabs = Slabs(SLAB_BYTES)
+    regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
@@ -84,7 +87,7 @@ async def controlling(
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions)
     finally:
         await applications.close()
         slabs.close()
@@ -102,6 +105,7 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     authoriser: Authoriser | None = None,
+    client_shm: bool = False,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
@@ -128,7 +132,11 @@ async def serving(
             )
             front_end.look = interceptor.look
         service = InferenceService(
-            runtime, catalogue, door=door, applications=front_end.applications
+            runtime,
+            catalogue,
+            door=door,
+            applications=front_end.applications,
+            regions=front_end.regions if client_shm else None,
         )
         service.mount(server)
         control = ControlService(
@@ -192,6 +200,7 @@ def serving_in_thread(
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     authoriser: Authoriser | None = None,
+    client_shm: bool = False,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -207,6 +216,7 @@ def serving_in_thread(
             tls=tls,
             host=host,
             authoriser=authoriser,
+            client_shm=client_shm,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()
