@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from controller.access.caller import Caller
 from clockwright.bulk import Buffer
+from controller.access.caller import Caller
 from controller.front.statuses import Status, status_of
 
 #: Makes the error of an answer that is too late, from the present in ns.
