@@ -123,7 +123,7 @@ class StreamForm:
     """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
 
     #: Makes a message of an answer.
-    answer: Callable[[Sequence[Buffer]], Buffer]
+    answer: Callable[[Sequence[Buffer]], Sequence[Buffer]]
     #: Makes a message of an error's text and the request.
     error: Callable[[str, Buffer], Buffer]
 
@@ -331,9 +331,9 @@ class _StreamedCall(_Call):
         for request in requests:
             request.gone()
 
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Sequence[Buffer]) -> None:
         """Send one of the stream's messages."""
-        self._peer.connection.send_message(self.stream_id, (message,))
+        self._peer.connection.send_message(self.stream_id, message)
 
     def answer_soon(self, request: _StreamedRequest) -> None:
         """Write the answer that a request has ready, with the others of this turn."""
@@ -406,7 +406,7 @@ class _StreamedRequest:
             method = self._call.method
             _, text, _ = status_of(error, method=method.path.rpartition("/")[2])
             assert method.form is not None
-            self._send(method.form.error(text, self._message))
+            self._send([method.form.error(text, self._message)])
 
     def served(self, *, slow: bool) -> None:
         """Tell the throttle, which let the request in, how that ended."""
@@ -424,7 +424,7 @@ class _StreamedRequest:
         if self.when_gone is not None:
             self.when_gone()
 
-    def _send(self, message: Buffer) -> None:
+    def _send(self, message: Sequence[Buffer]) -> None:
         self.over = True
         self._call.send(message)
         self._call.request_over(self)

@@ -338,7 +338,7 @@ class InferenceService:
                     if isinstance(answer, Status):
                         message = _error_in_stream(answer.text, data)
                     else:
-                        message = wrap_for_stream(answer)
+                        message = b"".join(wrap_for_stream(answer))
                     await context.write(message)
             finally:
                 room.release()
