@@ -7,7 +7,6 @@ import logging
 import resource
 import signal
 import socket
-import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -43,9 +42,6 @@ log = logging.getLogger(__name__)
 # Calls that still run when everybody has been told to leave get this long; a stream that nobody reads, for
 # example, would never end.
 _STOP_GRACE_S = 1.0
-
-#: PEM files: certificate, key, authorities of clients and of workers.
-_TlsFiles = tuple[Path, Path, Path | None, Path | None]
 
 
 class Controller:
@@ -135,22 +131,15 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         if config.front == "http2":
-            tls: ssl.SSLContext | None = None
-            files = _tls_files(config)
-            if files is not None:
-                tls = server_context(*files)
-            server = http2_server = Http2Server(
+            server = Http2Server(
                 clock=runtime.clock,
                 door=door,
                 max_message_bytes=config.max_message_bytes,
                 max_connections=config.max_connections,
                 slabs=slabs,
                 authoriser=guard.authoriser,
-                tls=tls,
             )
-
-            if files is not None:
-                _renew_tls(http2_server, files, guard)
+            _use_tls(server, config, guard)
         else:
             interceptor = AccessInterceptor(guard.authoriser)
             server = grpc.aio.server(options=_server_options(config), interceptors=[interceptor])
@@ -270,21 +259,24 @@ def run(
         return runner.run(serve(config, started=started, draining=draining))
 
 
-def _tls_files(config: ControllerConfig) -> _TlsFiles | None:
-    """Find the files that TLS is made of; None: there is no TLS."""
-    if config.tls_certificate is None or config.tls_key is None:
-        return None
-    return config.tls_certificate, config.tls_key, config.access.client_ca, config.access.worker_ca
+def _use_tls(server: Http2Server, config: ControllerConfig, guard: Guard) -> None:
+    """Have a server show its certificate, and those who connect once it has changed the new one.
 
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    certificate, key = config.tls_certificate, config.tls_key
+    if certificate is None or key is None:
+        return
+    client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
 
-def _renew_tls(server: Http2Server, files: _TlsFiles, guard: Guard) -> None:
-    """Have those who connect once these files have changed find what is in them then."""
+    def read() -> None:
+        server.tls = server_context(certificate, key, client_ca, worker_ca)
 
-    def renew() -> None:
-        server.tls = server_context(*files)
-        log.info("TLS certificates were read again")
-
-    guard.watch([path for path in files if path is not None], renew)
+    # First, so that what changes while it is read is read again.
+    files = (certificate, key, client_ca, worker_ca)
+    guard.watch([path for path in files if path is not None], read)
+    read()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

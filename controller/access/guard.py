@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,16 @@ _TOKEN_CHARS_MIN = 20
 _Stamp = tuple[int, int, int] | None
 
 
+@dataclass(slots=True)
+class _Watched:
+    """Files that are read together."""
+
+    files: Sequence[Path]
+    read: Callable[[], None]
+    #: What they looked like just before they were read last.
+    stamps: list[_Stamp]
+
+
 class Guard:
     """Keeps one authoriser up to date. It lives in one event loop."""
 
@@ -58,22 +69,19 @@ class Guard:
         self._fetches = is_url(config.issuer_keys)
         self._fetched = b""
         self._fetch_due_s = 0.0
-        self._read()
-        #: Says who may call what.
-        self.authoriser = Authoriser(self._rules())
-        self._watched: list[tuple[Sequence[Path], Callable[[], None]]] = []
-        self._stamps: dict[Path, _Stamp] = {}
+        self._watched: list[_Watched] = []
         self._doors: list[Callable[[], None]] = []
         own = [config.keys_file, config.worker_token_file, config.client_ca, config.worker_ca]
         if config.issuer_keys and not self._fetches:
             own.append(Path(config.issuer_keys))
         self.watch([path for path in own if path is not None], self._read_again)
+        self._read()
+        #: Says who may call what.
+        self.authoriser = Authoriser(self._rules())
 
     def watch(self, files: Sequence[Path], read: Callable[[], None]) -> None:
-        """Have something called when any of some files has changed; it may raise ConfigError."""
-        self._watched.append((files, read))
-        for path in files:
-            self._stamps[path] = _stamp(path)
+        """Have something called when any of some files changes from now on; it may raise ConfigError."""
+        self._watched.append(_Watched(files, read, _stamps(files)))
 
     def tell(self, door: Callable[[], None]) -> None:
         """Have a door look, about once a second, whether those inside may stay."""
@@ -92,11 +100,11 @@ class Guard:
 
     def look(self) -> None:
         """Read what has changed, and see who may not stay."""
-        for files, read in self._watched:
-            stamps = {path: _stamp(path) for path in files}
-            if any(stamps[path] != self._stamps[path] for path in files):
-                self._stamps.update(stamps)
-                _try(read)
+        for watched in self._watched:
+            stamps = _stamps(watched.files)
+            if stamps != watched.stamps:
+                watched.stamps = stamps
+                _try(watched.read)
         self.authoriser.expire(self._clock())
         for door in self._doors:
             door()
@@ -104,9 +112,9 @@ class Guard:
     def read_again(self) -> None:
         """Read all files, whether they look changed or not."""
         self._fetch_due_s = 0.0
-        for files, read in self._watched:
-            self._stamps.update({path: _stamp(path) for path in files})
-            _try(read)
+        for watched in self._watched:
+            watched.stamps = _stamps(watched.files)
+            _try(watched.read)
         for door in self._doors:
             door()
 
@@ -205,6 +213,10 @@ def _try(read: Callable[[], None]) -> None:
         read()
     except ConfigError as error:
         log.error("%s; what was read before still holds", error)
+
+
+def _stamps(files: Sequence[Path]) -> list[_Stamp]:
+    return [_stamp(path) for path in files]
 
 
 def _stamp(path: Path) -> _Stamp:

@@ -212,6 +212,27 @@ def test_a_worker_joins_with_a_token_and_leaves_when_it_is_another(
     asyncio.run(main())
 
 
+def test_another_authority_of_clients_is_trusted_once_its_file_names_it(
+    authorities: Authorities, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    add_key(keys, "web", CLIENT, certificate="DNS:web.example")
+    successor = trustme.CA()
+
+    async def main() -> None:
+        async with controlling(authorities, keys) as controller:
+            before = authorities.access(authorities.clients, "web.example")
+            after = authorities.access(successor, "web.example")
+            assert await code_of(controller, before) is grpc.StatusCode.OK
+            assert await code_of(controller, after) is grpc.StatusCode.UNAVAILABLE
+            authorities.file("client-ca", successor)
+            controller.guard.look()
+            assert await code_of(controller, before) is grpc.StatusCode.UNAVAILABLE
+            assert await code_of(controller, after) is grpc.StatusCode.OK
+
+    asyncio.run(main())
+
+
 def test_a_new_certificate_is_shown_to_whoever_connects_once_it_is_there(
     authorities: Authorities, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ from controller.access.guard import Guard
 from controller.access.issuer_keys import is_url
 from controller.access.key_file import add_key, read_key_file, revoke_key
 from controller.access.roles import Role
-from controller.app import serve
+from controller.app import running, serve
 from controller.config import ControllerConfig
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -345,6 +345,20 @@ def test_a_controller_that_others_reach_needs_keys_and_tls_or_somebody_who_says_
     ):
         with pytest.raises(ConfigError, match=words):
             ControllerConfig(host="0.0.0.0", access=access, **files)  # type: ignore[arg-type]
+
+
+def test_what_insecure_means_is_said_at_each_start(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        config = ControllerConfig(host="0.0.0.0", port=0, access=AccessConfig(insecure=True))
+        async with running(config):
+            pass
+
+    asyncio.run(main())
+    told = [row.getMessage() for row in caplog.records if "--insecure" in row.getMessage()]
+    assert [words.split(": ")[1].split()[:2] for words in told] == [
+        ["without", "keys"],
+        ["without", "TLS"],
+    ]
 
 
 def test_a_certificate_shows_no_key(tmp_path: Path) -> None:
