@@ -40,6 +40,12 @@ class LiveModel:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(self.copies))
 
+    def write(self, folder: Path) -> None:
+        """Write the network and its settings into a folder."""
+        write_model(self.architecture or _STAND_IN, folder / "1" / "model.onnx")
+        settings = f"copies = {self.copies}\nbatch_sizes = {list(self.batch_sizes)}\n"
+        (folder / "config.toml").write_text(settings)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
@@ -88,7 +94,7 @@ def play(
     with tempfile.TemporaryDirectory() as scratch:
         folder, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
         for model in models:
-            _write(model, folder / model.name)
+            model.write(folder / model.name)
         device = "cpu"
         if profile is not None:
             save_profile(profile, Path(scratch) / "profile.json")
@@ -96,7 +102,7 @@ def play(
         arguments = [
             *("--models", str(folder), "--telemetry", str(telemetry), "--device", device),
             *("--pages", str(num_pages), "--cache-dir", f"{scratch}/cache"),
-            *_options(scheduler or SchedulerConfig()),
+            *command_line(scheduler or SchedulerConfig()),
             *options,
         ]
         with LocalServer(arguments) as server:
@@ -115,18 +121,17 @@ def play(
     return Played(runs=runs, rows=rows, policy=policy)
 
 
-def _options(scheduler: SchedulerConfig) -> tuple[str, ...]:
+def command_line(scheduler: SchedulerConfig) -> tuple[str, ...]:
+    """Spell a scheduler's settings as `clockwright up` reads them.
+
+    Raises:
+        ValueError: it has settings that the command line lacks.
+    """
     said = SchedulerConfig(policy=scheduler.policy, lookahead_ns=scheduler.lookahead_ns)
     if said != scheduler:
         raise ValueError(f"scheduler is {scheduler}, expected no more than {said}")
     lookahead_ms = scheduler.lookahead_ns / NS_PER_MS
     return ("--policy", scheduler.policy, "--lookahead-ms", f"{lookahead_ms:g}")
-
-
-def _write(model: LiveModel, folder: Path) -> None:
-    write_model(model.architecture or _STAND_IN, folder / "1" / "model.onnx")
-    settings = f"copies = {model.copies}\nbatch_sizes = {list(model.batch_sizes)}\n"
-    (folder / "config.toml").write_text(settings)
 
 
 def _rows(operator: Operator) -> dict[str, ProfileRow]:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from clockwright.cli.flags import SERVER, JoinFlags, Server, WorkerFlags, log, takes_flags
+from clockwright.cores import parse_cores
 from clockwright.errors import ConfigError
 
 _MIB = 1 << 20
@@ -54,6 +55,8 @@ def worker(
         engine=flags.engine,
         host_bytes=flags.host_mib * _MIB,
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
+        cores=() if flags.cores is None else parse_cores(flags.cores),
+        threads=flags.threads,
     )
     try:
         if flags.device == "cuda":

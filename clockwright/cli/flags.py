@@ -149,6 +149,17 @@ class WorkerFlags:
     cache_dir: Annotated[
         Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
     ] = None
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="On the processor: the most threads of a model, each as many as make it faster; by "
+            "default one per core of --cores."
+        ),
+    ] = None
+    cores: Annotated[
+        str | None,
+        typer.Option(help="Cores of its own to compute on, such as 2-9,12; by default any."),
+    ] = None
     verbose: Verbose = False
 
 

@@ -302,6 +302,9 @@ class InferenceService:
             self._begin(call, answerer, asked, served)
         except Exception as error:
             self._door.leave(num_bytes)
+            if isinstance(error, RefusedError) and error.refusal is Refusal.LATE:
+                # The loop alone was too slow for it.
+                call.missed()
             call.fail(error)
 
     async def _infer_awaited(

@@ -83,11 +83,12 @@ def turned(data: bytes) -> bytes:
 
 
 class Stalling(SlowEcho):
-    """Writes nonsense into the room of its first outputs, without end."""
+    """Writes nonsense into the room of its first outputs, without end, while its event loop stands still."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(folder / "cache")
         self._folder = folder
+        self._loop = loop
 
     @override
     def run_output(
@@ -96,6 +97,8 @@ class Stalling(SlowEcho):
         if room is None:
             # Its memory was not mapped yet when the action came.
             return super().run_output(step)
+        # Else it would hear that it was given up, and come back as a good worker.
+        self._loop.call_soon_threadsafe(threading.Event().wait)
         number = 0
         while True:
             room[:] = bytes([number % 256]) * len(room)
@@ -115,12 +118,13 @@ async def serve(port: int, folder: Path, device: SlowEcho, name: str) -> None:
     await ControllerLink(settings, device, FileStore(settings.cache_dir)).run()
 
 
-def main(port: str, folder: str, *rest: str) -> None:
+async def main(port: str, folder: str, *rest: str) -> None:
     """Run from the command line."""
     path = Path(folder)
-    device = Stalling(path) if "--stall" in rest else SlowEcho(path / "cache")
-    asyncio.run(serve(int(port), path, device, path.name))
+    loop = asyncio.get_running_loop()
+    device = Stalling(path, loop) if "--stall" in rest else SlowEcho(path / "cache")
+    await serve(int(port), path, device, path.name)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    asyncio.run(main(*sys.argv[1:]))

@@ -26,8 +26,22 @@ class CompilerKilledError(ModelError):
 class Compiler:
     """One compiler process, started at the first job and again after it died. One job at a time."""
 
-    def __init__(self, *, time_limit_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        time_limit_s: float,
+        thread_counts: Sequence[int] = (1,),
+        cores: Sequence[int] = (),
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            time_limit_s: a job that takes longer is given up.
+            thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
+            cores: those to use beside the process's own.
+        """
         self._time_limit_s = time_limit_s
+        self._run_on = {"thread_counts": list(thread_counts), "cores": list(cores)}
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
 
@@ -102,7 +116,7 @@ class Compiler:
         process = self._process
         assert process.stdout is not None
         stage = "starting"
-        await asyncio.to_thread(_write, process, json.dumps(job).encode() + b"\n")
+        await asyncio.to_thread(_write, process, json.dumps(job | self._run_on).encode() + b"\n")
         while line := await asyncio.to_thread(process.stdout.readline):
             reply: dict[str, Any] = json.loads(line)
             if "progress" not in reply:
