@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from clockwright.errors import ConfigError, ModelError
+from clockwright.errors import ConfigError, ModelError, StoreError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
@@ -30,9 +30,10 @@ from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
-from controller.spool import Spool
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
+from controller.uploads import Uploads
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Controller:
         links: WorkerLinks,
         applications: Applications,
         slabs: Slabs,
+        state: StateFile,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -62,6 +64,7 @@ class Controller:
         self.links = links
         self.applications = applications
         self.slabs = slabs
+        self.state = state
 
     async def drain(self, limit_s: float) -> None:
         """Admit nothing more, finish what is admitted, and let the workers go."""
@@ -90,10 +93,14 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             await writer.start()
             stack.push_async_callback(writer.close)
             telemetry.write_to(writer.add, writer.add)
-        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
-        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
+        folder = config.state_dir
+        state = StateFile(None if folder is None else folder / "state.sqlite")
+        stack.push_async_callback(state.close)
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
+        uploads = Uploads(folder / "uploads", state, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
-        catalogue = Catalogue(runtime, config.models_dir)
+        catalogue = Catalogue(runtime, config.models_dir, uploads)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -110,12 +117,13 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             where = f"port {config.worker_port} of {config.host}"
             raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error
         stack.callback(links.stop_listening)
-        if config.models_dir is not None:
-            try:
+        try:
+            await catalogue.restore()
+            if config.models_dir is not None:
                 await catalogue.scan()
-            except ModelError as error:
-                raise ConfigError(str(error)) from error
-        applications = Applications(runtime, catalogue, config.selection)
+        except (ModelError, OSError, StoreError) as error:
+            raise ConfigError(str(error)) from error
+        applications = Applications(runtime, catalogue, config.selection, state)
         stack.push_async_callback(applications.close)
         await applications.restore()
         door = Door(
@@ -158,7 +166,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             applications,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
-            spool=spool,
+            uploads=uploads,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler()))
         port = _bind(server, config)
@@ -172,6 +180,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             links=links,
             applications=applications,
             slabs=slabs,
+            state=state,
         )
 
 

@@ -584,7 +584,7 @@ class InferenceService:
         return pb.RepositoryModelLoadResponse()
 
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
-        self._catalogue.remove(_model_named(request))
+        await self._catalogue.remove(_model_named(request))
         return pb.RepositoryModelUnloadResponse()
 
 

@@ -28,8 +28,9 @@ from controller.front.slabs import Slabs
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
-from controller.spool import Spool
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
+from controller.uploads import Uploads
 from controller.worker_link import WorkerLinks
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
 
@@ -56,6 +57,7 @@ class FrontEnd:
     applications: Applications
     links: WorkerLinks
     slabs: Slabs
+    uploads: Uploads
 
 
 @asynccontextmanager
@@ -71,7 +73,10 @@ async def controlling(
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.onnx").write_bytes(b"scripted")
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
-    catalogue = Catalogue(runtime, directory)
+    state = StateFile(None)
+    uploads = Uploads(directory / ".uploads", state, bytes_max=1 << 30)
+    catalogue = Catalogue(runtime, directory, uploads)
+    await catalogue.restore()
     slabs = Slabs(SLAB_BYTES)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
     worker = InLoopWorker(runtime, catalogue)
@@ -80,9 +85,10 @@ async def controlling(
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, uploads)
     finally:
         await applications.close()
+        await state.close()
         slabs.close()
 
 
@@ -128,7 +134,7 @@ async def serving(
             front_end.applications,
             policy="clockwork",
             default_slo_ns=100 * NS_PER_MS,
-            spool=Spool(directory, bytes_max=1 << 30),
+            uploads=front_end.uploads,
         )
         server.add_generic_rpc_handlers(control.handlers())
         front_end.address = f"127.0.0.1:{server.add_insecure_port(f'{host}:0')}"

@@ -54,3 +54,18 @@ def worker(controller: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]
     finally:
         process.kill()
         process.wait()
+
+
+@contextmanager
+def controller(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A `clockwright controller`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clockwright.cli", "controller", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
