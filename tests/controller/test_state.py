@@ -14,10 +14,12 @@ from typing import Any
 
 import grpc
 import pytest
+from typing_extensions import override
 
 from clockwright.errors import ConfigError, StoreError
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
+from clockwright.v1 import worker_pb2 as pb_worker
 from controller import worker_link
 from controller.app import Controller, running
 from controller.catalogue import ModelState
@@ -59,11 +61,15 @@ async def controller_of(directory: Path, **changes: Any) -> AsyncIterator[tuple[
 
 
 @asynccontextmanager
-async def cluster(directory: Path, **changes: Any) -> AsyncIterator[tuple[Controller, Any]]:  # noqa: ANN401
+async def cluster(
+    directory: Path,
+    worker: type[LoopbackWorker] = LoopbackWorker,
+    **changes: Any,  # noqa: ANN401
+) -> AsyncIterator[tuple[Controller, Any]]:
     """The same with a worker that takes all models, and has judged those that are there."""
     async with (
         controller_of(directory, **changes) as (controller, control),
-        LoopbackWorker(controller.port),
+        worker(controller.port),
     ):
         links, catalogue = controller.links, controller.catalogue
         while not (any(link.joined for link in links.links) and catalogue.ready):  # noqa: ASYNC110
@@ -417,10 +423,19 @@ def test_the_state_folder_of_a_user_follows_the_xdg_convention(
 # --- applications ---------------------------------------------------------------------------------
 
 
+class Labeller(LoopbackWorker):
+    """Its models say a label."""
+
+    @override
+    async def ready(self, model_id: str, **changes: object) -> None:
+        label = pb_worker.TensorSpec(name="label", datatype="INT64")
+        await super().ready(model_id, outputs=[label], **changes)
+
+
 def test_applications_lie_in_the_same_file_and_are_back_with_their_models(tmp_path: Path) -> None:
     async def test() -> None:
         application = pb.Application(name="app", models=["a", "b"])
-        async with cluster(tmp_path) as (controller, control):
+        async with cluster(tmp_path, Labeller) as (controller, control):
             await add(control, "a")
             await add(control, "b")
             await control.PutApplication(pb.PutApplicationRequest(application=application))
@@ -428,7 +443,7 @@ def test_applications_lie_in_the_same_file_and_are_back_with_their_models(tmp_pa
                 lambda c: c.execute("SELECT name FROM application").fetchall()
             )
             assert names == [("app",)]
-        async with cluster(tmp_path) as (controller, control):
+        async with cluster(tmp_path, Labeller) as (controller, control):
             assert states(controller) == {"a": "READY", "b": "READY"}
             (running,) = controller.applications.all
             assert running.application.models == ("a", "b")

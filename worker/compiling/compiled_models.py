@@ -85,7 +85,11 @@ class CompiledModels:
         self._limits = limits
         self._precision = precision
         self.cache = CompileCache(cache_dir, target=target)
-        self.compiler = Compiler(time_limit_s=compile_limit_s)
+        self.compiler = Compiler(
+            time_limit_s=compile_limit_s,
+            memory_bytes=limits.compile_bytes,
+            cpu_limit_s=limits.compile_cpu_s,
+        )
         # One thread: models are set up one after the other.
         self._setup = ThreadPoolExecutor(
             1, thread_name_prefix="setup", initializer=tune_background_thread

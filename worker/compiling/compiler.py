@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,7 +16,13 @@ from typing import Any
 
 from clockwright.errors import ModelError
 from clockwright.process import how_it_ended
-from worker.models.model_files import CompiledModel, Limits, ModelSource
+from worker.models.model_files import (
+    COMPILE_BYTES,
+    COMPILE_CPU_S,
+    CompiledModel,
+    Limits,
+    ModelSource,
+)
 from worker.models.precision import Precision
 
 
@@ -26,8 +33,23 @@ class CompilerKilledError(ModelError):
 class Compiler:
     """One compiler process, started at the first job and again after it died. One job at a time."""
 
-    def __init__(self, *, time_limit_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        time_limit_s: float,
+        memory_bytes: int = COMPILE_BYTES,
+        cpu_limit_s: float = COMPILE_CPU_S,
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            time_limit_s: a job that takes longer is given up.
+            memory_bytes: a job that takes more memory is given up.
+            cpu_limit_s: a job that takes more processor time, over all its threads, is given up.
+        """
         self._time_limit_s = time_limit_s
+        self._memory_bytes = memory_bytes
+        self._cpu_limit_s = cpu_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
 
@@ -66,6 +88,11 @@ class Compiler:
         reply = await self._ask(job, progress)
         return {int(size): ns for size, ns in reply["done"].items()}
 
+    @property
+    def pid(self) -> int | None:
+        """The process's id, if there is a process."""
+        return self._process.pid if self._process is not None else None
+
     async def close(self) -> None:
         """Kill the process, whatever it is doing."""
         process, self._process = self._process, None
@@ -88,6 +115,12 @@ class Compiler:
                 # After a time-out or a cancellation the process is still busy with the old job.
                 if not finished:
                     await self.close()
+            if "exhausted" in reply:
+                await self.close()  # what it could not take has left it in an unknown state
+                raise ModelError(
+                    f"it took more than {self._memory_bytes >> 20} MiB of memory to {job['kind']}, the limit"
+                    " (--compile-memory-mib)"
+                )
         if "refused" in reply:
             raise ModelError(reply["refused"])
         return reply
@@ -98,10 +131,11 @@ class Compiler:
         if self._process is not None and self._process.poll() is not None:
             await self.close()  # it was killed between two jobs
         if self._process is None:
-            self._process = _start()
+            self._process = _start(self._memory_bytes)
         process = self._process
         assert process.stdout is not None
         stage = "starting"
+        job = {**job, "cpu_s": self._cpu_limit_s}
         await asyncio.to_thread(_write, process, json.dumps(job).encode() + b"\n")
         while line := await asyncio.to_thread(process.stdout.readline):
             reply: dict[str, Any] = json.loads(line)
@@ -110,16 +144,27 @@ class Compiler:
             stage = reply["progress"]
             progress(stage)
         status = await asyncio.to_thread(process.wait)
+        if status == -signal.SIGXCPU:
+            raise ModelError(
+                f"it took more than {self._cpu_limit_s:g} s of processor time to {job['kind']}, the limit"
+                " (--compile-cpu-s)"
+            )
         how = f"the compiler {how_it_ended(status)} while {stage}"
         raise CompilerKilledError(how) if status < 0 else ModelError(how)
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(memory_bytes: int) -> subprocess.Popen[bytes]:
     # Not started by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop
     # had forked died before they read anything. subprocess uses vfork, so no fork handlers run in the
     # child, and of 14 children started this way none died.
     return subprocess.Popen(
-        [sys.executable, "-m", "worker.compiling.compiler_process", str(os.getpid())],
+        [
+            sys.executable,
+            "-m",
+            "worker.compiling.compiler_process",
+            str(os.getpid()),
+            str(memory_bytes),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         # Ctrl-C goes to the worker, which ends this process itself.
