@@ -8,10 +8,8 @@ import resource
 import signal
 import socket
 import ssl
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 
 import grpc
 import uvloop
@@ -29,6 +27,7 @@ from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
+from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
 from controller.state_file import StateFile
 from controller.telemetry import Telemetry
@@ -96,9 +95,11 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         folder = config.state_dir
         state = StateFile(None if folder is None else folder / "state.sqlite")
         stack.push_async_callback(state.close)
-        if folder is None:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
-        uploads = Uploads(folder / "uploads", state, bytes_max=config.upload_limit_bytes)
+        scratch = stack.enter_context(scratch_folder())
+        asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
+        uploads = Uploads(
+            (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
+        )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir, uploads)
         slabs = Slabs(config.shared_memory_bytes)
@@ -110,9 +111,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             message_bytes_max=config.max_message_bytes,
             slabs=slabs,
         )
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         try:
-            links.listen(config.host, config.worker_port, sockets / "workers")
+            links.listen(config.host, config.worker_port, scratch / "workers")
         except OSError as error:
             where = f"port {config.worker_port} of {config.host}"
             raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error

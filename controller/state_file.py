@@ -13,6 +13,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,7 +98,8 @@ def _held_lock(path: Path) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(handle, 0)
-            os.pwrite(handle, f"process {os.getpid()}\n".encode(), 0)
+            with suppress(OSError):  # A full disk; the lock holds all the same.
+                os.pwrite(handle, f"process {os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(handle)
             raise
@@ -127,6 +129,9 @@ def _open(path: Path | None) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
+    # The lock keeps other processes away. So the file of memory that they would share need not be made, and a
+    # controller can start on a full disk.
+    connection.execute("PRAGMA locking_mode = EXCLUSIVE")
     layout = connection.execute("PRAGMA user_version").fetchone()[0]
     if layout not in (0, _LAYOUT):
         raise ConfigError(
@@ -136,12 +141,10 @@ def _prepare(connection: sqlite3.Connection, path: Path | None) -> None:
     # What an operator was told is done is on the disk, also when the machine loses its power.
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA secure_delete = ON")
+    connection.executescript(_TABLES)
     if layout == 0:
-        connection.executescript(_TABLES)
         connection.execute(f"PRAGMA user_version = {_LAYOUT}")
         connection.commit()
-        return
-    connection.executescript(_TABLES)
     for table in _CHECKED:
         if (fault := connection.execute(f"PRAGMA quick_check({table})").fetchone()[0]) != "ok":
             raise sqlite3.DatabaseError(f"table {table} is damaged: {printable(fault)}")

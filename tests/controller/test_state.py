@@ -169,7 +169,7 @@ def test_an_upload_that_replaced_a_model_of_the_directory_does_so_after_a_restar
         model = tmp_path / "models" / "m" / "1" / "model.onnx"
         model.parent.mkdir(parents=True)
         model.write_bytes(b"of the directory")
-        changes = {"models_dir": tmp_path / "models"}
+        changes: dict[str, Any] = {"models_dir": tmp_path / "models"}
         async with cluster(tmp_path, **changes) as (_, control):
             await add(control, "m", b"uploaded")
         async with cluster(tmp_path, **changes) as (controller, _):
@@ -375,6 +375,26 @@ def test_a_killed_holder_leaves_the_state_to_the_next(tmp_path: Path) -> None:
         await StateFile(path).close()
 
     run(test)
+
+
+def test_a_controller_starts_on_a_full_disk_with_all_it_knows(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with cluster(tmp_path) as (_, control):
+            await add(control, "m")
+
+    run(test)
+    # No file may be made longer: the nearest thing to a full disk that needs no mount.
+    starting = (
+        "import asyncio, resource, sys; from pathlib import Path;"
+        "from controller.state_file import StateFile; from controller.uploads import Uploads;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)); folder = Path(sys.argv[1]);"
+        "state = StateFile(folder / 'state.sqlite');"
+        "uploads = Uploads(folder / 'uploads', state, bytes_max=1 << 30);"
+        "sys.exit(str([kept.names for kept in asyncio.run(uploads.restore())]))"
+    )
+    command = [sys.executable, "-c", starting, tmp_path / "state"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert told == "[('m',)]\n"
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
