@@ -207,14 +207,15 @@ class Uploads:
         await self._state.run(read)
         self._directory.mkdir(exist_ok=True)
         found = await asyncio.to_thread(lambda: {path.name for path in self._directory.iterdir()})
-        kept = []
+        records = []
         for number, (text, num_bytes) in sorted(uploads.items()):
             if str(number) in found and number in names:
                 found.remove(str(number))
                 upload = Upload(number, self._directory / str(number), num_bytes)
                 self._uploads.add(upload)
                 self._num_bytes += num_bytes
-                kept.append(await asyncio.to_thread(_read, upload, tuple(names[number]), text))
+                records.append((upload, tuple(names[number]), text))
+        kept = await asyncio.to_thread(lambda: [_read(*record) for record in records])
         numbers = {each.upload.number for each in kept}
         await self._clear((uploads.keys() | names.keys()) - numbers)
         for name in found:

@@ -11,6 +11,7 @@ import ctypes
 import math
 import os
 import resource
+from pathlib import Path
 from typing import Final
 
 # Linux: unshare(2) and prctl(2).
@@ -35,11 +36,19 @@ def confine(memory_bytes: int) -> None:
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        spaces = _CLONE_NEWIPC | _CLONE_NEWNET
-        # Root needs no user namespace for this, and in one it could not read what belongs to others.
-        if os.geteuid() != 0:
-            spaces |= _CLONE_NEWUSER
-        libc.unshare(spaces)  # Where the system forbids it, the limits have to do.
+        # Where the system forbids it, the limits have to do.
+        user, group = os.geteuid(), os.getegid()
+        if user == 0:
+            # Root needs no user namespace for this, and in one it could not read what belongs to others.
+            libc.unshare(_CLONE_NEWIPC | _CLONE_NEWNET)
+        elif libc.unshare(_CLONE_NEWIPC | _CLONE_NEWNET | _CLONE_NEWUSER) == 0:
+            # Who it is stays as it was, for libraries that ask.
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
+                Path(f"/proc/self/{name}").write_text(text, encoding="ascii")
 
 
 def allow_cpu(seconds: float) -> None:
