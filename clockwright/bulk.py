@@ -95,21 +95,27 @@ def check_fields(data: bytes, *, fields_max: int = FIELDS_MAX) -> None:
                 raise _too_many("fields", fields_max)
 
 
-def join_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> bytes:
-    """Put entries of one top-level `bytes` field behind a serialised message; copies each once."""
+def add_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Put entries of one top-level `bytes` field behind a serialised message; gives it in parts, and copies none."""
     if not entries:
-        return header
+        return (header,)
     tag = encode_varint(field << 3 | _LEN)
-    parts: list[Buffer] = [header]
+    parts: list[Buffer] = []
     for entry in entries:
-        parts.append(tag + encode_varint(len(entry)))
+        parts.append(header + tag + encode_varint(len(entry)))
         parts.append(entry)
-    return b"".join(parts)
+        header = b""
+    return parts
+
+
+def join_bulk(header: bytes, field: int, entries: Sequence[Buffer]) -> bytes:
+    """Do what `add_bulk` does, in one piece; copies each entry once."""
+    return b"".join(add_bulk(header, field, entries))
 
 
 def total_bytes(entries: Iterable[Buffer]) -> int:
     """Sum of the entries' lengths."""
-    return sum(len(entry) for entry in entries)
+    return sum(map(len, entries))
 
 
 def _too_many(what: str, most: int) -> ProtocolError:

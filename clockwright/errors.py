@@ -51,15 +51,23 @@ class UnknownModelError(ModelError):
 
 
 class NameTakenError(ModelError):
-    """There is a model or an application of that name already."""
+    """There is a model, an application or a region of that name already."""
 
 
 class UnknownWorkerError(ClockwrightError):
     """There is no worker of that name."""
 
 
+class UnknownRegionError(ClockwrightError):
+    """There is no region of shared memory of that name."""
+
+
+class NotAllowedError(ClockwrightError):
+    """The server was not started so that this client may do that."""
+
+
 class NoRoomError(ClockwrightError):
-    """Uploaded models have no room on the controller."""
+    """Uploaded models, or regions of shared memory, have no room on the controller."""
 
 
 class BadRequestError(ClockwrightError):

@@ -21,14 +21,15 @@ from controller.config import ControllerConfig
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
+from controller.front.regions import Regions
 from controller.front.server import InferenceService
-from controller.front.slabs import Slabs
 from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
+from controller.slabs import Slabs
 from controller.state_file import StateFile
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
@@ -150,12 +151,20 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
+        regions: Regions | None = None
+        if config.allow_client_shm:
+            regions = Regions(
+                slabs,
+                num_bytes_max=config.shared_memory_bytes,
+                request_bytes_max=config.max_message_bytes,
+            )
         service = InferenceService(
             runtime,
             catalogue,
             door=door,
             default_slo_ns=config.default_slo_ns,
             applications=applications,
+            regions=regions,
             lag_ns=lag_ns,
         )
         service.mount(server)

@@ -152,6 +152,13 @@ class ControllerFlags:
             help="Memory shared with workers of this host, for large tensors; 0: none. Unset: an eighth of all."
         ),
     ] = None
+    allow_client_shm: Annotated[
+        bool,
+        typer.Option(
+            "--allow-client-shm",
+            help="Clients of this machine may keep tensors in shared memory of theirs (Triton's extension).",
+        ),
+    ] = False
     max_connections: Annotated[
         int, typer.Option(help="Connections beyond which requests are refused (http2).")
     ] = 1000
@@ -191,6 +198,7 @@ class ControllerFlags:
                 if self.shared_memory_mib is None
                 else self.shared_memory_mib << 20
             ),
+            allow_client_shm=self.allow_client_shm,
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
             upload_limit_bytes=self.upload_limit_mib << 20,

@@ -78,6 +78,9 @@ class ControllerConfig:
     #: Memory that is shared with the workers of this host, for large tensors: half of it for inputs, the rest
     #: for outputs. It is taken up as it is used. Too little: what finds no room is copied twice more; 0: all is.
     shared_memory_bytes: int = field(default_factory=default_shared_bytes)
+    #: Clients of this machine may leave tensors in shared memory of theirs, and have answers put there. All
+    #: who reach the port may name what is registered.
+    allow_client_shm: bool = False
     #: Connections (`http2`) beyond which requests are refused. Each takes a file handle.
     max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.

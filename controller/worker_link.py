@@ -54,9 +54,9 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
-from controller.front.slabs import SLAB_BYTES_MIN, Arena, Slabs
 from controller.model_folder import ModelFile
 from controller.runtime import Runtime
+from controller.slabs import SLAB_BYTES_MIN, Arena, Slabs
 from controller.worker_socket import SocketListener, WorkerSocket
 
 log = logging.getLogger(__name__)

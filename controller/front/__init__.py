@@ -7,6 +7,7 @@
     door          how much may be open at once
     throttle      how many requests a busy event loop takes
     server        the Open Inference Protocol: inference, health, metadata, the model repository
+    regions       clients' own shared memory: what is registered, and copies in and out
     control       operators: workers, models, applications, feedback
     calls         a request for inference, whichever server or stream it came by
     templates     requests alike but for ids and tensors are parsed and checked once

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from clockwright.bulk import Buffer
 from controller.front.statuses import Status, status_of
 
 #: Makes the error of an answer that is too late, from the present in ns.
@@ -13,7 +14,7 @@ Late = Callable[[int], Exception]
 
 
 class Call(Protocol):
-    """One request, which is to be answered once: by bytes, or by an error that becomes a status."""
+    """One request, which is to be answered once: by a message, or by an error that becomes a status."""
 
     #: The latest moment that is surely before the first byte came of the request, on the server's clock.
     arrival_ns: int
@@ -24,8 +25,8 @@ class Call(Protocol):
     def timeout_ns(self) -> int | None:
         """Time from the arrival to the RPC deadline; None: there is none."""
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
-        """Answer, unless it is later than `latest_ns` as that is written."""
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Answer with a message in parts, unless it is later than `latest_ns` as that is written."""
 
     def fail(self, error: Exception) -> None:
         """Answer with the status of an error."""
@@ -54,7 +55,7 @@ class AwaitedCall:
         self.when_gone: Callable[[], object] | None = None
         self._method = method
         self._ended = asyncio.get_running_loop().create_future()
-        self._answer: tuple[bytes, int, Late] | None = None
+        self._answer: tuple[Sequence[Buffer], int, Late] | None = None
         self._status: Status | None = None
 
     async def wait(self) -> None:
@@ -66,7 +67,7 @@ class AwaitedCall:
                 self.when_gone()
             raise
 
-    def judge(self, now_ns: int) -> bytes | Status:
+    def judge(self, now_ns: int) -> Sequence[Buffer] | Status:
         """Say what is to be written now: the answer, or a status in its place."""
         if self._answer is not None:
             message, latest_ns, late = self._answer
@@ -76,7 +77,7 @@ class AwaitedCall:
         assert self._status is not None
         return self._status
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """Hand an answer on, to be judged as it is written."""
         self._answer = (message, latest_ns, late)
         self._end()

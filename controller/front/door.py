@@ -55,6 +55,20 @@ class Door:
         self.num_requests += 1
         self.num_bytes += num_bytes
 
+    def grow(self, num_bytes: int) -> None:
+        """Let a request that has entered take up more, which is to `leave` with it.
+
+        Raises:
+            RefusedError: there is no room.
+        """
+        if self.num_bytes + num_bytes > self.max_bytes:
+            raise self.no_room(num_bytes)
+        self.num_bytes += num_bytes
+
+    def shrink(self, num_bytes: int) -> None:
+        """A request that had grown takes up less again."""
+        self.num_bytes -= num_bytes
+
     def leave(self, num_bytes: int) -> None:
         """A request that had entered is over."""
         self.num_requests -= 1

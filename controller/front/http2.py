@@ -30,7 +30,7 @@ from hpack import Decoder, HPACKError
 from hpack.table import HeaderTable
 from typing_extensions import override
 
-from clockwright.bulk import Buffer
+from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ProtocolError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 
@@ -50,7 +50,9 @@ CONTINUATIONS_MAX: Final = 16
 #: Frames that bring nothing (PING, SETTINGS, empty DATA, ...) which a peer may send ahead of its work;
 #: each request or message earns some, and `forgive` others as time goes by.
 IDLE_FRAMES_MAX: Final = 10_000
-IDLE_FRAMES_PER_MESSAGE: Final = 10
+IDLE_FRAMES_PER_MESSAGE: Final = 64
+#: Fields in a block of headers. Each one more costs as much as such a frame, and may be a single byte.
+FIELDS_MAX: Final = 16
 #: Calls that a peer may take back before it has sent them. Who takes back 20,000 at once has either
 #: been away for seconds or means harm.
 RESETS_MAX: Final = 20_000
@@ -277,7 +279,8 @@ class Http2Connection:
         self._partial_since_ns = 0
         # When what is looked at now came.
         self._arrival_ns = 0
-        self._greeted = False
+        #: The peer has sent HTTP/2's preface.
+        self.greeted = False
         self._decoder = Decoder(max_header_list_size=HEADER_BLOCK_BYTES_MAX)
         self._table = _Table()
         self._decoder.header_table = self._table
@@ -355,7 +358,7 @@ class Http2Connection:
         else:
             data = bytes(view)
         position, end = 0, len(data)
-        if not self._greeted:
+        if not self.greeted:
             if not data.startswith(PREFACE[:end]):
                 raise Http2Error(
                     ErrorCode.PROTOCOL_ERROR, f"found {data[:24]!r}, expected HTTP/2's preface"
@@ -363,7 +366,7 @@ class Http2Connection:
             if end < len(PREFACE):
                 self._keep(data)
                 return events
-            self._greeted, self._partial = True, b""
+            self.greeted, self._partial = True, b""
             position = len(PREFACE)
         while True:
             if self._data_left or self._padding_left:
@@ -585,10 +588,8 @@ class Http2Connection:
                 flag, length = _PREFIX.unpack(stream.prefix)
                 fault = self._find_fault(stream, flag, length)
                 if fault is not None:
-                    events.append(fault)
+                    self._broken(stream, fault, events)
                     self._drop_unread(stream)
-                    # Whatever else comes is of no call.
-                    stream.missing = -1
                     return
                 stream.compressed = bool(flag)
                 stream.missing = length
@@ -606,7 +607,6 @@ class Http2Connection:
             if stream.missing < 0:
                 return  # What comes is of a call that was broken.
             assert stream.message is not None
-            taken = min(stream.missing, end - position)
             taken = min(stream.missing, end - position)
             gathered = stream.gathered
             room = self._room_for(stream, taken)
@@ -733,18 +733,16 @@ class Http2Connection:
                 fault = str(error)
             if fault:
                 text = f"a message is no {stream.request.encoding}: {fault}"
-                events.append(MessageBroken(stream.stream_id, _INTERNAL, text))
-                stream.missing = -1
+                self._broken(stream, MessageBroken(stream.stream_id, _INTERNAL, text), events)
                 return
             if len(message) > limit:
                 text = _too_large(len(message), limit)
-                events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
-                stream.missing = -1
+                broken = MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text)
+                self._broken(stream, broken, events)
                 return
         if stream.unread > UNREAD_BYTES_MAX:
             text = f"found {stream.unread} bytes of unread messages, expected {UNREAD_BYTES_MAX} at most"
-            events.append(MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text))
-            stream.missing = -1
+            self._broken(stream, MessageBroken(stream.stream_id, _RESOURCE_EXHAUSTED, text), events)
             return
         stream.begun = True
         stream.unread += len(message) + MESSAGE_COST_BYTES
@@ -752,14 +750,19 @@ class Http2Connection:
         self._earn()
         events.append(MessageReceived(stream.stream_id, message, stream.arrival_ns))
 
+    def _broken(self, stream: _Stream, broken: MessageBroken, events: list[Event]) -> None:
+        """Note what cannot be taken as a message; whatever else comes on the stream is of no call."""
+        self._idle_frame("message that is none")
+        events.append(broken)
+        stream.missing = -1
+
     def _half_close(self, stream: _Stream, events: list[Event]) -> None:
         if stream.missing < 0:
             stream.remote_closed = True
             return
         if stream.prefix or stream.missing:
             text = "the stream ended inside a message"
-            events.append(MessageBroken(stream.stream_id, _INTERNAL, text))
-            stream.missing = -1
+            self._broken(stream, MessageBroken(stream.stream_id, _INTERNAL, text), events)
             self._drop_unread(stream)
         stream.remote_closed = True
         events.append(HalfClosed(stream.stream_id))
@@ -863,7 +866,10 @@ class Http2Connection:
             headers = self._decoder.decode(block, raw=True)
         except (HPACKError, IndexError, ValueError) as error:
             raise Http2Error(ErrorCode.COMPRESSION_ERROR, f"headers: {error}") from None
-        request = read_headers([(bytes(name), bytes(value)) for name, value in headers])
+        fields = [(bytes(name), bytes(value)) for name, value in headers]
+        if len(fields) > FIELDS_MAX:
+            self._idle_frame("field of long headers", len(fields) - FIELDS_MAX)
+        request = read_headers(fields)
         if self._table.changed:
             # An index means something else from now on.
             self._blocks.clear()
@@ -997,6 +1003,16 @@ class Http2Connection:
             if stream.gathered or stream.unread
         ]
 
+    @property
+    def partial_since_ns(self) -> int | None:
+        """When the frame came that has begun and is not complete; None: there is none, or it is DATA."""
+        return self._partial_since_ns if self._partial else None
+
+    def is_gathering(self, stream_id: int) -> bool:
+        """Whether a message of a stream has begun to come and is not complete."""
+        stream = self._streams.get(stream_id)
+        return stream is not None and (bool(stream.prefix) or stream.missing > 0)
+
     def queued_on(self, stream_id: int) -> bool:
         """Whether messages of a stream wait for the peer's window."""
         stream = self._streams.get(stream_id)
@@ -1019,15 +1035,15 @@ class Http2Connection:
             self.held_bytes -= num_bytes + MESSAGE_COST_BYTES
             self._credit(stream)
 
-    def send_message(self, stream_id: int, message: Buffer) -> None:
-        """Send a message, or queue it for the peer's window. Nothing happens on a stream that is over."""
+    def send_message(self, stream_id: int, message: Sequence[Buffer]) -> None:
+        """Send a message, which comes in parts, or queue it for the peer's window. Nothing happens on a stream that is over."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
         if not stream.headers_sent:
             stream.headers_sent = True
             self._out.append(_frame(_HEADERS, _END_HEADERS, stream_id, _RESPONSE_HEADERS))
-        length = len(message)
+        length = total_bytes(message)
         size = length + 5
         self._earn()
         room = min(stream.window, self._window, self._peer_frame_bytes)
@@ -1035,23 +1051,22 @@ class Http2Connection:
             stream.window -= size
             self._window -= size
             self._out.append(_FRAME.pack(size << 8, 0, stream_id) + _PREFIX.pack(0, length))
-            self._out.append(message)
+            self._out += message
             return
         if stream.outgoing is None:
             stream.outgoing = deque()
         stream.outgoing.append(memoryview(_PREFIX.pack(0, length)))
-        if length:
-            stream.outgoing.append(memoryview(message))
+        stream.outgoing.extend(memoryview(part) for part in message if part)
         self.queued_bytes += size
         self._ready[stream_id] = stream
         self._pump()
 
-    def answer(self, stream_id: int, message: Buffer) -> None:
-        """End a call with one message; as `send_message` and `send_end` do, at less cost."""
+    def answer(self, stream_id: int, message: Sequence[Buffer]) -> None:
+        """End a call with one message, which comes in parts; as `send_message` and `send_end` do, at less cost."""
         stream = self._streams.get(stream_id)
         if stream is None:
             return
-        size = len(message) + 5
+        size = total_bytes(message) + 5
         if (
             stream.headers_sent
             or stream.unread
@@ -1071,9 +1086,9 @@ class Http2Connection:
             _HEAD_FRAME, number, _RESPONSE_HEADERS, size << 8, 0, stream_id, 0, size - 5
         )
         if size <= _JOINED_BYTES_MAX:
-            self._out.append(b"".join((head, message, _TAIL_FRAME, number, _OK)))
+            self._out.append(b"".join((head, *message, _TAIL_FRAME, number, _OK)))
         else:
-            self._out += (head, message, b"".join((_TAIL_FRAME, number, _OK)))
+            self._out += (head, *message, b"".join((_TAIL_FRAME, number, _OK)))
 
     def send_end(self, stream_id: int, trailers: bytes) -> None:
         """End a call, behind its messages; `trailers` is from `status_block`."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import inspect
 import logging
+import os
 import socket
 import ssl
 import struct
@@ -49,11 +51,11 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
-from controller.front.slabs import Slabs
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
+from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,8 @@ _ACCEPTS_PER_TURN = 64
 _UNSENT_BYTES_MAX = 1 << 20
 #: So much is made one piece before it is written; larger parts are not copied.
 _JOINED_BYTES_MAX = 64 << 10
+#: A client that sends requests and reads no answers has so many served at most; then its stream waits.
+STREAM_REQUESTS_MAX = 1024
 #: Pieces that the kernel is handed at once; Linux takes 1,024.
 _PARTS_PER_CALL = 256
 #: Answers that are written after one look at the clock: some 50 us' worth.
@@ -93,8 +97,15 @@ _PING_AFTER = 20
 _SILENCE_MAX = 30
 #: Sweeps within which a call that takes one message has to have brought it, however large.
 _COMING_MAX = 120
+#: Sweeps in which a request may be on its way before its connection counts as idle.
+_COMING_SOON = 10
 #: Sweeps without a call after which a connection makes room when there are too many.
 _IDLE_MIN = 2
+#: Calls that bring nothing and make room together: to find whose they are takes a look at all connections.
+_QUIET_CALLS_GIVEN_UP = 64
+#: Connections whose clients get so many sweeps to read why they were hung up on.
+_LEAVING_MAX = 64
+_LEAVING_SWEEPS = 3
 #: Sweeps in which a peer takes nothing of what waits for it.
 _STALL_MAX = 30
 
@@ -105,16 +116,28 @@ _TCP_INFO_BYTES = 160
 _RECEIVED = struct.Struct("@128xQ16xI")
 
 
+@dataclass(slots=True, frozen=True)
+class StreamForm:
+    """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
+
+    #: Makes a message of an answer.
+    answer: Callable[[Sequence[Buffer]], Buffer]
+    #: Makes a message of an error's text and the request.
+    error: Callable[[str, Buffer], Buffer]
+
+
 @dataclass(slots=True)
 class Method:
     """What to do with the calls of one method."""
 
     path: str
-    #: Answers a call without a task; None: `handler` does.
+    #: Answers a request without a task; None: `handler` does.
     directly: Callable[[Call, Buffer], None] | None
     handler: grpc.RpcMethodHandler[Any, Any] | None
     #: Refused when the front is full.
     bounded: bool
+    #: What its answers look like where it takes a stream of requests; None: it takes one.
+    form: StreamForm | None = None
 
     @property
     def spared(self) -> bool:
@@ -132,11 +155,13 @@ class _Call:
 
     #: The client sends no more.
     half_closed = False
+    #: The client has sent a request, and may send others.
+    has_asked = False
     #: Nothing can be answered any more.
     over = False
     when_gone: Callable[[], object] | None = None
     #: The answer that is to be written at the end of this turn.
-    ready: tuple[bytes, int, Late] | None = None
+    ready: tuple[Sequence[Buffer], int, Late] | None = None
     _message: Buffer | None = None
     _sweeps = 0
 
@@ -154,7 +179,7 @@ class _Call:
         """Time from the arrival to the RPC deadline; None: there is none."""
         return self._request.timeout_ns
 
-    def answer(self, message: bytes, latest_ns: int, late: Late) -> None:
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """End the call with an answer, which is written and judged with the others of this turn."""
         if not self.over:
             self.ready = (message, latest_ns, late)
@@ -232,6 +257,16 @@ class _Call:
         self._sweeps += 1
         return self._sweeps > _COMING_MAX and not self.half_closed
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether there is more to it than headers and the slow beginning of a request."""
+        return self.half_closed or self.has_asked or self._sweeps < _COMING_SOON
+
+    def deliver(self, message: Sequence[Buffer]) -> None:
+        """Write the answer, which is in time."""
+        self._peer.connection.answer(self.stream_id, message)
+        self.finish()
+
     def finish(self) -> None:
         """Nothing is answered any more."""
         self.over = True
@@ -241,6 +276,154 @@ class _Call:
         """Whoever serves the call need not go on."""
         if self.when_gone is not None:
             self.when_gone()
+
+
+class _StreamedCall(_Call):
+    """A call with any number of requests, each of which is answered when its answer is ready, without a task.
+
+    The RPC deadline is the call's and none of theirs.
+    """
+
+    def __init__(
+        self, peer: _Peer, stream_id: int, request: CallHeaders, method: Method, arrival_ns: int
+    ) -> None:
+        super().__init__(peer, stream_id, request, method, arrival_ns)
+        # Messages that nobody has looked at, with their arrivals; and the requests that are being served.
+        self._waiting: deque[tuple[Buffer, int]] = deque()
+        self._open: set[_StreamedRequest] = set()
+        self._going_on = False
+
+    @override
+    def message_received(self, message: Buffer, arrival_ns: int) -> None:
+        self._sweeps = 0
+        self.has_asked = True
+        self._peer.quiet.pop(self.stream_id, None)
+        self._waiting.append((message, arrival_ns))
+        self._go_on()
+
+    @override
+    def last_received(self, message: Buffer, arrival_ns: int) -> None:
+        self._peer.connection.hold(self.stream_id, len(message))
+        self.half_closed = True
+        self.message_received(message, arrival_ns)
+
+    @override
+    def closed_by_client(self) -> None:
+        self.half_closed = True
+        self._go_on()
+
+    @override
+    def sweep(self) -> bool:
+        return self._peer.connection.is_gathering(self.stream_id) and super().sweep()
+
+    @override
+    def finish(self) -> None:
+        super().finish()
+        self._waiting.clear()
+
+    @override
+    def _stop(self) -> None:
+        requests, self._open = self._open, set()
+        for request in requests:
+            request.gone()
+
+    def send(self, message: Buffer) -> None:
+        """Send one of the stream's messages."""
+        self._peer.connection.send_message(self.stream_id, (message,))
+
+    def answer_soon(self, request: _StreamedRequest) -> None:
+        """Write the answer that a request has ready, with the others of this turn."""
+        self._peer.answer_soon(request)
+
+    def flush_soon(self) -> None:
+        """Send what was written at the end of this turn."""
+        self._peer.flush_soon()
+
+    def request_over(self, request: _StreamedRequest) -> None:
+        """A request is answered: others may begin."""
+        self._open.discard(request)
+        self._go_on()
+        if not self._open and not self.half_closed and not self.over:
+            self._peer.quiet[self.stream_id] = self
+
+    def _go_on(self) -> None:
+        """Begin with requests that wait, as far as the client takes answers; end behind the last answer."""
+        if self._going_on or self.over:
+            return
+        # A request that fails at once comes back here before the next one begins.
+        self._going_on = True
+        peer, directly = self._peer, self.method.directly
+        assert directly is not None
+        while self._waiting and len(self._open) < STREAM_REQUESTS_MAX and not self.over:
+            if peer.is_behind(self.stream_id):
+                peer.when_room(self.stream_id, self._go_on)
+                break
+            message, arrival_ns = self._waiting.popleft()
+            peer.message_read(self.stream_id, len(message))
+            request = _StreamedRequest(self, message, arrival_ns)
+            self._open.add(request)
+            if peer.server.throttle.admit():
+                directly(request, message)
+            else:
+                request.fail(peer.server.busy())
+        self._going_on = False
+        if self.half_closed and not self._waiting and not self._open and not self.over:
+            peer.connection.send_end(self.stream_id, status_block(0))
+            self.finish()
+            peer.flush_soon()
+
+
+class _StreamedRequest:
+    """A request in a stream."""
+
+    __slots__ = ("_call", "_message", "arrival_ns", "over", "ready", "when_gone")
+    timeout_ns = None
+
+    def __init__(self, call: _StreamedCall, message: Buffer, arrival_ns: int) -> None:
+        self.arrival_ns = arrival_ns
+        self.when_gone: Callable[[], object] | None = None
+        #: Nothing can be answered any more.
+        self.over = False
+        #: The answer that is to be written at the end of this turn.
+        self.ready: tuple[Sequence[Buffer], int, Late] | None = None
+        self._call = call
+        self._message = message
+
+    def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
+        """Answer, which is written and judged with the others of this turn."""
+        if not self.over:
+            self.ready = (message, latest_ns, late)
+            self._call.answer_soon(self)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with the text of an error; the stream goes on."""
+        if not self.over:
+            method = self._call.method
+            _, text, _ = status_of(error, method=method.path.rpartition("/")[2])
+            assert method.form is not None
+            self._send(method.form.error(text, self._message))
+
+    def served(self, *, slow: bool) -> None:
+        """Tell the throttle, which let the request in, how that ended."""
+        self._call.served(slow=slow)
+
+    def deliver(self, message: Sequence[Buffer]) -> None:
+        """Write the answer, which is in time."""
+        form = self._call.method.form
+        assert form is not None
+        self._send(form.answer(message))
+
+    def gone(self) -> None:
+        """The client gave the stream up, or cannot be reached any more."""
+        self.over = True
+        if self.when_gone is not None:
+            self.when_gone()
+
+    def _send(self, message: Buffer) -> None:
+        self.over = True
+        self._call.send(message)
+        self._call.request_over(self)
+        self._call.flush_soon()
 
 
 class HandledCall(_Call):
@@ -281,7 +464,7 @@ class HandledCall(_Call):
         if (serialize := self.method.handler.response_serializer) is not None:
             message = serialize(message)
         peer = self._peer
-        peer.connection.send_message(self.stream_id, message)
+        peer.connection.send_message(self.stream_id, (message,))
         peer.flush()
         await peer.room(self.stream_id)
 
@@ -355,6 +538,8 @@ class HandledCall(_Call):
         if self.task is None:
             super().message_received(message, arrival_ns)
         else:
+            self._sweeps = 0
+            self.has_asked = True
             self._messages.append((message, arrival_ns))
             _wake(self._reader)
 
@@ -382,7 +567,8 @@ class HandledCall(_Call):
 
     @override
     def sweep(self) -> bool:
-        return super().sweep() and self.task is None
+        coming = self.task is None or self._peer.connection.is_gathering(self.stream_id)
+        return coming and super().sweep()
 
     @override
     def finish(self) -> None:
@@ -427,9 +613,8 @@ class HandledCall(_Call):
                 response = await behaviour(request, self)
                 if self._code is grpc.StatusCode.OK and not self.over:
                     serialize = handler.response_serializer
-                    self._peer.connection.send_message(
-                        self.stream_id, response if serialize is None else serialize(response)
-                    )
+                    message = response if serialize is None else serialize(response)
+                    self._peer.connection.send_message(self.stream_id, (message,))
         except grpc.aio.AbortError:
             pass
         except asyncio.CancelledError:
@@ -474,8 +659,10 @@ class _Peer:
         self._socket = sock
         self._loop = asyncio.get_running_loop()
         self._calls: dict[int, _Call] = {}
+        #: Calls that are counted at the door and bring no request: the longest first.
+        self.quiet: dict[int, _Call] = {}
         # Calls whose answers are ready.
-        self._answers: list[_Call] = []
+        self._answers: list[_Call | _StreamedRequest] = []
         self._held_bytes = 0
         # Every byte that is unread came later than this.
         self._floor_ns = floor_ns
@@ -486,7 +673,8 @@ class _Peer:
         self._read_bytes: int | None = None
         self._segments: int | None = 0
         self._reading = True
-        self._writers: dict[int, asyncio.Future[None]] = {}
+        # What goes on when the client has taken a stream's messages.
+        self._writers: dict[int, Callable[[], object]] = {}
         # Whether this connection is encrypted is known when its first byte is here.
         self._begun = server.tls is None
         self._tls: TlsSession | None = None
@@ -496,6 +684,9 @@ class _Peer:
         self._flushing = False
         self._silent_sweeps = 0
         self._stalled_sweeps = 0
+        # When the frame began to come that was not complete at the last sweep, and sweeps since.
+        self._partial_since_ns: int | None = None
+        self._partial_sweeps = 0
         self._unread_before = 0
         self._loop.add_reader(sock, self._readable)
         self.flush()
@@ -545,9 +736,7 @@ class _Peer:
                 self._handle(event)
         except Http2Error as error:
             log.info("connection of %s: %s", self.name, error)
-            self.connection.close(error.code, str(error))
-            self.flush()
-            self.lost(str(error))
+            self.hang_up(error.code, str(error))
             return
         finally:
             self._flushing = False
@@ -623,18 +812,22 @@ class _Peer:
                 call.last_received(event.message, event.arrival_ns)
             return
         if isinstance(event, RequestBegun):
-            self._begin(stream_id, event.request, event.arrival_ns)
+            call = self._begin(stream_id, event.request, event.arrival_ns)
+            if call is not None and call.method.bounded:
+                self.quiet[stream_id] = call
             return
         call = self._calls.get(stream_id)
         if call is None:
             return
         if isinstance(event, LastMessage):
+            self.quiet.pop(stream_id, None)
             call.last_received(event.message, event.arrival_ns)
         elif isinstance(event, MessageReceived):
             if call.method.bounded:
                 self.server.turns.asked()
             call.message_received(event.message, event.arrival_ns)
         elif isinstance(event, HalfClosed):
+            self.quiet.pop(stream_id, None)
             call.closed_by_client()
         elif isinstance(event, StreamReset):
             call.gone()
@@ -652,7 +845,8 @@ class _Peer:
         if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
             self.connection.send_end(stream_id, _block_of(fault, method.path))
             return None
-        if method.directly is not None and not server.throttle.admit():
+        single = method.directly is not None and method.form is None
+        if single and not server.throttle.admit():
             self.connection.send_end(stream_id, server.busy_block(method.path))
             return None
         self.idle_sweeps = 0
@@ -660,7 +854,7 @@ class _Peer:
             server.turns.asked()
         if request.encoding != "identity":
             self._read_bytes = _READ_BYTES_COMPRESSED
-        kind = HandledCall if method.directly is None else _Call
+        kind = _Call if single else HandledCall if method.directly is None else _StreamedCall
         call = self._calls[stream_id] = kind(self, stream_id, request, method, arrival_ns)
         server.num_calls += 1
         call.begin()
@@ -689,14 +883,14 @@ class _Peer:
 
     # --- out ----------------------------------------------------------------------------------
 
-    def answer_soon(self, call: _Call) -> None:
+    def answer_soon(self, call: _Call | _StreamedRequest) -> None:
         """Write the answer that a call has ready, with the others of this turn."""
         self._answers.append(call)
         self.flush_soon()
 
     def _write_answers(self) -> None:
         """Put the answers that are ready, and still in time, behind what is queued."""
-        server, connection = self.server, self.connection
+        server = self.server
         while self._answers:
             answers, self._answers = (
                 self._answers[:_ANSWERS_PER_LOOK],
@@ -714,8 +908,7 @@ class _Peer:
                     unread = self.num_unread_bytes
                     call.fail(server.door.crowded(what, unread, _UNREAD_ANSWER_BYTES_MAX))
                 else:
-                    connection.answer(call.stream_id, message)
-                    call.finish()
+                    call.deliver(message)
             if self._answers:
                 self._write()
 
@@ -795,23 +988,30 @@ class _Peer:
 
     async def room(self, stream_id: int) -> None:
         """Wait until the client has taken a stream's messages, or nearly so."""
-        while self._is_behind(stream_id):
-            self._writers[stream_id] = self._loop.create_future()
-            await self._writers[stream_id]
+        while self.is_behind(stream_id):
+            future = self._loop.create_future()
+            self.when_room(stream_id, functools.partial(_wake, future))
+            await future
 
-    def _is_behind(self, stream_id: int) -> bool:
+    def when_room(self, stream_id: int, go_on: Callable[[], object]) -> None:
+        """Call something when the client has taken a stream's messages, or nearly so, or the stream is over."""
+        self._writers[stream_id] = go_on
+
+    def is_behind(self, stream_id: int) -> bool:
+        """Whether the client has still to take messages of a stream, or much else."""
         return not self.closed and (
             self._unsent_bytes > _UNSENT_BYTES_MAX or self.connection.queued_on(stream_id)
         )
 
     def _wake_writers(self) -> None:
-        for stream_id in [i for i in self._writers if not self._is_behind(i)]:
-            _wake(self._writers.pop(stream_id))
+        for stream_id in [i for i in self._writers if not self.is_behind(i)]:
+            self._writers.pop(stream_id)()
 
     # --- the end ------------------------------------------------------------------------------
 
     def call_over(self, stream_id: int) -> None:
         """A call is answered, or given up."""
+        self.quiet.pop(stream_id, None)
         if self._calls.pop(stream_id, None) is not None:
             self.server.num_calls -= 1
             self.server.something_ended()
@@ -819,14 +1019,30 @@ class _Peer:
 
     def sweep(self) -> None:
         """Look after the connection, once a second."""
+        # libuv tells of a broken connection once, and watches it no more. If there was still something to read
+        # then, nobody has heard of it.
+        if broken := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.lost(os.strerror(broken))
+            return
         self.connection.forgive()
         self._silent_sweeps += 1
-        self.idle_sweeps = 0 if self._calls or self.num_unread_bytes else self.idle_sweeps + 1
+        at_work = self.num_unread_bytes or any(call.is_at_work for call in self._calls.values())
+        self.idle_sweeps = 0 if at_work else self.idle_sweeps + 1
         if self._silent_sweeps == _PING_AFTER:
             self.connection.ping()
             self.flush()
         elif self._silent_sweeps >= _SILENCE_MAX:
-            self.lost("the client is silent")
+            self.hang_up(ErrorCode.NO_ERROR, "the client is silent")
+            return
+        since_ns = self.connection.partial_since_ns
+        stands = since_ns is not None and since_ns == self._partial_since_ns
+        self._partial_since_ns = since_ns
+        self._partial_sweeps = (
+            self._partial_sweeps + 1 if stands or not self.connection.greeted else 0
+        )
+        if self._partial_sweeps > _COMING_MAX:
+            text = f"a frame did not come within {_COMING_MAX * _SWEEP_S:g} s"
+            self.hang_up(ErrorCode.ENHANCE_YOUR_CALM, text)
             return
         for call in [call for call in self._calls.values() if call.sweep()]:
             text = f"the request did not come within {_COMING_MAX * _SWEEP_S:g} s"
@@ -835,7 +1051,7 @@ class _Peer:
         stalled = 0 < unread <= self._unread_before
         self._stalled_sweeps = self._stalled_sweeps + 1 if stalled else 0
         if self._stalled_sweeps >= _STALL_MAX:
-            self.lost(f"the client leaves {self.num_unread_bytes} bytes of answers unread")
+            self.leave_unread()
 
     def go_away(self) -> None:
         """Ask the client to open no more calls."""
@@ -844,10 +1060,33 @@ class _Peer:
 
     def make_room(self) -> None:
         """Hang up in favour of others; a call that is on its way was not looked at, so it can be repeated."""
-        text = "others need the room of an idle connection"
-        self.connection.close(ErrorCode.NO_ERROR, text)
+        self.hang_up(ErrorCode.NO_ERROR, "others need the room of an idle connection")
+
+    def leave_unread(self) -> None:
+        """Hang up, because the client takes no answers; the reason may reach it, for no window holds it back."""
+        text = f"the client leaves {self.num_unread_bytes} bytes of answers unread"
+        self.hang_up(ErrorCode.ENHANCE_YOUR_CALM, text)
+
+    def give_up_quiet(self) -> bool:
+        """End some calls that bring no request, in favour of others; returns whether there were any."""
+        calls = [*islice(self.quiet.values(), _QUIET_CALLS_GIVEN_UP)]
+        for call in calls:
+            self.server.door.count(Refusal.OVERLOADED)
+            text = "the front is full: others need the room of a call that brings no request"
+            call.give_up(RefusedError(Refusal.OVERLOADED, text))
+        return bool(calls)
+
+    def hang_up(self, code: ErrorCode, text: str) -> None:
+        """Say why the connection ends, and end it; all calls are given up."""
+        self.connection.close(code, text)
         self.flush()
-        self.lost(text)
+        if self.closed:
+            return
+        self._end(text)
+        if self._unsent:
+            self._socket.close()  # Who reads nothing does not hear it.
+        else:
+            self.server.let_go(self._socket)
 
     def drain(self) -> None:
         """Tell all calls that the server stops."""
@@ -865,13 +1104,16 @@ class _Peer:
 
     def lost(self, reason: str) -> None:
         """Hang up; all calls are given up."""
-        if self.closed:
-            return
+        if not self.closed:
+            self._end(reason)
+            self._socket.close()
+
+    def _end(self, reason: str) -> None:
+        """Give all calls up, and leave the socket alone from now on."""
         self.closed = True
         log.debug("connection of %s is over: %s", self.name, reason)
         self._loop.remove_reader(self._socket)
         self._loop.remove_writer(self._socket)
-        self._socket.close()
         for call in list(self._calls.values()):
             call.gone()
         self.server.door.num_bytes -= self._held_bytes
@@ -924,6 +1166,8 @@ class Http2Server:
         # Every connection that is not accepted came later than this, per socket; None: there is none.
         self._listening: dict[socket.socket, int | None] = {}
         self._peers: set[_Peer] = set()
+        # Connections that are over, whose clients may still read why; and sweeps until they are closed.
+        self._leaving: dict[socket.socket, int] = {}
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended: asyncio.Future[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -937,9 +1181,13 @@ class Http2Server:
         self._generic += handlers
 
     def answer_directly(
-        self, service: str, name: str, answer: Callable[[Call, Buffer], None]
+        self,
+        service: str,
+        name: str,
+        answer: Callable[[Call, Buffer], None],
+        form: StreamForm | None = None,
     ) -> None:
-        """Have a unary method answered by a function that is called with its message.
+        """Have a method's requests answered by a function that is called with each message.
 
         All calls of the service are refused while the front is full.
 
@@ -947,10 +1195,11 @@ class Http2Server:
             service: the service's full name.
             name: the method's.
             answer: is to see to it that `Call.answer` or `Call.fail` is called. It does not raise.
+            form: of a method that takes a stream and answers with one; None: the method is unary.
         """
         self._bounded.add(service)
         path = f"/{service}/{name}"
-        self._methods[path] = Method(path, answer, None, bounded=True)
+        self._methods[path] = Method(path, answer, None, bounded=True, form=form)
 
     def method(self, request: CallHeaders) -> Method | None:
         """Find out what to do with a call; None: there is no such method."""
@@ -971,9 +1220,13 @@ class Http2Server:
         """Say why a call cannot be taken; None: it can."""
         if crowded_connection:
             return self.door.crowded("connections", len(self._peers), self.max_connections)
-        if self.num_calls >= self.door.max_requests:
+        if self.num_calls >= self.door.max_requests and not self._make_room():
             return self.door.crowded("open calls", self.num_calls, self.door.max_requests)
         return None
+
+    def _make_room(self) -> bool:
+        """End calls that bring nothing, of whom has most of them; returns whether there were any."""
+        return max(self._peers, key=lambda peer: len(peer.quiet)).give_up_quiet()
 
     def busy_block(self, path: str) -> bytes:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
@@ -982,6 +1235,11 @@ class Http2Server:
             self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
+
+    def busy(self) -> RefusedError:
+        """Make the refusal of a request in a stream that the throttle keeps out."""
+        self.door.count(Refusal.OVERLOADED)
+        return self.door.busy(round(self.throttle.rate_rps or 0))
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -1040,12 +1298,40 @@ class Http2Server:
             await asyncio.wait(self._tasks, timeout=_END_LIMIT_S)
         for peer in list(self._peers):
             peer.lost("the server stopped")
+        for sock in list(self._leaving):
+            self._close(sock)
         self.turns.stop()
 
     def peer_left(self, peer: _Peer) -> None:
         """A connection is over."""
         self._peers.discard(peer)
         self.something_ended()
+
+    def let_go(self, sock: socket.socket) -> None:
+        """Close a connection behind its last words: at once it would take them back, with something left to read."""
+        if len(self._leaving) >= _LEAVING_MAX:
+            sock.close()
+            return
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+        self._leaving[sock] = _LEAVING_SWEEPS
+        asyncio.get_running_loop().add_reader(sock, self._discard, sock)
+
+    def _discard(self, sock: socket.socket) -> None:
+        """Read what nobody wants to know from a connection that is over."""
+        try:
+            num_bytes = sock.recv_into(self.buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            num_bytes = 0
+        if not num_bytes:
+            self._close(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        del self._leaving[sock]
+        asyncio.get_running_loop().remove_reader(sock)
+        sock.close()
 
     def something_ended(self) -> None:
         """A call or connection is over, or all is sent."""
@@ -1107,12 +1393,16 @@ class Http2Server:
     def _sweep(self) -> None:
         for peer in list(self._peers):
             peer.sweep()
+        for sock, sweeps in list(self._leaving.items()):
+            self._leaving[sock] = sweeps - 1
+            if sweeps <= 1:
+                self._close(sock)
         unread_bytes = sum(peer.num_unread_bytes for peer in self._peers)
         while unread_bytes > self.door.max_bytes:
             # A bound for each would be none for all: who leaves most unread makes room.
             greediest = max(self._peers, key=lambda peer: peer.num_unread_bytes)
             unread_bytes -= greediest.num_unread_bytes
-            greediest.lost(f"the client leaves {greediest.num_unread_bytes} bytes unread")
+            greediest.leave_unread()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
 
 

@@ -19,7 +19,15 @@ from functools import lru_cache
 
 from google.protobuf.message import DecodeError
 
-from clockwright.bulk import ENTRIES_MAX, SMALL_MESSAGE_BYTES, Buffer, join_bulk, split_bulk
+from clockwright.bulk import (
+    ENTRIES_MAX,
+    SMALL_MESSAGE_BYTES,
+    Buffer,
+    add_bulk,
+    encode_varint,
+    split_bulk,
+    total_bytes,
+)
 from clockwright.errors import BadRequestError, ProtocolError
 from clockwright.foreign import check_name_length
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
@@ -28,7 +36,8 @@ from clockwright.v1 import inference_pb2 as pb
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
-STREAM_RESPONSE_FIELD = 2
+# Tag of `infer_response` in a ModelStreamInferResponse.
+_STREAM_RESPONSE_TAG = b"\x12"
 
 # gRPC's core rounds a timeout up before it sends it: to 1 ms below a second, 10 ms below ten, and so on
 # (measured: 20 s arrive as 20.0999 s). The client gives up at the exact time all the same.
@@ -56,9 +65,6 @@ _UNSUPPORTED = {
     "sequence_id": "stateful sequences",
     "sequence_start": "stateful sequences",
     "sequence_end": "stateful sequences",
-    "shared_memory_region": "shared memory",
-    "shared_memory_byte_size": "shared memory",
-    "shared_memory_offset": "shared memory",
     "classification": "the classification extension",
 }
 
@@ -70,7 +76,14 @@ PARAMETERS = ("slo_ms", "timeout", "explain", "context", "tenant")
 # decodes them.
 _HINTS = ("binary_data", "binary_data_output", "binary_data_size", "content_type")
 _OF_REQUESTS = frozenset((*PARAMETERS, *_HINTS, "priority", "triton_enable_empty_final_response"))
-_OF_TENSORS = frozenset(_HINTS)
+# Where a tensor lies that does not come with its request, or is not to go with its answer.
+_REGION, _REGION_BYTES, _REGION_OFFSET = (
+    "shared_memory_region",
+    "shared_memory_byte_size",
+    "shared_memory_offset",
+)
+_OF_TENSORS = frozenset((*_HINTS, _REGION, _REGION_BYTES, _REGION_OFFSET))
+_REGION_BYTES_MAX = (1 << 63) - 1
 
 
 # Fields that are looked at before a message is parsed: model_name, model_version, id, parameters. Their
@@ -87,6 +100,16 @@ class ParsedRequest:
     message: pb.ModelInferRequest
     #: `raw_input_contents`, one per input; views into the received bytes when those are big.
     raw: Sequence[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """A part of a region of shared memory that a client has registered, as a request names it."""
+
+    region: str
+    #: Where it begins in the region.
+    offset: int
+    num_bytes: int
 
 
 @dataclass(slots=True)
@@ -128,6 +151,10 @@ class CheckedRequest:
     tenant: str
     #: How its answer begins, serialised.
     answer_header: bytes
+    #: Which of `inputs` are empty here, because they lie in shared memory, and where.
+    shared_inputs: Sequence[tuple[int, SharedPart]] = ()
+    #: Where each of `outputs` belongs in shared memory, None: in the answer; empty: all belong there.
+    shared_outputs: Sequence[SharedPart | None] = ()
 
 
 @dataclass(slots=True)
@@ -220,7 +247,7 @@ def read_request(
     """
     message = request.message
     check_name_length("id", message.id)
-    rows, inputs = _read_inputs(request, servable)
+    rows, inputs, shared_inputs = _read_inputs(request, servable)
     outputs = _requested_outputs(message, servable.outputs)
     slo_ns, slo_source = request_slo_ns(
         message,
@@ -231,6 +258,7 @@ def read_request(
     explain = _wants_explanation(message)
     context = _string(message, "context") if servable.has_contexts else ""
     specs = tuple(servable.outputs[index] for index in outputs)
+    shared_outputs = _shared_outputs(message, rows, specs)
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
         message.id,
@@ -242,7 +270,9 @@ def read_request(
         explain,
         context,
         _string(message, "tenant"),
-        _response_header(servable.name, servable.version, rows, specs),
+        _response_header(servable.name, servable.version, rows, specs, shared_outputs),
+        shared_inputs,
+        shared_outputs,
     )
 
 
@@ -305,8 +335,8 @@ def encode_response(
     outputs: Sequence[Buffer],
     *,
     parameters: Mapping[str, bool | int | str] | None = None,
-) -> bytes:
-    """Serialise a ModelInferResponse; each output is copied once.
+) -> Sequence[Buffer]:
+    """Serialise a ModelInferResponse; gives it in parts, of which outputs are some, as they are.
 
     Args:
         asked: the request.
@@ -319,12 +349,18 @@ def encode_response(
             id=asked.request_id,
             parameters={key: _parameter(value) for key, value in (parameters or {}).items()},
         ).SerializeToString()
-    return join_bulk(header, RAW_OUTPUT_FIELD, [outputs[index] for index in asked.outputs])
+    wanted: list[Buffer] = [outputs[index] for index in asked.outputs]
+    if shared := asked.shared_outputs:
+        # Clients find an output by its position, so those that lie elsewhere have an empty place.
+        wanted = [b"" if part else output for part, output in zip(shared, wanted, strict=True)]
+        if None not in shared:
+            wanted = []
+    return add_bulk(header, RAW_OUTPUT_FIELD, wanted)
 
 
-def wrap_for_stream(response: bytes) -> bytes:
-    """Put a serialised ModelInferResponse into a ModelStreamInferResponse."""
-    return join_bulk(b"", STREAM_RESPONSE_FIELD, [response])
+def wrap_for_stream(response: Sequence[Buffer]) -> bytes:
+    """Put a serialised ModelInferResponse into a ModelStreamInferResponse; copies each part once."""
+    return b"".join((_STREAM_RESPONSE_TAG, encode_varint(total_bytes(response)), *response))
 
 
 def encode_stream_error(message: str, *, request_id: str = "") -> bytes:
@@ -343,7 +379,11 @@ def quote(name: str) -> str:
 # All answers of a model with as many rows have this part in common. Kept, it costs 1 us instead of 8.
 @lru_cache(maxsize=8192)
 def _response_header(
-    model_name: str, model_version: str, rows: int, specs: tuple[TensorSpec, ...]
+    model_name: str,
+    model_version: str,
+    rows: int,
+    specs: tuple[TensorSpec, ...],
+    shared: tuple[SharedPart | None, ...],
 ) -> bytes:
     tensors = [
         pb.ModelInferResponse.InferOutputTensor(
@@ -351,20 +391,40 @@ def _response_header(
         )
         for spec in specs
     ]
+    for tensor, spec, part in zip(tensors, specs, shared, strict=False):
+        if part is not None:
+            tensor.parameters[_REGION].string_param = part.region
+            tensor.parameters[_REGION_BYTES].int64_param = rows * spec.row_bytes
+            if part.offset:
+                tensor.parameters[_REGION_OFFSET].int64_param = part.offset
     return pb.ModelInferResponse(
         model_name=model_name, model_version=model_version, outputs=tensors
     ).SerializeToString()
 
 
-def _read_inputs(request: ParsedRequest, servable: Servable) -> tuple[int, list[Buffer]]:
-    """Check the inputs; returns the number of rows and the bytes of each, in the servable's order."""
+def _read_inputs(
+    request: ParsedRequest, servable: Servable
+) -> tuple[int, list[Buffer], Sequence[tuple[int, SharedPart]]]:
+    """Check the inputs.
+
+    Returns:
+        The number of rows; the bytes of each input, in the servable's order; which of them lie in shared
+        memory, and where: their bytes are none.
+    """
     tensors = request.message.inputs
     raw = request.raw
-    if raw and len(raw) != len(tensors):
-        raise BadRequestError(
-            f"raw_input_contents: found {len(raw)} entries, expected one for each of the {len(tensors)} inputs"
-        )
     _check_number("inputs", len(tensors))
+    parts = [_shared_part("input", tensor) if tensor.parameters else None for tensor in tensors]
+    num_here = parts.count(None)
+    if raw and len(raw) != num_here:
+        elsewhere = " that lie in no region" if num_here < len(parts) else ""
+        raise BadRequestError(
+            f"raw_input_contents: found {len(raw)} entries, expected one for each of the {num_here}"
+            f" inputs{elsewhere}"
+        )
+    if num_here < len(parts):
+        entries = iter(raw)
+        raw = raw and [next(entries) if part is None else b"" for part in parts]
     positions: dict[str, int] = {}
     for position, tensor in enumerate(tensors):
         if tensor.name in positions:
@@ -374,6 +434,7 @@ def _read_inputs(request: ParsedRequest, servable: Servable) -> tuple[int, list[
 
     rows = 0
     buffers: list[Buffer] = []
+    shared: list[tuple[int, SharedPart]] = []
     for spec in servable.inputs:
         position = positions[spec.name]
         tensor = tensors[position]
@@ -384,11 +445,80 @@ def _read_inputs(request: ParsedRequest, servable: Servable) -> tuple[int, list[
                 f" input {quote(servable.inputs[0].name)}"
             )
         rows = found_rows
-        if raw:
+        if (part := parts[position]) is not None:
+            _check_shared(tensor, part, spec, rows)
+            shared.append((len(buffers), part))
+            buffers.append(b"")
+        elif raw:
             buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
         else:
             buffers.append(_typed_bytes(tensor, spec, rows))
-    return rows, buffers
+    return rows, buffers, shared
+
+
+def _shared_part(
+    kind: str,
+    tensor: pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor,
+) -> SharedPart | None:
+    """Read where a tensor lies in shared memory; None: it does not."""
+    parameters = tensor.parameters
+    where = f"{kind} {quote(tensor.name)}: "
+    if _REGION not in parameters:
+        for name in (_REGION_BYTES, _REGION_OFFSET):
+            if name in parameters:
+                raise BadRequestError(f"{where}found parameter {name} without {_REGION}")
+        return None
+    region = parameters[_REGION]
+    if region.WhichOneof("parameter_choice") != "string_param" or not region.string_param:
+        raise BadRequestError(f"{where}parameter {_REGION}: expected a name in string_param")
+    check_name_length(f"{where}parameter {_REGION}", region.string_param)
+    if _REGION_BYTES not in parameters:
+        raise BadRequestError(f"{where}found no {_REGION_BYTES}, expected it beside {_REGION}")
+    numbers = []
+    for name in (_REGION_BYTES, _REGION_OFFSET):
+        value = 0
+        if name in parameters:
+            kind_found = parameters[name].WhichOneof("parameter_choice")
+            if kind_found not in ("int64_param", "uint64_param"):
+                raise BadRequestError(
+                    f"{where}parameter {name}: found {kind_found or 'no value'}, expected int64_param"
+                )
+            value = getattr(parameters[name], kind_found)
+        if not 0 <= value <= _REGION_BYTES_MAX:
+            raise BadRequestError(f"{where}parameter {name}: found {value}, expected 0 or more")
+        numbers.append(value)
+    return SharedPart(region.string_param, offset=numbers[1], num_bytes=numbers[0])
+
+
+def _check_shared(
+    tensor: pb.ModelInferRequest.InferInputTensor, part: SharedPart, spec: TensorSpec, rows: int
+) -> None:
+    if tensor.HasField("contents") and tensor.contents.ByteSize():
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found contents as well as {_REGION}, expected one of them"
+        )
+    expected = rows * spec.row_bytes
+    if part.num_bytes != expected:
+        raise BadRequestError(
+            f"input {quote(spec.name)}: found {_REGION_BYTES} {part.num_bytes}, expected {expected} for"
+            f" {spec.datatype} {[rows, *spec.row_shape]}"
+        )
+
+
+def _shared_outputs(
+    message: pb.ModelInferRequest, rows: int, specs: Sequence[TensorSpec]
+) -> tuple[SharedPart | None, ...]:
+    """Find out where the outputs belong that were asked for; empty: all belong into the answer."""
+    if not any(asked.parameters for asked in message.outputs):
+        return ()
+    parts = tuple(_shared_part("output", asked) for asked in message.outputs)
+    for spec, part in zip(specs, parts, strict=True):
+        if part is not None and part.num_bytes < rows * spec.row_bytes:
+            raise BadRequestError(
+                f"output {quote(spec.name)}: found {_REGION_BYTES} {part.num_bytes}, expected"
+                f" {rows * spec.row_bytes} or more for {spec.datatype} {[rows, *spec.row_shape]}"
+            )
+    return () if not any(parts) else parts
 
 
 def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:

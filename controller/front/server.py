@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -18,14 +18,20 @@ from google.protobuf.message import Message
 
 from clockwright import __version__
 from clockwright.bulk import Buffer, split_bulk
-from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
+from clockwright.errors import (
+    BadRequestError,
+    NotAllowedError,
+    Refusal,
+    RefusedError,
+    UnknownModelError,
+)
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, RequestId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState
 from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
 from controller.front.explanation import explain
-from controller.front.http2_server import HandledCall, Http2Server
+from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
 from controller.front.methods import unary
 from controller.front.oip import (
     CheckedRequest,
@@ -38,6 +44,7 @@ from controller.front.oip import (
     read_request,
     wrap_for_stream,
 )
+from controller.front.regions import Regions, Stretch
 from controller.front.statuses import Status, end, fail
 from controller.front.templates import Templates
 from controller.runtime import Answer, Runtime, late_error
@@ -52,13 +59,11 @@ DEFAULT_SLO_NS = 100 * NS_PER_MS
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
+SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Triton's clients know ONNX models by this name.
 PLATFORM = "onnxruntime_onnx"
 APPLICATION_PLATFORM = "clockwright_application"
-
-# A client that sends and never reads makes us hold this many answers at most; then its stream waits.
-STREAM_REQUESTS_MAX = 1024
 
 # Between the last look at the clock and the client's machine lie the kernel, and whoever takes the processor
 # away: 20 to 40 us as a rule, a slice of the kernel's scheduler at times. An answer is charged this part of its
@@ -81,6 +86,7 @@ class _Served:
         "_num_bytes",
         "_over",
         "_runtime",
+        "_shared",
         "request_id",
     )
 
@@ -92,6 +98,7 @@ class _Served:
         runtime: Runtime,
         door: Door,
         num_bytes: int,
+        shared: Sequence[Stretch | None],
     ) -> None:
         self._call = call
         self._name = name
@@ -99,6 +106,8 @@ class _Served:
         self._runtime = runtime
         self._door = door
         self._num_bytes = num_bytes
+        # Where outputs belong that are not to be in the answer.
+        self._shared = shared
         self._over = False
         #: The runtime's; 0 while it has not been asked.
         self.request_id = RequestId(0)
@@ -128,6 +137,9 @@ class _Served:
                 # An application explains every answer: feedback needs the query id.
                 parameters = result.parameters
                 expected_latency_ns = asked.slo_ns
+            for index, stretch in zip(asked.outputs, self._shared, strict=False):
+                if stretch is not None:
+                    stretch.write(result.outputs[index])
             message = encode_response(asked, result.outputs, parameters=parameters)
         except Exception as fault:
             # Nobody else would end the call.
@@ -182,6 +194,7 @@ class InferenceService:
         door: Door,
         default_slo_ns: int = DEFAULT_SLO_NS,
         applications: Applications | None = None,
+        regions: Regions | None = None,
         lag_ns: Callable[[], int] | None = None,
     ) -> None:
         """Answer from a catalogue through a runtime.
@@ -192,6 +205,7 @@ class InferenceService:
             door: bounds what is open at once.
             default_slo_ns: SLO of requests that name no SLO, to models that have none.
             applications: know the applications, which clients ask like models; None: there are none.
+            regions: clients' own shared memory; None: they may have none.
             lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
                 does.
         """
@@ -200,6 +214,7 @@ class InferenceService:
         self._door = door
         self._default_slo_ns = default_slo_ns
         self._applications = applications
+        self._regions = regions
         self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
         self._templates = Templates()
 
@@ -222,12 +237,32 @@ class InferenceService:
             "RepositoryModelUnload": unary(
                 "RepositoryModelUnload", pb.RepositoryModelUnloadRequest, self._unload
             ),
-            "ModelStreamInfer": grpc.stream_stream_rpc_method_handler(self._stream_infer),
+            "SystemSharedMemoryRegister": unary(
+                "SystemSharedMemoryRegister",
+                pb.SystemSharedMemoryRegisterRequest,
+                self._register,
+                only_here=True,
+            ),
+            "SystemSharedMemoryUnregister": unary(
+                "SystemSharedMemoryUnregister",
+                pb.SystemSharedMemoryUnregisterRequest,
+                self._unregister,
+                only_here=True,
+            ),
+            "SystemSharedMemoryStatus": unary(
+                "SystemSharedMemoryStatus",
+                pb.SystemSharedMemoryStatusRequest,
+                self._region_status,
+                only_here=True,
+            ),
         }
         if isinstance(server, Http2Server):
             server.answer_directly(SERVICE, "ModelInfer", self.infer)
+            form = StreamForm(wrap_for_stream, _error_in_stream)
+            server.answer_directly(SERVICE, "ModelStreamInfer", self.infer, form)
         else:
             methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
+            methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream_infer)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._health_check)}
         server.add_generic_rpc_handlers(
             (
@@ -252,7 +287,15 @@ class InferenceService:
             call.fail(error)
             return
         try:
-            self._begin(call, data)
+            answerer, servable, asked = self._check(data, call.arrival_ns, call.timeout_ns)
+            shared: Sequence[Stretch | None] = ()
+            if asked.shared_inputs or asked.shared_outputs:
+                shared = self._find_shared(asked)
+                num_bytes += self._read_shared(asked)
+            served = _Served(
+                call, servable.name, asked, self._runtime, self._door, num_bytes, shared
+            )
+            self._begin(call, answerer, asked, served)
         except Exception as error:
             self._door.leave(num_bytes)
             call.fail(error)
@@ -267,14 +310,14 @@ class InferenceService:
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._runtime.clock())
-        return end(context, answer) if isinstance(answer, Status) else answer
+        return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
 
     async def _stream_infer(
         self,
         requests: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext[Any, Any] | HandledCall,
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        """Answer the requests of a stream as their answers get ready; errors do not end it.
+        """Answer the requests of a stream of grpc.aio as their answers get ready; errors do not end it.
 
         The RPC deadline is the stream's, not a request's, so no SLO is taken from it.
         """
@@ -289,8 +332,7 @@ class InferenceService:
                 async with writing:
                     answer = call.judge(self._runtime.clock())
                     if isinstance(answer, Status):
-                        request_id = peek_request(data).request_id
-                        message = encode_stream_error(answer.text, request_id=request_id)
+                        message = _error_in_stream(answer.text, data)
                     else:
                         message = wrap_for_stream(answer)
                     await context.write(message)
@@ -299,24 +341,19 @@ class InferenceService:
 
         async with asyncio.TaskGroup() as tasks:
             async for data in requests:
-                if isinstance(context, HandledCall):
-                    arrival_ns = context.arrival_ns
-                else:
-                    arrival_ns = self._runtime.clock() - self._lag_ns()
+                arrival_ns = self._runtime.clock() - self._lag_ns()
                 await room.acquire()
                 tasks.create_task(answer(data, arrival_ns))
 
-    def _begin(self, call: Call, data: Buffer) -> None:
-        """Check one request and have it served.
+    def _begin(
+        self, call: Call, answerer: Entry | LiveApplication, asked: CheckedRequest, served: _Served
+    ) -> None:
+        """Have a request served.
 
         Raises:
-            RefusedError: it has waited for too long, or nobody can serve it.
-            UnknownModelError: no such model or version.
-            BadRequestError: the request does not fit its model.
+            RefusedError: nobody can serve it.
         """
         arrival_ns = call.arrival_ns
-        answerer, servable, asked = self._check(data, arrival_ns, call.timeout_ns)
-        served = _Served(call, servable.name, asked, self._runtime, self._door, len(data))
         task: asyncio.Task[Answer] | asyncio.Task[Answered]
         if isinstance(answerer, LiveApplication):
             assert self._applications is not None
@@ -360,7 +397,13 @@ class InferenceService:
     def _check(
         self, data: Buffer, arrival_ns: int, timeout_ns: int | None
     ) -> tuple[Entry | LiveApplication, Servable, CheckedRequest]:
-        """Find out who is to answer a request, and what is asked; as `_begin`."""
+        """Find out who is to answer a request, and what is asked.
+
+        Raises:
+            RefusedError: it has waited for too long, or nobody can serve it.
+            UnknownModelError: no such model or version.
+            BadRequestError: the request does not fit its model.
+        """
         waited_ns = self._runtime.clock() - arrival_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
         cut = self._templates.cut(data)
@@ -387,9 +430,53 @@ class InferenceService:
             default_slo_ns=self._default_slo_ns,
         )
         # What an application takes changes with its models, which the catalogue does not know.
-        if cut is not None and not isinstance(answerer, LiveApplication):
+        # What lies in shared memory is looked up for each request.
+        shared = asked.shared_inputs or asked.shared_outputs
+        if cut is not None and not shared and not isinstance(answerer, LiveApplication):
             self._templates.add(cut, parsed, answerer, servable, asked)
         return answerer, servable, asked
+
+    def _find_shared(self, asked: CheckedRequest) -> Sequence[Stretch | None]:
+        """Find where outputs belong in clients' shared memory.
+
+        Raises:
+            NotAllowedError: clients may have none.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        return [None if part is None else regions.find(part) for part in asked.shared_outputs]
+
+    def _read_shared(self, asked: CheckedRequest) -> int:
+        """Fetch inputs from clients' shared memory; returns how many bytes that are.
+
+        Raises:
+            RefusedError: there is no room for them.
+            UnknownRegionError: there is no such region.
+            BadRequestError: the region is smaller.
+        """
+        regions = self._shared_memory()
+        num_bytes = sum(part.num_bytes for _, part in asked.shared_inputs)
+        if num_bytes > regions.request_bytes_max:
+            raise BadRequestError(
+                f"found {num_bytes} bytes of inputs in shared memory, expected"
+                f" {regions.request_bytes_max} at most, as of a message (--max-message-mib)"
+            )
+        self._door.grow(num_bytes)
+        try:
+            for index, part in asked.shared_inputs:
+                asked.inputs[index] = regions.read(part)
+        except BaseException:
+            self._door.shrink(num_bytes)
+            raise
+        return num_bytes
+
+    def _shared_memory(self) -> Regions:
+        if self._regions is None:
+            raise NotAllowedError(
+                "clients may have no shared memory here: the server was started without --allow-client-shm"
+            )
+        return self._regions
 
     def _peek(self, data: Buffer, waited_ns: int, timeout_ns: int | None) -> None:
         """Refuse a request that waited longer than its SLO, without a look at its tensors."""
@@ -515,8 +602,11 @@ class InferenceService:
         return pb.ModelReadyResponse(ready=self._catalogue.state(model) is ModelState.READY)
 
     async def _server_metadata(self, _: pb.ServerMetadataRequest) -> Message:
+        extensions = [*EXTENSIONS]
+        if self._regions is not None:
+            extensions.append(SHARED_MEMORY_EXTENSION)
         return pb.ServerMetadataResponse(
-            name="clockwright", version=__version__, extensions=EXTENSIONS
+            name="clockwright", version=__version__, extensions=extensions
         )
 
     async def _model_metadata(self, request: pb.ModelMetadataRequest) -> Message:
@@ -548,6 +638,24 @@ class InferenceService:
         except Exception as error:
             return fail(context, error, method="Check")
         return b"\x08\x01" if self._is_ready() else b"\x08\x02"
+
+    # --- clients' shared memory ---------------------------------------------------------------
+
+    async def _register(self, request: pb.SystemSharedMemoryRegisterRequest) -> Message:
+        self._shared_memory().register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+        self._shared_memory().unregister(request.name)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    async def _region_status(self, request: pb.SystemSharedMemoryStatusRequest) -> Message:
+        status = pb.SystemSharedMemoryStatusResponse()
+        for region in self._shared_memory().list(request.name):
+            told = status.regions[region.name]
+            told.name, told.key = region.name, region.key
+            told.offset, told.byte_size = region.offset, region.num_bytes
+        return status
 
     # --- the model repository -----------------------------------------------------------------
 
@@ -586,6 +694,11 @@ class InferenceService:
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
         await self._catalogue.remove(_model_named(request))
         return pb.RepositoryModelUnloadResponse()
+
+
+def _error_in_stream(text: str, request: Buffer) -> bytes:
+    """Make the message of a stream that answers a request with an error's text."""
+    return encode_stream_error(text, request_id=peek_request(request).request_id)
 
 
 def _model_named(

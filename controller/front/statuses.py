@@ -17,11 +17,13 @@ from clockwright.errors import (
     ModelError,
     NameTakenError,
     NoRoomError,
+    NotAllowedError,
     ProtocolError,
     Refusal,
     RefusedError,
     StoreError,
     UnknownModelError,
+    UnknownRegionError,
     UnknownWorkerError,
 )
 from clockwright.foreign import printable
@@ -76,7 +78,7 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             return CODES[error.refusal], _say(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
             return CODES[error.refusal], _say(str(error))
-        case UnknownModelError() | UnknownWorkerError():
+        case UnknownModelError() | UnknownWorkerError() | UnknownRegionError():
             return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
             return grpc.StatusCode.INVALID_ARGUMENT, _say(str(error))
@@ -84,6 +86,8 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             return grpc.StatusCode.INVALID_ARGUMENT, _say(f"not the request of {method}: {error}")
         case NameTakenError():
             return grpc.StatusCode.ALREADY_EXISTS, _say(str(error))
+        case NotAllowedError():
+            return grpc.StatusCode.PERMISSION_DENIED, _say(str(error))
         case NoRoomError():
             return grpc.StatusCode.RESOURCE_EXHAUSTED, _say(str(error))
         case ModelError():

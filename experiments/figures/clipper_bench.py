@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clockwright.actions import ActionError, Infer, LoadWeights, Result
+from clockwright.bulk import Buffer
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_S, GpuKind, ModelId, RequestId, WorkerId
 from controller.core import Scheduler, SchedulerConfig
@@ -369,7 +370,7 @@ def exec_ns(ready: Prepared, batch_size: int, rows: Array, *, runs: int, budget_
     return np.array(durations[1:])  # the first touches memory
 
 
-def answer(ready: Prepared, rows: Array) -> list[bytes]:
+def answer(ready: Prepared, rows: Array) -> Sequence[Buffer]:
     """The model's answer to one request of these rows; their number is one of its batch sizes."""
     outcomes: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
     runtime: LaneThreads[Any] = LaneThreads(ready.device, outcomes.put)

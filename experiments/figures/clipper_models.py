@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from clockwright.bulk import Buffer
 from clockwright.units import ModelId
 from experiments.digits import Array, load
 from experiments.selection.digit_models import OPSETS, export
@@ -193,7 +194,7 @@ def _ignore(stage: str) -> None:
     pass
 
 
-def labels_of(outputs: Sequence[bytes], model: ServedModel) -> Array:
+def labels_of(outputs: Sequence[Buffer], model: ServedModel) -> Array:
     """The labels among the outputs of one request."""
     (index,) = [i for i, spec in enumerate(model.outputs) if spec.name == "label"]
     labels: Array = np.frombuffer(outputs[index], np.int64)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,7 +18,9 @@ from controller.app import running as running_controller
 from controller.config import ControllerConfig
 from controller.front.door import Door
 from controller.front.http2_server import EOF, Http2Server
-from controller.front.slabs import Slabs
+from controller.front.tls import server_context
+from controller.slabs import Slabs
+from tests.kit.certificates import self_signed
 from tests.kit.front_end import until
 
 SERVICE = "test.Service"
@@ -84,16 +88,32 @@ class Service:
 class Running:
     """A server of `Service` in a thread of its own."""
 
-    def __init__(self, address: str, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        address: str,
+        service: Service,
+        loop: asyncio.AbstractEventLoop,
+        certificate: Path | None,
+    ) -> None:
         self.address = address
+        #: That of a server behind TLS.
+        self.certificate = certificate
         self.service = service
         self.loop = loop
+
+    def channel(self, module: Any = grpc) -> Any:  # noqa: ANN401
+        """A channel of `grpc` or `grpc.aio`."""
+        # The types of gRPC's stubs want serializers, and streams at once; its clients do not.
+        if self.certificate is None:
+            return module.insecure_channel(self.address, options=OPTIONS)
+        credentials = grpc.ssl_channel_credentials(self.certificate.read_bytes())
+        return module.secure_channel(self.address, credentials, options=OPTIONS)
 
     def until(self, condition: Callable[[], bool]) -> None:
         asyncio.run_coroutine_threadsafe(until(condition), self.loop).result(60)
 
 
-async def start(front: str, service: Service) -> tuple[Any, str]:
+async def start(front: str, service: Service, tls: ssl.SSLContext | None = None) -> tuple[Any, str]:
     server: Any
     if front == "http2":
         loop = asyncio.get_running_loop()
@@ -103,6 +123,7 @@ async def start(front: str, service: Service) -> tuple[Any, str]:
             max_message_bytes=MESSAGE_BYTES_MAX,
             max_connections=100,
             slabs=Slabs(1 << 20),
+            tls=tls,
         )
     else:
         server = grpc.aio.server(
@@ -119,16 +140,26 @@ async def start(front: str, service: Service) -> tuple[Any, str]:
     return server, f"127.0.0.1:{port}"
 
 
-@pytest.fixture(params=["http2", "grpc"])
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=["http2", "http2 behind tls", "grpc"])
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    front, _, sealed = request.param.partition(" ")
+    certificate, tls = None, None
+    if sealed:
+        certificate, key = request.getfixturevalue("files")
+        tls = server_context(certificate, key)
     service = Service()
     started: list[Running] = []
     ready = threading.Event()
     stop = asyncio.Event()
 
     async def main() -> None:
-        server, address = await start(request.param, service)
-        started.append(Running(address, service, asyncio.get_running_loop()))
+        server, address = await start(front, service, tls)
+        started.append(Running(address, service, asyncio.get_running_loop(), certificate))
         ready.set()
         await stop.wait()
         await server.stop(0)
@@ -143,10 +174,9 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
         thread.join()
 
 
-# The types of gRPC's stubs want serializers, and streams at once; its clients do not.
 @pytest.fixture
 def channel(running: Running) -> Iterator[Any]:
-    with grpc.insecure_channel(running.address, options=OPTIONS) as channel:
+    with running.channel() as channel:
         yield channel
 
 
@@ -236,7 +266,7 @@ def test_a_cancelled_call_ends_its_handler(running: Running, channel: Any) -> No
 
 
 def test_a_client_that_vanishes_ends_its_handlers(running: Running) -> None:
-    with grpc.insecure_channel(running.address) as channel:
+    with running.channel() as channel:
         calls = [unary(channel, "Wait").future(b"c") for _ in range(3)]
         running.until(lambda: running.service.waiting == 3)
     running.until(lambda: running.service.left == ["c", "c", "c"])
@@ -266,7 +296,7 @@ def test_a_conversation_goes_on_after_the_client_has_closed_its_half(channel: An
 
 def test_many_calls_at_once_by_the_asynchronous_client(running: Running) -> None:
     async def main() -> None:
-        channel: Any = grpc.aio.insecure_channel(running.address, options=OPTIONS)
+        channel: Any = running.channel(grpc.aio)
         async with channel:
             echo: Any = channel.unary_unary(f"/{SERVICE}/Echo")
             contents = [b"%d" % number * (number % 7 * 3000 + 1) for number in range(500)]

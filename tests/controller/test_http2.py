@@ -311,7 +311,7 @@ def test_a_message_longer_than_the_limit_is_refused_before_it_comes() -> None:
 
 def answered(connection: Http2Connection, content: bytes) -> None:
     connection.receive(call(1, b"question"))
-    connection.send_message(1, content)
+    connection.send_message(1, (content,))
     connection.send_end(1, status_block(0))
 
 
@@ -336,11 +336,44 @@ def test_an_answer_waits_for_the_connections_window() -> None:
     assert frames[-1][0] == HEADERS
 
 
+@given(
+    st.lists(st.sampled_from([0, 1, 9, 16_000, 16_379, 16_384, 40_000]), min_size=1, max_size=5),
+    st.sampled_from([1, 100, 16_384, 1 << 20]),
+    st.sampled_from([1000, 16_384, 1 << 20]),
+)
+def test_an_answer_in_parts_arrives_in_one_piece(
+    sizes: list[int], initial_window: int, increment: int
+) -> None:
+    connection = greeted(initial_window=initial_window)
+    connection.receive(call(1, b"question"))
+    parts = [bytes([number]) * size for number, size in enumerate(sizes)]
+    connection.answer(1, parts)
+    frames = sent_by(connection)
+    while frames[-1][0] != HEADERS or not frames[-1][1] & END_STREAM:
+        update = frame(WINDOW, 0, 0, struct.pack(">I", increment))
+        connection.receive(update + frame(WINDOW, 0, 1, struct.pack(">I", increment)))
+        frames += sent_by(connection)
+    assert b"".join(f[3] for f in frames if f[0] == DATA) == message(b"".join(parts))
+    assert max(len(f[3]) for f in frames) <= 16_384
+    assert connection.queued_bytes == 0
+
+
+def test_a_large_answer_is_sent_from_where_it_lies() -> None:
+    connection = greeted(initial_window=1 << 20)
+    connection.receive(frame(WINDOW, 0, 0, struct.pack(">I", 1 << 20)))
+    connection.receive(call(1, b"question"))
+    tensor = bytes(100_000)
+    connection.answer(1, (b"header", memoryview(tensor)))
+    out = connection.take_output()
+    lies_there = [part for part in out if isinstance(part, memoryview) and part.obj is tensor]
+    assert sum(map(len, lies_there)) == len(tensor)
+
+
 def test_a_smaller_initial_window_holds_for_open_streams() -> None:
     connection = greeted(initial_window=100)
     connection.receive(call(1, b"question"))
     connection.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 0)))
-    connection.send_message(1, b"answer")
+    connection.send_message(1, (b"answer",))
     assert DATA not in [f[0] for f in sent_by(connection)]
     connection.receive(frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 100)))
     assert [f[3][5:] for f in sent_by(connection) if f[0] == DATA] == [b"answer"]
@@ -429,7 +462,7 @@ def test_no_frames_raise_anything_but_the_protocols_error(
         for kind, flags, stream_id, payload in frames:
             for event in connection.receive(frame(kind, flags, stream_id, payload)):
                 if isinstance(event, HalfClosed):
-                    connection.send_message(event.stream_id, b"answer")
+                    connection.send_message(event.stream_id, (b"ans", b"wer"))
                     connection.send_end(event.stream_id, status_block(0))
         connection.receive(tail)
     except Http2Error as error:

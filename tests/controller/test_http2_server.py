@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+import socket
 import struct
+import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import grpc
@@ -19,12 +25,17 @@ from clockwright.units import NS_PER_S
 from clockwright.v1 import inference_pb2 as pb
 from controller.front import http2_server
 from controller.front.door import Door
+from controller.front.http2_server import STREAM_REQUESTS_MAX
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from tests.kit.raw_http2 import (
     DATA,
     END_HEADERS,
+    END_STREAM,
+    GREEDY_WINDOW,
     HEADERS,
     PING,
+    WINDOW,
+    End,
     RawClient,
     call,
     frame,
@@ -353,6 +364,23 @@ def test_a_flood_ends_its_own_connection_with_a_reason(tmp_path: Path) -> None:
         assert other.wait([other.infer(question())])[0].status == 0
 
 
+def test_who_is_hung_up_on_can_read_why_and_is_let_go_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.02)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.settle()
+        # What comes behind it is not read, and would take the answer back if the server just closed.
+        with Standstill(server):
+            client.send(frame(PING, 0, 0, b"1234567") + bytes(1 << 20))
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert "found PING of 7 bytes" in goodbye[1]
+        with suppress(BrokenPipeError, ConnectionResetError):
+            while True:
+                client.send(bytes(1000))
+
+
 def test_answers_wait_for_a_client_that_gives_no_window(tmp_path: Path) -> None:
     closed = struct.pack(">HI", 4, 0)
     with (
@@ -374,6 +402,27 @@ def test_a_client_that_leaves_withdraws_what_it_asked(tmp_path: Path) -> None:
                 client.infer(question())
             server.until(lambda front: front.runtime.num_waiting == 30)
         server.until(lambda front: front.runtime.num_waiting == 0)
+
+
+def test_a_client_that_breaks_off_before_all_it_sent_is_read_withdraws_what_it_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The event loop tells of the end once, when there is still something to read, and never again.
+    monkeypatch.setattr(http2_server, "_PING_AFTER", 1_000_000)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    with serving_in_thread(tmp_path) as server:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        with RawClient(server.address) as client:
+            client.settle()
+            with Standstill(server):
+                for _ in range(5000):
+                    client.infer(question())
+                client.socket.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
+                client.socket.close()
+            server.until(lambda front: bool(front.worker.held))
+            server.until(lambda front: front.runtime.num_waiting == 0)
 
 
 def test_a_client_that_is_silent_is_given_up_and_one_that_answers_pings_is_not(
@@ -402,7 +451,64 @@ def test_a_client_that_leaves_its_answers_unread_is_given_up(
         RawClient(server.address, settings=closed, window=b"") as client,
     ):
         client.infer(question())
-        client.wait_closed()
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert re.fullmatch(r"the client leaves \d+ bytes of answers unread", goodbye[1])
+
+
+def test_a_frame_that_does_not_come_to_its_end_ends_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.002)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    monkeypatch.setattr(http2_server, "_PING_AFTER", 1_000_000)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        client.settle()
+        client.send(frame(HEADERS, END_HEADERS, 1, headers())[:-1])
+        goodbye = client.wait_closed()
+        assert goodbye is not None
+        assert "a frame did not come within" in goodbye[1]
+
+
+def test_calls_that_bring_no_request_make_room_for_others(tmp_path: Path) -> None:
+    door = Door(max_requests=100, max_bytes=1 << 20)
+    with (
+        serving_in_thread(tmp_path, door=door) as server,
+        RawClient(server.address) as greedy,
+        RawClient(server.address) as modest,
+    ):
+        coming = modest.next_id()
+        modest.send(frame(HEADERS, END_HEADERS, coming, headers()))
+        modest.settle()
+        ids = [greedy.next_id() for _ in range(1000)]
+        for stream_id in ids:
+            greedy.send(frame(HEADERS, END_HEADERS, stream_id, headers()))
+        greedy.settle()
+        assert modest.wait([modest.infer(question())])[0].status == 0
+        # A request that takes its time is no worse off for it.
+        modest.send(frame(DATA, END_STREAM, coming, message(question())))
+        assert modest.wait([coming])[0].status == 0
+        ended = greedy.wait([stream_id for stream_id in ids if stream_id in greedy.ended])
+        assert len(ended) >= 900
+        assert {end.status for end in ended} == {OVERLOADED}
+        assert "others need the room of a call that brings no request" in ended[0].text
+
+
+def test_connections_of_calls_that_come_slowly_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.01)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    monkeypatch.setattr(http2_server, "_COMING_MAX", 1_000_000)
+    with serving_in_thread(tmp_path, max_connections=10) as server, ExitStack() as stack:
+        for _ in range(10):
+            slow = stack.enter_context(RawClient(server.address))
+            slow.send(frame(HEADERS, END_HEADERS, 1, headers()))
+            slow.send(frame(DATA, 0, 1, message(question())[:-1]))
+        status: int | None = None
+        while status != 0:
+            with RawClient(server.address) as client:
+                status = client.wait([client.infer(question())])[0].status
 
 
 def test_a_request_that_does_not_come_to_its_end_is_given_up(
@@ -465,3 +571,134 @@ def test_an_answer_that_cannot_be_put_into_a_message_ends_its_call(
     with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
         [end] = client.wait([client.infer(asked.SerializeToString())])
         assert (end.status, end.text) == (13, "internal error in ModelInfer: ValueError")
+
+
+# --- streams of requests --------------------------------------------------------------------------
+
+STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
+
+
+def begin_stream(client: RawClient, *requests: bytes) -> int:
+    stream_id = client.next_id()
+    client.send(frame(HEADERS, END_HEADERS, stream_id, headers(STREAM_INFER)))
+    send_requests(client, stream_id, *requests)
+    return stream_id
+
+
+def send_requests(client: RawClient, stream_id: int, *requests: bytes, flags: int = 0) -> None:
+    content = b"".join(message(request) for request in requests)
+    client.send(frame(DATA, flags, stream_id, content))
+
+
+def errors(end: End) -> list[str]:
+    return [pb.ModelStreamInferResponse.FromString(each).error_message for each in end.messages]
+
+
+def test_requests_of_a_stream_wait_for_their_answers_without_a_task_each(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        stream_id = begin_stream(client, question())
+        server.until(lambda front: front.runtime.num_waiting == 1)
+        num_tasks = server.do(lambda _: len(asyncio.all_tasks()))
+        send_requests(client, stream_id, *[question()] * 100)
+        server.until(lambda front: front.runtime.num_waiting == 101)
+        assert server.do(lambda _: len(asyncio.all_tasks())) == num_tasks
+        # Behind the last request the client has nothing to say, and still hears all answers.
+        send_requests(client, stream_id, question(model="nobody"), flags=END_STREAM)
+        server.do(lambda front: front.worker.release())
+        [end] = client.wait([stream_id])
+        assert sorted(errors(end)) == [""] * 101 + ["there is no model 'nobody'"]
+        assert end.status == 0
+
+
+def test_a_stream_has_a_bound_of_requests_that_are_served_at_once(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        stream_id = begin_stream(client, *[question()] * (STREAM_REQUESTS_MAX + 100))
+        client.settle()
+        assert server.do(lambda front: front.runtime.num_waiting) == STREAM_REQUESTS_MAX
+        send_requests(client, stream_id, flags=END_STREAM)
+        server.do(lambda front: front.worker.release())
+        [end] = client.wait([stream_id])
+        assert errors(end) == [""] * (STREAM_REQUESTS_MAX + 100)
+
+
+def test_a_stream_whose_client_takes_no_answers_waits_and_goes_on_when_it_does(
+    tmp_path: Path,
+) -> None:
+    closed = struct.pack(">HI", 4, 0)
+    with (
+        serving_in_thread(tmp_path) as server,
+        RawClient(server.address, settings=closed, window=GREEDY_WINDOW) as client,
+    ):
+        stream_id = begin_stream(client, *[question()] * 3 * STREAM_REQUESTS_MAX)
+        client.settle()
+        server.until(lambda front: front.runtime.num_waiting == 0)
+        assert server.do(lambda front: front.runtime.telemetry.total.answered) < (
+            2 * STREAM_REQUESTS_MAX
+        )
+        send_requests(client, stream_id, flags=END_STREAM)
+        client.send(frame(WINDOW, 0, stream_id, struct.pack(">I", 1 << 30)))
+        [end] = client.wait([stream_id])
+        assert errors(end) == [""] * 3 * STREAM_REQUESTS_MAX
+
+
+def test_a_stream_that_stands_still_inside_a_message_is_given_up_and_one_between_two_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http2_server, "_SWEEP_S", 0.002)
+    monkeypatch.setattr(http2_server, "_SILENCE_MAX", 1_000_000)
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        rests, stands = begin_stream(client, question()), begin_stream(client, question())
+        client.send(frame(DATA, 0, stands, message(question())[:-1]))
+        assert "did not come within" in client.wait([stands])[0].text
+        send_requests(client, rests, question(), flags=END_STREAM)
+        assert errors(client.wait([rests])[0]) == ["", ""]
+
+
+def test_a_busy_loop_keeps_requests_of_a_stream_out_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id = begin_stream(client, question())
+        server.until(lambda front: front.runtime.telemetry.total.answered == 1)
+        monkeypatch.setattr("controller.front.throttle.Throttle.admit", lambda _: False)
+        send_requests(client, stream_id, *[question()] * 2000, flags=END_STREAM)
+        answered, *refused = errors(client.wait([stream_id])[0])
+        assert answered == ""
+        assert len(refused) == 2000
+        assert all("the controller itself is busy" in text for text in refused)
+
+
+def test_a_request_of_a_stream_costs_hardly_more_lines_than_one_of_its_own(tmp_path: Path) -> None:
+    num_lines = 0
+
+    def count(frame_: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
+        nonlocal num_lines
+        if "/controller/" not in frame_.f_code.co_filename:
+            return None
+        num_lines += event == "line"
+        return count
+
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+        stream_id, num_asked = begin_stream(client), 0
+
+        def ask_in_stream() -> None:
+            nonlocal num_asked
+            num_asked += 1
+            send_requests(client, stream_id, question())
+            client.wait_messages(stream_id, num_asked)
+
+        def lines_of_50(ask: Callable[[], object]) -> int:
+            nonlocal num_lines
+            ask()
+            num_lines = 0
+            server.do(lambda _: sys.settrace(count))
+            for _ in range(50):
+                ask()
+            server.do(lambda _: sys.settrace(None))
+            return num_lines
+
+        alone = lines_of_50(lambda: client.wait([client.infer(question())]))
+        # A message of a stream comes by the longer way through the frames.
+        assert lines_of_50(ask_in_stream) < 1.2 * alone

@@ -1,8 +1,7 @@
-"""Clients of other makes, on both servers: nghttp2's, curl's, and gRPC's of JavaScript."""
+"""Tools that speak HTTP/2 and know nothing of gRPC, on both servers and behind TLS: nghttp2's and curl."""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import struct
@@ -13,16 +12,31 @@ from pathlib import Path
 import pytest
 
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.tls import server_context
+from tests.kit.certificates import self_signed
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from tests.kit.raw_http2 import MODEL_INFER, message
 
 HEADERS = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
 
 
-@pytest.fixture(params=["http2", "grpc"])
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=["http2", "http2 behind tls", "grpc"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FrontEndInThread]:
-    with serving_in_thread(tmp_path / "models", front=request.param) as running:
+    front, _, sealed = request.param.partition(" ")
+    tls = server_context(*request.getfixturevalue("files")) if sealed else None
+    with serving_in_thread(tmp_path / "models", front=front, tls=tls) as running:
         yield running
+
+
+@pytest.fixture
+def url(server: FrontEndInThread, request: pytest.FixtureRequest) -> str:
+    scheme = "https" if "tls" in request.node.callspec.params["server"] else "http"
+    return f"{scheme}://{server.address}{MODEL_INFER}"
 
 
 @pytest.fixture(params=["small", "large"])
@@ -52,9 +66,8 @@ def run(*command: str) -> str:
 
 @pytest.mark.parametrize(("connections", "streams"), [(1, 1), (3, 100)])
 def test_h2load_gets_an_answer_to_every_request(
-    server: FrontEndInThread, body: Path, connections: int, streams: int
+    server: FrontEndInThread, url: str, body: Path, connections: int, streams: int
 ) -> None:
-    url = f"http://{server.address}{MODEL_INFER}"
     output = run(
         "h2load", "-n", "300", "-c", str(connections), "-m", str(streams), *HEADERS,
         "-d", str(body), url,
@@ -67,21 +80,20 @@ def test_h2load_gets_an_answer_to_every_request(
     assert server.do(lambda front: front.runtime.telemetry.total.answered) == 300
 
 
-def test_nghttp_sees_headers_a_message_and_trailers(server: FrontEndInThread, body: Path) -> None:
-    url = f"http://{server.address}{MODEL_INFER}"
+def test_nghttp_sees_headers_a_message_and_trailers(url: str, body: Path) -> None:
     output = run("nghttp", "-v", "-H:method: POST", *HEADERS, "-d", str(body), url)
     assert re.search(r"content-type: ?application/grpc", output)
     assert re.search(r"grpc-status: ?0", output)
     assert "RST_STREAM" not in output
 
 
-def test_curl_gets_the_answer_whole(server: FrontEndInThread, body: Path, tmp_path: Path) -> None:
-    url = f"http://{server.address}{MODEL_INFER}"
+def test_curl_gets_the_answer_whole(url: str, body: Path, tmp_path: Path) -> None:
     if "HTTP2" not in run("curl", "--version"):
         pytest.skip("curl was built without HTTP/2")
     answer = tmp_path / "answer"
+    asks_for_http2 = "--http2" if url.startswith("https") else "--http2-prior-knowledge"
     output = run(
-        "curl", "-sS", "--http2-prior-knowledge", *HEADERS, "--data-binary", f"@{body}",
+        "curl", "-sS", "--insecure", asks_for_http2, *HEADERS, "--data-binary", f"@{body}",
         "-D", "-", "-o", str(answer), url,
     )  # fmt: skip
     assert "HTTP/2 200" in output
@@ -89,19 +101,3 @@ def test_curl_gets_the_answer_whole(server: FrontEndInThread, body: Path, tmp_pa
     flag, length = struct.unpack_from(">BI", answer.read_bytes())
     assert (flag, length) == (0, answer.stat().st_size - 5)
     pb.ModelInferResponse.FromString(answer.read_bytes()[5:])
-
-
-def test_grpc_of_javascript_asks_and_streams(server: FrontEndInThread) -> None:
-    client = Path(__file__).parents[1] / "kit" / "grpc_js_client.js"
-    proto = Path(__file__).parents[2] / "proto" / "inference" / "inference.proto"
-    try:
-        output = run("node", str(client), server.address, str(proto))
-    except subprocess.CalledProcessError as error:
-        if "Cannot find module" not in error.stderr:
-            raise
-        pytest.skip("node finds no @grpc/grpc-js and @grpc/proto-loader in NODE_PATH")
-    found = json.loads(output)
-    expected = [{"id": f"r{number}", "floats": [2, 4, 6]} for number in range(50)]
-    assert found["unary"] == expected
-    assert sorted(found["streamed"], key=str) == sorted(expected, key=str)
-    assert found["unknown"] == {"code": 5, "text": "there is no model 'nobody'"}

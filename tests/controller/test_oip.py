@@ -269,7 +269,7 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
                     GOOD_B,
                 ]
             },
-            "input 'a': found parameter shared_memory_region, but shared memory",
+            "input 'a': found no shared_memory_byte_size, expected it beside shared_memory_region",
         ),
     ],
 )  # fmt: skip
@@ -595,7 +595,7 @@ def test_responses_are_what_protobuf_would_make(
         expected.parameters["cold"].bool_param = True
         expected.parameters["queue_us"].int64_param = 7
         expected.parameters["worker"].string_param = "w"
-    assert pb.ModelInferResponse.FromString(data) == expected
+    assert pb.ModelInferResponse.FromString(b"".join(data)) == expected
     wrapped = pb.ModelStreamInferResponse.FromString(wrap_for_stream(data))
     assert wrapped == pb.ModelStreamInferResponse(infer_response=expected)
 

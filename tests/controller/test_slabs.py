@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from clockwright.errors import ProtocolError
 from clockwright.shared_memory import map_shared
-from controller.front.slab_book import BLOCK_BYTES_MIN, SlabBook
-from controller.front.slabs import Arena, Slabs
+from controller.slab_book import BLOCK_BYTES_MIN, SlabBook
+from controller.slabs import Arena, Slabs
 
 KIB64 = BLOCK_BYTES_MIN
 #: A size to take, or which of those taken is given back.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import ssl
 import struct
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,24 +20,14 @@ from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
 from controller.config import ControllerConfig
 from controller.front.tls import TlsSession, server_context
+from tests.kit.certificates import self_signed
 from tests.kit.front_end import serving_in_thread
 from tests.kit.raw_http2 import MODEL_INFER, RawClient
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None, reason="certificates are made by openssl"
-)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate of this machine, signed by itself, and its key."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command += ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
+    return self_signed(tmp_path_factory.mktemp("tls"))
 
 
 def credentials(files: tuple[Path, Path]) -> Any:  # noqa: ANN401

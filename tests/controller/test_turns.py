@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from contextvars import Context
+from typing import Any, TypeVarTuple
 
 from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.front.turns import BUSY_PERIOD_NS, IDLE_PERIOD_NS, Turns
+
+Ts = TypeVarTuple("Ts")
 
 
 class TimersByHand(asyncio.SelectorEventLoop):
@@ -21,7 +24,11 @@ class TimersByHand(asyncio.SelectorEventLoop):
 
     @override
     def call_later(
-        self, delay: float, callback: Callable[..., Any], *args: Any, **keywords: Any
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         self.armed.append((delay, callback))
         return super().call_later(3600, callback, *args)

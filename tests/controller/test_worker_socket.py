@@ -194,7 +194,9 @@ def test_a_stranger_that_says_nothing_is_hung_up_on_after_a_while(
     run(test)
 
 
-def test_a_worker_that_never_dials_gets_no_models_and_is_given_up(tmp_path: Path) -> None:
+def test_a_worker_that_never_dials_gets_no_models_and_is_given_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         settings = config(tmp_path, silence_limit_ms=1000)
         async with (
@@ -202,7 +204,8 @@ def test_a_worker_that_never_dials_gets_no_models_and_is_given_up(tmp_path: Path
             LoopbackWorker(controller.port, dials=False) as worker,
         ):
             await worker.ended.wait()
-            assert "it has not dialled the socket for actions for 10" in worker.end
+            words = "worker w0 left: it has not dialled the socket for actions for 10"
+            assert words in caplog.text
             assert "model_offer" not in worker.received
 
     run(test)
@@ -234,7 +237,7 @@ def test_a_worker_that_takes_no_more_actions_is_given_up(
 
 
 def test_a_worker_whose_socket_breaks_is_lost_and_what_it_had_is_served_by_another(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
         async with (
@@ -248,8 +251,7 @@ def test_a_worker_whose_socket_breaks_is_lost_and_what_it_had_is_served_by_anoth
                 assert breaks.data is not None
                 breaks.data.close()
                 assert [bytes(output) for output in await asking] == [ROW]
-                await breaks.ended.wait()
-                assert breaks.end == "the worker closed its connection"
+                assert "worker breaks left: the worker closed its connection" in caplog.text
 
     run(test)
 
@@ -359,8 +361,9 @@ def test_where_no_file_handle_is_left_workers_wait_for_one(
 ) -> None:
     async def test() -> None:
         async with (
-            running(config(tmp_path)) as controller,
-            LoopbackWorker(controller.port, dials=False) as worker,
+            running(config(tmp_path, silence_limit_ms=1_000_000)) as controller,
+            # A heartbeat that is written when the stream has ended would hide why it did.
+            LoopbackWorker(controller.port, dials=False, beats=False) as worker,
         ):
             await worker.wait_for("welcome")
             sock = socket.socket(socket.AF_UNIX)
@@ -380,9 +383,9 @@ def test_where_no_file_handle_is_left_workers_wait_for_one(
                     os.close(number)
             sock.send(frames.greeting(worker.welcome.token))
             sock.shutdown(socket.SHUT_WR)
-            # The link ends because its socket does: so it had become the link's.
-            await worker.ended.wait()
-            assert worker.end == "the worker closed its connection"
+            # The link ends because its socket does: so it had become the link's. The worker's own stream
+            # may miss the reason: grpcio forgets the status of a call that ends while it writes a beat.
+            await until(lambda: "worker w0 left: the worker closed its connection" in caplog.text)
             sock.close()
             assert caplog.text.count("can be accepted") < 100
 

@@ -23,11 +23,12 @@ from controller.core import Scheduler, SchedulerConfig
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
+from controller.front.regions import Regions
 from controller.front.server import InferenceService
-from controller.front.slabs import Slabs
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
+from controller.slabs import Slabs
 from controller.state_file import StateFile
 from controller.telemetry import Telemetry
 from controller.uploads import Uploads
@@ -57,6 +58,7 @@ class FrontEnd:
     applications: Applications
     links: WorkerLinks
     slabs: Slabs
+    regions: Regions
     uploads: Uploads
 
 
@@ -78,6 +80,7 @@ async def controlling(
     catalogue = Catalogue(runtime, directory, uploads)
     await catalogue.restore()
     slabs = Slabs(SLAB_BYTES)
+    regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
@@ -85,7 +88,7 @@ async def controlling(
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, uploads)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions, uploads)
     finally:
         await applications.close()
         await state.close()
@@ -103,6 +106,7 @@ async def serving(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    client_shm: bool = False,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port."""
     async with controlling(directory, selection, clock=clock) as front_end:
@@ -124,7 +128,11 @@ async def serving(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
         service = InferenceService(
-            runtime, catalogue, door=door, applications=front_end.applications
+            runtime,
+            catalogue,
+            door=door,
+            applications=front_end.applications,
+            regions=front_end.regions if client_shm else None,
         )
         service.mount(server)
         control = ControlService(
@@ -187,6 +195,7 @@ def serving_in_thread(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    client_shm: bool = False,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -201,6 +210,7 @@ def serving_in_thread(
             max_connections=max_connections,
             tls=tls,
             host=host,
+            client_shm=client_shm,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()

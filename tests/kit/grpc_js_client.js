@@ -1,56 +1,50 @@
-// gRPC's client for JavaScript: argv is HOST:PORT and the .proto; prints what it got as one line of JSON.
+// gRPC's client for JavaScript: argv is HOST:PORT, the .proto, "unary" or "stream", and a certificate if there
+// is TLS; stdin is a JSON list of requests. It sends all at once, and prints what it got, by id, as JSON.
+const fs = require("fs");
 const grpc = require("@grpc/grpc-js");
 const loader = require("@grpc/proto-loader");
 
-const [address, proto] = process.argv.slice(2);
+const [address, proto, how, certificate] = process.argv.slice(2);
 const definition = loader.loadSync(proto, { keepCase: true, longs: Number });
 const { GRPCInferenceService } = grpc.loadPackageDefinition(definition).inference;
-const client = new GRPCInferenceService(address, grpc.credentials.createInsecure());
-const tensor = Buffer.from(new Float32Array([1, 2, 3]).buffer);
+const credentials = certificate
+  ? grpc.credentials.createSsl(fs.readFileSync(certificate))
+  : grpc.credentials.createInsecure();
+const client = new GRPCInferenceService(address, credentials);
+const requests = JSON.parse(fs.readFileSync(0)).map(({ tensor, timeout_ms, ...rest }) => ({
+  timeout_ms,
+  message: { ...rest, raw_input_contents: [Buffer.from(tensor, "base64")] },
+}));
 
-function question(id) {
-  return {
-    model_name: "double",
-    id,
-    parameters: { slo_ms: { int64_param: 600000 } },
-    inputs: [{ name: "x", datatype: "FP32", shape: [1, 3] }],
-    raw_input_contents: [tensor],
-  };
+function describe(answer) {
+  return { tensor: answer.raw_output_contents[0].toString("base64") };
 }
 
-function infer(request) {
+function ask({ message, timeout_ms }) {
   return new Promise((resolve) => {
-    const options = { deadline: Date.now() + 60000 };
-    client.ModelInfer(request, options, (error, answer) =>
-      resolve(error ? { code: error.code, text: error.details } : describe(answer)),
+    client.ModelInfer(message, { deadline: Date.now() + timeout_ms }, (error, answer) =>
+      resolve([message.id, error ? { code: error.code, error: error.details } : describe(answer)]),
     );
   });
 }
 
-function describe(answer) {
-  const output = answer.raw_output_contents[0];
-  return { id: answer.id, floats: [0, 4, 8].map((offset) => output.readFloatLE(offset)) };
-}
-
-function converse(ids) {
+function converse() {
   return new Promise((resolve) => {
     const answers = [];
     const stream = client.ModelStreamInfer();
-    stream.on("data", (message) => {
-      answers.push(describe(message.infer_response));
-      if (answers.length === ids.length) stream.end();
+    stream.on("data", ({ error_message, infer_response }) => {
+      const answer = error_message ? { error: error_message } : describe(infer_response);
+      answers.push([infer_response.id, answer]);
+      if (answers.length === requests.length) stream.end();
     });
     stream.on("end", () => resolve(answers));
-    ids.forEach((id) => stream.write(question(id)));
+    requests.forEach(({ message }) => stream.write(message));
   });
 }
 
 async function main() {
-  const ids = Array.from({ length: 50 }, (_, index) => `r${index}`);
-  const unary = await Promise.all(ids.map((id) => infer(question(id))));
-  const streamed = await converse(ids);
-  const unknown = await infer({ ...question("u"), model_name: "nobody" });
-  console.log(JSON.stringify({ unary, streamed, unknown }));
+  const answers = how === "stream" ? await converse() : await Promise.all(requests.map(ask));
+  console.log(JSON.stringify(Object.fromEntries(answers)));
   client.close();
 }
 

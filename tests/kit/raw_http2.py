@@ -173,6 +173,20 @@ class RawClient:
             self.take(0.1)
         return [self.ended[stream_id] for stream_id in stream_ids]
 
+    def wait_messages(self, stream_id: int, count: int, timeout_s: float = 60) -> None:
+        """Wait until so many messages of a call that goes on are here."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            content, found = self._data.get(stream_id, b""), 0
+            position = 0
+            while len(content) >= position + 5:
+                position += 5 + int(struct.unpack_from(">I", content, position + 1)[0])
+                found += position <= len(content)
+            if found >= count:
+                return
+            assert time.monotonic() < deadline_s, f"{found} messages"
+            self.take(0.1)
+
     def wait_closed(self, timeout_s: float = 60) -> tuple[int, str] | None:
         """Wait until the server hangs up; returns what it said."""
         deadline_s = time.monotonic() + timeout_s

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clockwright.actions import Action, ActionError, EvictWeights, Infer, LoadWeights, Result
+from clockwright.bulk import Buffer
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
 from worker.devices.device import Device
 from worker.lane_threads import LaneThreads, Outcome
@@ -82,7 +83,7 @@ class RunningLanes:
     def result(self, action_id: int) -> Result:
         return self.answer(action_id)[0]
 
-    def ok(self, action_id: int) -> list[bytes]:
+    def ok(self, action_id: int) -> Sequence[Buffer]:
         result, outputs = self.answer(action_id)
         assert result.error is ActionError.NONE, result.message
         return outputs

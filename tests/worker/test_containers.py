@@ -8,7 +8,7 @@ import hashlib
 import math
 import queue
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from sklearn.linear_model import LogisticRegression
 
 from clockwright import Client, RefusedError
 from clockwright.actions import ActionError
+from clockwright.bulk import Buffer
 from clockwright.containers import ContainerSpec, parse_container
 from clockwright.errors import ConfigError, ModelError, Refusal
 from clockwright.operator import Operator
@@ -235,7 +236,7 @@ class ContainerBench:
         payload = [array.tobytes() for array in arrays]
         return self.running.infer("m", *payload, rows=rows, batch_size=batch_size)
 
-    def infer(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> list[bytes]:
+    def infer(self, *arrays: np.ndarray, rows: tuple[int, ...] = (1,)) -> Sequence[Buffer]:
         return self.running.ok(self.submit(*arrays, rows=rows))
 
     def failure(self, *arrays: np.ndarray) -> str:

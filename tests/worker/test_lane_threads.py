@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto
 
 from clockwright.actions import ActionError
+from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId
 from tests.kit.processes import until
@@ -382,9 +383,11 @@ class NotedDevice(ModelledDevice):
             self.held.set()
             assert self.may_end.wait(60)
 
-    def run_output(self, step: Step[ServedModel]) -> list[bytes]:
+    def run_output(
+        self, step: Step[ServedModel], room: memoryview | None = None
+    ) -> Sequence[Buffer]:
         self._note(step)
-        return super().run_output(step)
+        return super().run_output(step, room)
 
     def take_ran(self) -> list[tuple[str, str]]:
         ran, self.ran = self.ran, []

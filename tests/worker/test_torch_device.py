@@ -27,6 +27,7 @@ import torch
 
 from clockwright import Client
 from clockwright.actions import ActionError, Infer, LoadWeights
+from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, ModelError
 from clockwright.units import NS_PER_S, PAGE_BYTES, ActionId
 from experiments.local_server import LocalServer
@@ -529,7 +530,7 @@ def infer_step(model: TorchModel, pages: tuple[int, ...], io_offset: int) -> Ste
     return Step(Lane.EXEC, action, model, pages, io_offset)
 
 
-def overwritten_while_queued(device: TorchDevice, models: list[TorchModel], x: bytes) -> bytes:
+def overwritten_while_queued(device: TorchDevice, models: list[TorchModel], x: bytes) -> Buffer:
     """Launch an EXEC, load another model onto its pages before anybody has waited for it; its output."""
     first, second = models[:2]
     device.run_load(load_step(first, (2, 0)))

@@ -23,7 +23,7 @@ import numpy as np
 
 from clockwright.bulk import Buffer
 from clockwright.shared_memory import make_shared
-from controller.front.slab_book import BLOCK_BYTES_MIN, SlabBook
+from controller.slab_book import BLOCK_BYTES_MIN, SlabBook
 
 log = logging.getLogger(__name__)
 
