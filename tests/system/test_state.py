@@ -86,7 +86,7 @@ def test_a_controller_that_is_killed_at_any_moment_has_all_that_it_confirmed(
             with Operator(address) as operator, Client(address) as client:
                 found = {model.model_id for model in operator.models()}
                 expected = {name for name, there in known.items() if there}
-                # Of the one change that nobody has confirmed, either is right.
+                # The change that nobody has confirmed may be there or not.
                 assert found - {changes.open} == expected - {changes.open}
                 known = dict.fromkeys(found, True)
                 for name in found:

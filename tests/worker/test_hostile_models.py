@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from clockwright.errors import ModelError
 from tests.kit.hostile_models import FLOAT, bomb, endless, honest, model_of
 from worker.compiling.cache import CompileCache
 from worker.compiling.compile import compile_model
-from worker.compiling.compiler import Compiler
+from worker.compiling.compiler import Compiler, CompilerKilledError
 from worker.models.model_files import Limits, ModelSource
 
 LIMITS = Limits(arena_bytes=64 << 20, num_pages=8, io_bytes=1 << 20)
@@ -119,6 +120,30 @@ def test_the_compiler_has_limits_and_neither_the_network_nor_others_memory(tmp_p
             assert apart == [allowed] * len(kinds)
 
     asyncio.run(scenario())
+
+
+def test_what_libraries_print_is_logged_and_does_not_reach_the_terminal_as_it_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # Python then prints what it was doing when it crashed.
+    monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
+
+    async def scenario() -> None:
+        async with compiler_with() as compiler:
+            source = write(honest(), tmp_path)
+            await compiler.describe(source)
+            assert compiler.pid is not None
+            os.kill(compiler.pid, signal.SIGABRT)
+            with pytest.raises(CompilerKilledError, match="SIGABRT"):
+                await compiler.describe(source)
+            while "the compiler: Fatal Python error: Aborted" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    assert capfd.readouterr().err == ""
 
 
 # --- files outside --------------------------------------------------------------------------------

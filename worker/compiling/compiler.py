@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
+from clockwright.foreign import printable
 from clockwright.process import how_it_ended
 from worker.models.model_files import (
     COMPILE_BYTES,
@@ -24,6 +27,8 @@ from worker.models.model_files import (
     ModelSource,
 )
 from worker.models.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 
 class CompilerKilledError(ModelError):
@@ -157,7 +162,7 @@ def _start(memory_bytes: int) -> subprocess.Popen[bytes]:
     # Not started by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop
     # had forked died before they read anything. subprocess uses vfork, so no fork handlers run in the
     # child, and of 14 children started this way none died.
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [
             sys.executable,
             "-m",
@@ -167,9 +172,20 @@ def _start(memory_bytes: int) -> subprocess.Popen[bytes]:
         ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         # Ctrl-C goes to the worker, which ends this process itself.
         start_new_session=True,
     )
+    threading.Thread(target=_log_words, args=(process,), daemon=True).start()
+    return process
+
+
+def _log_words(process: subprocess.Popen[bytes]) -> None:
+    """Log what libraries print: it may quote the model, and an escape sequence is a terminal's command."""
+    assert process.stderr is not None
+    with contextlib.suppress(ValueError):  # closed meanwhile
+        for line in process.stderr:
+            logger.warning("the compiler: %s", printable(line.decode(errors="replace").rstrip()))
 
 
 def _write(process: subprocess.Popen[bytes], data: bytes) -> None:

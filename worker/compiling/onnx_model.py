@@ -212,7 +212,7 @@ def _check_external_data(model: onnx.ModelProto, folder: Path) -> None:
     for tensor in _tensors(model):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        # Of a key that comes twice, onnx takes the last.
+        # A key may come twice, and onnx takes the last.
         for location in [e.value for e in tensor.external_data if e.key == "location"] or [""]:
             path = PurePosixPath(location)
             if not location or path.is_absolute() or ".." in path.parts or "\\" in location:
