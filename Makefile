@@ -51,6 +51,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m experiments.bench_serve
 	$(BIN)/python -m experiments.bench_selection
+	@$(MAKE) --no-print-directory bench-live bench-controller
 
 # What a live server promises its clients, in six minutes, and what broken workers cost, in four; on a machine
 # with nothing else to do.
@@ -61,11 +62,36 @@ bench-promises: $(STAMP)
 bench-broken: $(STAMP)
 	@$(BIN)/python -m experiments.broken
 
-# What a request costs a live server, beside bare servers of grpcio, in two minutes; on a machine with nothing
-# else to do. With what `make native` made, where that is there.
-.PHONY: bench-live
+# The processor as a whole device: goodput beside plain onnxruntime, predictions, memory of a second worker, in
+# four minutes; on a machine with nothing else to do.
+.PHONY: bench-cpu
+bench-cpu: $(STAMP)
+	@$(BIN)/python -m experiments.bench_cpu
+
+# What a request costs a live server, beside bare servers of grpcio, in three minutes; and how many requests one
+# controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
+# made, where that is there.
+NATIVE = $(if $(wildcard build/native),--native)
+.PHONY: bench-live bench-controller
 bench-live: $(STAMP)
-	@$(BIN)/python -m experiments.bench_live $(if $(wildcard build/native),--native)
+	@$(BIN)/python -m experiments.bench_live $(NATIVE)
+
+bench-controller: $(STAMP)
+	@$(BIN)/python -m experiments.bench_controller $(NATIVE)
+
+# The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
+# `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.
+# Overload for ten minutes and a neighbour who floods: 30 minutes. What a request costs the controller, which the
+# simulator charges: half a minute.
+.PHONY: bench-paper-live bench-endurance bench-costs
+bench-paper-live: $(STAMP)
+	@$(BIN)/python -m experiments.figures.fig8_live $(if $(wildcard build/native),--native) $(PAPER_LIVE)
+
+bench-endurance: $(STAMP)
+	@$(BIN)/python -m experiments.bench_endurance
+
+bench-costs: $(STAMP)
+	@$(BIN)/python -m experiments.controller_costs
 
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing

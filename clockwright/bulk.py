@@ -169,8 +169,13 @@ def _varint(message: Buffer, position: int) -> tuple[int, int]:
             raise ProtocolError("varint longer than ten bytes")
 
 
+_ONE_BYTE = [bytes((value,)) for value in range(0x80)]
+
+
 def encode_varint(value: int) -> bytes:
     """Encode a number as protobuf does a length or tag."""
+    if value < 0x80:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -210,29 +211,55 @@ def up(
     *,
     flags: ControllerFlags,
     workers: Annotated[
-        int, typer.Option(help="Local worker processes, besides those of containers.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            help="Local worker processes, besides those of containers; by default one, which has "
+            "the machine's cores to compute on."
+        ),
+    ] = None,
     worker: WorkerFlags,
     scheduler: SchedulerFlags,
 ) -> None:
     """Serve models on this machine: a controller, and workers beside it."""
     from clockwright.cli.local_workers import LocalWorkers
+    from clockwright.cores import (
+        divide_cores,
+        granted_cores,
+        parse_cores,
+        spell_cores,
+        usable_cores,
+    )
     from controller.up import up as run_up
 
-    if workers < 0:
+    if workers is not None and workers < 0:
         raise typer.BadParameter(f"found {workers}, expected 0 or more", param_hint="--workers")
     log(worker.verbose)
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
-    for index in range(workers):
-        local.plan(f"local-{index}", worker)
+    plan = [worker] * (1 if workers is None else workers)
+    elsewhere, words = worker, ""
+    if worker.device == "cpu" and plan:
+        usable = usable_cores()
+        given = () if worker.cores is None else parse_cores(worker.cores)
+        division = divide_cores(usable, len(plan), worker.threads, given, granted_cores())
+        plan = [
+            replace(worker, cores=spell_cores(cores) or None, threads=division.threads)
+            for cores in division.workers
+        ]
+        words = division.words
+        if division.aside:
+            # Whatever starts from here on runs beside the workers' cores, unless told its own.
+            os.sched_setaffinity(0, division.aside)
+            elsewhere = replace(worker, cores=spell_cores(usable))
+    for index, own in enumerate(plan):
+        local.plan(f"local-{index}", own)
     if flags.models is not None:
-        local.plan_containers(flags.models, worker)
+        local.plan_containers(flags.models, elsewhere)
     if local.num_planned == 0:
         raise typer.BadParameter(
             "found 0, and no model is a container: expected 1 or more", param_hint="--workers"
         )
-    raise typer.Exit(run_up(config, local))
+    raise typer.Exit(run_up(config, local, words))
 
 
 @takes_flags

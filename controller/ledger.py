@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from clockwright.actions import EvictWeights, Infer, LoadWeights, Result, StepTime
+from clockwright.actions import ActionError, EvictWeights, Infer, Result, StepTime
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError, Refusal
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
@@ -51,7 +51,7 @@ from controller.core.events import (
     WorkerJoined,
     WorkerLost,
 )
-from controller.telemetry import CANCELLED, OK, ActionRow, RequestRow, Telemetry
+from controller.telemetry import CANCELLED, OK, ActionRecord, RequestRecord, Telemetry
 
 #: The shell's way to a worker.
 W = TypeVar("W")
@@ -59,6 +59,9 @@ W = TypeVar("W")
 K = TypeVar("K")
 
 WORKER_LOST = "WORKER_LOST"
+
+# Python takes long to find the name of a number.
+_NO_ERROR = ActionError.NONE.name
 
 
 @dataclass(slots=True)
@@ -119,7 +122,7 @@ class Ledger(Generic[W, K]):
         Args:
             scheduler: makes every decision.
             clock: the present in ns, on the clock that all the events' times are on.
-            telemetry: takes a row per request and action; None: none are made.
+            telemetry: takes a record per request and action; None: none are made.
             send: puts an action on a worker's link.
             withdraw_action: tells a worker to drop an action that it has not begun. The action stays in
                 the books until its result comes.
@@ -181,7 +184,7 @@ class Ledger(Generic[W, K]):
         entry = self.requests.pop(request_id, None)
         if entry is not None:
             if self._telemetry is not None:
-                self._telemetry.add_request(request_row(entry[0], self._clock(), CANCELLED))
+                self._telemetry.add_request(_record(entry[0], self._clock(), CANCELLED))
             self.tell(RequestCancelled(request_id=request_id))
 
     # --- workers ------------------------------------------------------------------------------
@@ -250,9 +253,7 @@ class Ledger(Generic[W, K]):
         lost = list(worker.actions.values())
         if self._telemetry is not None:
             for sent in lost:
-                row = action_row(sent)
-                row.result_ns, row.error = self._clock(), WORKER_LOST
-                self._telemetry.add_action(row)
+                self._telemetry.add_action(_action_record(sent, None, self._clock()))
         return lost
 
     # --- the loop -----------------------------------------------------------------------------
@@ -275,7 +276,9 @@ class Ledger(Generic[W, K]):
                 if commands:
                     self._carry_out(commands, finished)
                 if finished is not None and self._telemetry is not None:
-                    self._telemetry.add_action(_finished_row(finished))
+                    self._telemetry.add_action(
+                        _action_record(finished.sent, finished.result, finished.result_ns)
+                    )
                 if not self._later:
                     break
                 event, finished = self._later.popleft()
@@ -332,13 +335,27 @@ class Ledger(Generic[W, K]):
         now_ns = self._clock()
         in_time = now_ns <= request.arrival_ns + request.slo_ns
         if self._telemetry is not None:
-            row = request_row(request, now_ns, OK if in_time else Refusal.LATE.value)
-            row.cold = command.cold
-            row.worker_id = command.worker_id
-            row.action_id = command.action_id
-            row.batch_size = command.batch_size
-            row.expected_departure_ns = command.expected_departure_ns
-            self._telemetry.add_request(row)
+            self._telemetry.add_request(
+                (
+                    request.request_id,
+                    request.model_id,
+                    request.rows,
+                    request.arrival_ns,
+                    request.slo_ns,
+                    request.tenant,
+                    now_ns,
+                    OK if in_time else Refusal.LATE.value,
+                    0,
+                    0,
+                    0,
+                    0,
+                    command.cold,
+                    command.worker_id,
+                    command.action_id,
+                    command.batch_size,
+                    command.expected_departure_ns,
+                )
+            )
         self._answer(request, kept, command, finished, now_ns, in_time)
 
     def _give_refusal(self, command: RefuseRequest) -> None:
@@ -348,10 +365,7 @@ class Ledger(Generic[W, K]):
         request, kept = entry
         now_ns = self._clock()
         if self._telemetry is not None:
-            row = request_row(request, now_ns, command.refusal.value)
-            row.load_ns, row.exec_ns = command.load_ns, command.exec_ns
-            row.queue_ns, row.margin_ns = command.queue_ns, command.margin_ns
-            self._telemetry.add_request(row)
+            self._telemetry.add_request(_record(request, now_ns, command.refusal.value, command))
         self._refuse(request, kept, command, now_ns)
 
     # --- the timer ----------------------------------------------------------------------------
@@ -410,46 +424,64 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
     )
 
 
-def request_row(request: RequestArrived, departure_ns: int, outcome: str) -> RequestRow:
-    """Make the row of a closed request, without the columns that only an answered or a refused one has."""
-    return RequestRow(
-        request_id=request.request_id,
-        model_id=request.model_id,
-        rows=request.rows,
-        arrival_ns=request.arrival_ns,
-        slo_ns=request.slo_ns,
-        tenant=request.tenant,
-        departure_ns=departure_ns,
-        outcome=outcome,
+def _record(
+    request: RequestArrived, departure_ns: int, outcome: str, refused: RefuseRequest | None = None
+) -> RequestRecord:
+    """Make the record of a request that was not answered."""
+    return (
+        request.request_id,
+        request.model_id,
+        request.rows,
+        request.arrival_ns,
+        request.slo_ns,
+        request.tenant,
+        departure_ns,
+        outcome,
+        0 if refused is None else refused.load_ns,
+        0 if refused is None else refused.exec_ns,
+        0 if refused is None else refused.queue_ns,
+        0 if refused is None else refused.margin_ns,
+        False,
+        None,
+        None,
+        0,
+        0,
     )
 
 
-def action_row(sent: Sent) -> ActionRow:
-    """Make the row of an action, without its outcome."""
+def _action_record(sent: Sent, result: Result | None, result_ns: int) -> ActionRecord:
+    """Make the record of an action that is over; without a result, its worker is lost."""
     command, action = sent.command, sent.command.action
-    row = ActionRow(
-        action_id=action.action_id,
-        type=type(action).__name__,
-        worker_id=command.worker_id,
-        model_id=action.model_id,
-        sent_ns=sent.sent_ns,
-        expected_begin_ns=command.expected_begin_ns,
+    batch_size = rows = num_requests = expected_duration_ns = 0
+    earliest_ns: int | None = None
+    latest_ns: int | None = None
+    if not isinstance(action, EvictWeights):
+        earliest_ns, latest_ns = action.earliest_ns, action.latest_ns
+        expected_duration_ns = action.expected_duration_ns
+        if isinstance(action, Infer):
+            batch_size, rows = action.batch_size, sum(action.rows)
+            num_requests = len(command.request_ids)
+    error = WORKER_LOST
+    if result is not None:
+        error = result.error.name if result.error else _NO_ERROR
+    return (
+        action.action_id,
+        type(action).__name__,
+        command.worker_id,
+        action.model_id,
+        batch_size,
+        rows,
+        num_requests,
+        sent.sent_ns,
+        earliest_ns,
+        latest_ns,
+        command.expected_begin_ns,
+        expected_duration_ns,
+        0 if result is None else result.received_ns,
+        result_ns,
+        error,
+        None if result is None else result.load,
+        None if result is None else result.input,
+        None if result is None else result.exec,
+        None if result is None else result.output,
     )
-    if isinstance(action, Infer | LoadWeights):
-        row.earliest_ns = action.earliest_ns
-        row.latest_ns = action.latest_ns
-        row.expected_duration_ns = action.expected_duration_ns
-    if isinstance(action, Infer):
-        row.batch_size = action.batch_size
-        row.rows = sum(action.rows)
-        row.num_requests = len(command.request_ids)
-    return row
-
-
-def _finished_row(finished: Finished) -> ActionRow:
-    row, result = action_row(finished.sent), finished.result
-    row.received_ns, row.result_ns = result.received_ns, finished.result_ns
-    row.error = result.error.name
-    row.load, row.input = result.load, result.input
-    row.exec, row.output = result.exec, result.output
-    return row

@@ -24,7 +24,7 @@ OK = "OK"
 CANCELLED = "CANCELLED"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class RequestRow:
     """One request, complete once it was answered, refused or cancelled."""
 
@@ -57,7 +57,7 @@ class RequestRow:
     expected_departure_ns: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ActionRow:
     """One action, complete once its result arrived or its worker was lost."""
 
@@ -91,6 +91,51 @@ class ActionRow:
     output: StepTime | None = None
 
 
+#: The values of a `RequestRow`, in its order. A tuple is made in a tenth of the time.
+RequestRecord = tuple[
+    RequestId,
+    ModelId,
+    int,
+    int,
+    int,
+    str,
+    int,
+    str,
+    int,
+    int,
+    int,
+    int,
+    bool,
+    WorkerId | None,
+    ActionId | None,
+    int,
+    int,
+]
+
+#: The values of an `ActionRow`, in its order.
+ActionRecord = tuple[
+    ActionId,
+    str,
+    WorkerId,
+    ModelId,
+    int,
+    int,
+    int,
+    int,
+    int | None,
+    int | None,
+    int,
+    int,
+    int,
+    int,
+    str,
+    StepTime | None,
+    StepTime | None,
+    StepTime | None,
+    StepTime | None,
+]
+
+
 @dataclass(slots=True)
 class Counts:
     """Totals since start, of one model or of all."""
@@ -102,52 +147,61 @@ class Counts:
     cold_starts: int = 0
     refusals: Counter[str] = field(default_factory=Counter)
 
-    def add(self, row: RequestRow) -> None:
-        """Count a complete row."""
+    def add(self, outcome: str, *, cold: bool) -> None:
+        """Count a request that is over."""
         self.requests += 1
-        if row.outcome == OK:
+        if outcome == OK:
             self.answered += 1
-            self.cold_starts += row.cold
-        elif row.outcome == CANCELLED:
+            self.cold_starts += cold
+        elif outcome == CANCELLED:
             self.cancelled += 1
         else:
-            self.refusals[row.outcome] += 1
+            self.refusals[outcome] += 1
 
 
 class Telemetry:
     """The last rows of both tables, and totals."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        #: In order of departure.
-        self.requests: deque[RequestRow] = deque(maxlen=capacity)
-        #: In order of completion.
-        self.actions: deque[ActionRow] = deque(maxlen=capacity)
+        self._requests: deque[RequestRecord] = deque(maxlen=capacity)
+        self._actions: deque[ActionRecord] = deque(maxlen=capacity)
         self.total = Counts()
         #: Totals of every model there is; `add_model` and `remove_model` say which those are.
         self.by_model: dict[ModelId, Counts] = {}
         self._write_request: Callable[[RequestRow], None] | None = None
         self._write_action: Callable[[ActionRow], None] | None = None
 
-    def add_request(self, row: RequestRow) -> None:
-        """Append a complete row; the caller changes it no more."""
-        self.requests.append(row)
-        self.total.add(row)
-        counts = self.by_model.get(row.model_id)
+    @property
+    def requests(self) -> list[RequestRow]:
+        """The last requests, in order of departure."""
+        return [RequestRow(*record) for record in self._requests]
+
+    @property
+    def actions(self) -> list[ActionRow]:
+        """The last actions, in order of completion."""
+        return [ActionRow(*record) for record in self._actions]
+
+    def add_request(self, record: RequestRecord) -> None:
+        """Take in a request that is over."""
+        self._requests.append(record)
+        model_id, outcome, cold = record[1], record[7], record[12]
+        self.total.add(outcome, cold=cold)
+        counts = self.by_model.get(model_id)
         if counts is not None:
-            counts.add(row)
+            counts.add(outcome, cold=cold)
         if self._write_request is not None:
-            self._write_request(row)
+            self._write_request(RequestRow(*record))
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a request that the front refused before it knew enough of it for a row."""
         self.total.requests += 1
         self.total.refusals[refusal.value] += 1
 
-    def add_action(self, row: ActionRow) -> None:
-        """Append a complete row; the caller changes it no more."""
-        self.actions.append(row)
+    def add_action(self, record: ActionRecord) -> None:
+        """Take in an action that is over."""
+        self._actions.append(record)
         if self._write_action is not None:
-            self._write_action(row)
+            self._write_action(ActionRow(*record))
 
     def add_model(self, model_id: ModelId) -> None:
         """Count the requests of a model apart from now on."""
@@ -156,6 +210,11 @@ class Telemetry:
     def remove_model(self, model_id: ModelId) -> None:
         """Forget the counts of a model. Rows that it still leaves are in the totals only."""
         self.by_model.pop(model_id, None)
+
+    def clear(self) -> None:
+        """Forget all rows; the totals stay."""
+        self._requests.clear()
+        self._actions.clear()
 
     def write_to(
         self, request: Callable[[RequestRow], None], action: Callable[[ActionRow], None]

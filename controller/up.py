@@ -28,12 +28,13 @@ _POLL_INTERVAL_S = 0.2
 _MODELS_LISTED = 100
 
 
-def up(config: ControllerConfig, workers: LocalWorkers) -> int:
+def up(config: ControllerConfig, workers: LocalWorkers, words: str = "") -> int:
     """Serve until SIGTERM or Ctrl-C.
 
     Args:
         config: the controller's settings.
         workers: local ones, which are started here and have left when this returns; may be none.
+        words: what there is to say of them, in one line.
 
     Returns:
         The exit code: 0, or 1 when no local worker can work with its settings.
@@ -56,6 +57,8 @@ def up(config: ControllerConfig, workers: LocalWorkers) -> int:
             give_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
         )
         console.print(f"listening on {config.host}:{port}")
+        if words:
+            console.print(words)
         announcement.append(loop.create_task(_announce(console, address, workers)))
 
     try:

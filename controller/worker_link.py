@@ -136,6 +136,8 @@ class WorkerLink:
     message_bytes_max: int
     #: Where large tensors lie for workers of this host.
     slabs: Slabs
+    #: The worker's name, which it chose.
+    worker_id: WorkerId = field(init=False)
     clock: ClockSync = field(default_factory=ClockSync)
     draining: bool = False
     #: The scheduler does not trust the worker any more and has let it go.
@@ -177,10 +179,8 @@ class WorkerLink:
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
-    @property
-    def worker_id(self) -> WorkerId:
-        """The worker's name, which it chose."""
-        return WorkerId(self.register.worker_id)
+    def __post_init__(self) -> None:
+        self.worker_id = WorkerId(self.register.worker_id)
 
     # --- what the runtime and the catalogue ask for -------------------------------------------
 
@@ -421,14 +421,27 @@ class WorkerLink:
             if self.catalogue.find_id(transfer.model_id) is None:
                 continue  # The model was removed while other files were sent.
             try:
-                async for offset, content, last in _read_chunks(transfer.file):
-                    await self._chunk_permits.acquire()
-                    self._num_unacknowledged += 1
-                    self._post_chunk(transfer, offset, content, last)
+                await self._send_file(transfer)
             except OSError as error:
                 reason = f"{transfer.file.name} cannot be read: {error}"
                 self._refused(transfer.model_id, reason)
                 self.forget_model(transfer.model_id)
+
+    async def _send_file(self, transfer: _Transfer) -> None:
+        """Send a file in chunks; the disk is waited for in a thread.
+
+        The file may have changed since it was listed. Then the promised number of bytes is sent all the same,
+        or fewer, of which the last chunk is marked: the worker finds that the sha256 differs, and says so.
+        """
+        file, offset, last = transfer.file, 0, False
+        while not last:
+            wanted = min(CHUNK_BYTES, file.num_bytes - offset)
+            content = await asyncio.to_thread(_read_at, file.path, offset, wanted)
+            last = offset + len(content) >= file.num_bytes or len(content) < wanted
+            await self._chunk_permits.acquire()
+            self._num_unacknowledged += 1
+            self._post_chunk(transfer, offset, content, last)
+            offset += len(content)
 
     def _post_chunk(self, transfer: _Transfer, offset: int, content: bytes, last: bool) -> None:
         chunk = pb.ModelChunk(
@@ -931,23 +944,6 @@ def _text_fault(text: str) -> str:
 
 def _specs(specs: Sequence[pb.TensorSpec]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(spec.name, spec.datatype, tuple(spec.row_shape)) for spec in specs)
-
-
-async def _read_chunks(file: ModelFile) -> AsyncIterator[tuple[int, bytes, bool]]:
-    """Yield (offset, content, last) of a file; the disk is waited for in a thread.
-
-    The file may have changed since it was listed. Then the promised number of bytes is sent all the same,
-    or fewer, of which the last chunk is marked: the worker finds that the sha256 differs, and says so.
-    """
-    offset = 0
-    while True:
-        wanted = min(CHUNK_BYTES, file.num_bytes - offset)
-        content = await asyncio.to_thread(_read_at, file.path, offset, wanted)
-        last = offset + len(content) >= file.num_bytes or len(content) < wanted
-        yield offset, content, last
-        offset += len(content)
-        if last:
-            return
 
 
 def _read_at(path: Path, offset: int, num_bytes: int) -> bytes:

@@ -40,7 +40,8 @@ from clockwright.v1 import inference_pb2 as oip
 from experiments.bench_frontend import INFER, OPTIONS, PARSED
 from experiments.bench_grpc import infer_request
 from experiments.local_server import LocalServer
-from experiments.results_file import RESULTS, write_results
+from experiments.processor_time import cpu_ns, family
+from experiments.results_file import RESULTS, judge, write_results
 from modelzoo.build import write_model
 from modelzoo.profile import Profile, ProfileRow, save_profile
 
@@ -68,6 +69,19 @@ PAYLOADS = {
 }
 #: What is measured of every server: payload and clients.
 CASES = (("small", 1), ("small", 8), ("small", 32), ("top", 8), ("echo", 8))
+#: The most that each figure should be.
+AIMS = {
+    "small_us_c1": 300,
+    "small_us_c8": 130,
+    "small_us_c32": 72,
+    "small_us_c32_native": 50,
+    "small_ratio_c8": 0.7,
+    "small_ratio_c32": 0.5,
+    "top_ratio_c8": 0.7,
+    "echo_ratio_c8": 0.7,
+    "mlp_us_c8": 240,
+    "small_p50_ms_c1": 0.6,
+}
 INSTANT = Profile(
     name="instant",
     rows={
@@ -145,24 +159,6 @@ class BareServer:
         self.process.stdout.close()
 
 
-def _family(pid: int) -> list[int]:
-    """A process and all that descend from it."""
-    found = [pid]
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += _family(int(child))
-    return found
-
-
-def _cpu_ns(pids: list[int]) -> int:
-    """Processor time of processes so far, to the ns; threads that have ended do not count."""
-    return sum(
-        int((task / "schedstat").read_text().split()[0])
-        for pid in pids
-        for task in Path(f"/proc/{pid}/task").iterdir()
-    )
-
-
 # --- the generator --------------------------------------------------------------------------------
 
 
@@ -187,12 +183,12 @@ def measure(address: str, pid: int, payload: str, num_clients: int) -> dict[str,
     """Ask a server for a while: us of its CPU per request, requests per second, and latencies."""
     request = infer_request(payload, list(PAYLOADS[payload].shape))
     uvloop.run(_ask(address, request, num_clients, _WARM_S))
-    pids = _family(pid)
-    before_ns, begin_s = _cpu_ns(pids), time.perf_counter()
+    pids = family(pid)
+    before_ns, begin_s = cpu_ns(pids), time.perf_counter()
     latencies = sorted(uvloop.run(_ask(address, request, num_clients, SECONDS)))
-    elapsed_s, cpu_ns = time.perf_counter() - begin_s, _cpu_ns(pids) - before_ns
+    elapsed_s, used_ns = time.perf_counter() - begin_s, cpu_ns(pids) - before_ns
     return {
-        "us": cpu_ns / len(latencies) / 1e3,
+        "us": used_ns / len(latencies) / 1e3,
         "rps": len(latencies) / elapsed_s,
         "p50_ms": latencies[len(latencies) // 2] * 1e3,
         "p99_ms": latencies[int(len(latencies) * 0.99)] * 1e3,
@@ -282,6 +278,7 @@ def main() -> None:
     for key, value in figures.items():
         print(f"{key:32} {value:12.3f}")
     command = "python -m experiments.bench_live" + " --native" * options.native
+    extra["aims"] = judge(figures, least={}, most=AIMS)
     written = write_results(
         "live", figures, command=command, extra=extra, directory=options.directory
     )

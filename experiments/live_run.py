@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,12 @@ class LiveModel:
             return (self.name,)
         return tuple(f"{self.name}-{number}" for number in range(self.copies))
 
+    def write(self, folder: Path) -> None:
+        """Write the network and its settings into a folder."""
+        write_model(self.architecture or _STAND_IN, folder / "1" / "model.onnx")
+        settings = f"copies = {self.copies}\nbatch_sizes = {list(self.batch_sizes)}\n"
+        (folder / "config.toml").write_text(settings)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRun:
@@ -71,6 +77,7 @@ def play(
     num_pages: int,
     scheduler: SchedulerConfig | None = None,
     options: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Played:
     """Start a `clockwright up` with one worker, play workloads on it one after the other, stop it.
 
@@ -81,6 +88,7 @@ def play(
         num_pages: size of the weights cache.
         scheduler: policy and look-ahead, all that the command line has of it; None: the server's own.
         options: more of `clockwright up`; the last one given of a kind holds.
+        environment: variables that the server has besides this process's.
 
     Raises:
         RuntimeError: the server did not start.
@@ -88,7 +96,7 @@ def play(
     with tempfile.TemporaryDirectory() as scratch:
         folder, telemetry = Path(scratch) / "models", Path(scratch) / "telemetry"
         for model in models:
-            _write(model, folder / model.name)
+            model.write(folder / model.name)
         device = "cpu"
         if profile is not None:
             save_profile(profile, Path(scratch) / "profile.json")
@@ -96,10 +104,10 @@ def play(
         arguments = [
             *("--models", str(folder), "--telemetry", str(telemetry), "--device", device),
             *("--pages", str(num_pages), "--cache-dir", f"{scratch}/cache"),
-            *_options(scheduler or SchedulerConfig()),
+            *command_line(scheduler or SchedulerConfig()),
             *options,
         ]
-        with LocalServer(arguments) as server:
+        with LocalServer(arguments, environment=environment) as server:
             with Operator(server.address) as operator:
                 rows, policy = _rows(operator), operator.status().policy
             reports = [replay(server.address, workload) for workload in workloads]
@@ -115,18 +123,17 @@ def play(
     return Played(runs=runs, rows=rows, policy=policy)
 
 
-def _options(scheduler: SchedulerConfig) -> tuple[str, ...]:
+def command_line(scheduler: SchedulerConfig) -> tuple[str, ...]:
+    """Spell a scheduler's settings as `clockwright up` reads them.
+
+    Raises:
+        ValueError: it has settings that the command line lacks.
+    """
     said = SchedulerConfig(policy=scheduler.policy, lookahead_ns=scheduler.lookahead_ns)
     if said != scheduler:
         raise ValueError(f"scheduler is {scheduler}, expected no more than {said}")
     lookahead_ms = scheduler.lookahead_ns / NS_PER_MS
     return ("--policy", scheduler.policy, "--lookahead-ms", f"{lookahead_ms:g}")
-
-
-def _write(model: LiveModel, folder: Path) -> None:
-    write_model(model.architecture or _STAND_IN, folder / "1" / "model.onnx")
-    settings = f"copies = {model.copies}\nbatch_sizes = {list(model.batch_sizes)}\n"
-    (folder / "config.toml").write_text(settings)
 
 
 def _rows(operator: Operator) -> dict[str, ProfileRow]:

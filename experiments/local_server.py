@@ -30,14 +30,16 @@ class LocalServer:
         *,
         show: Callable[[str], None] | None = None,
         start_limit_s: float = 300.0,
+        command: str = "up",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start the process; entering the block waits until it is ready.
 
         Args:
-            arguments: of `clockwright up`, but for `--port`.
+            arguments: of the command, but for `--port`.
             show: told each line that it prints on standard output.
             start_limit_s: how long preparing the models may take.
+            command: `up`, or `controller`, which starts no workers.
             environment: variables that the process has besides, or instead of, those of this one.
         """
         self._limit_s = start_limit_s
@@ -48,7 +50,7 @@ class LocalServer:
         #: HOST:PORT, once it listens.
         self.address = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "clockwright.cli", "up", "--port", "0", *arguments],
+            [sys.executable, "-m", "clockwright.cli", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,

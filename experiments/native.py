@@ -58,8 +58,10 @@ def spell_out(source: str) -> str:
     more than a default.
     """
     module = ast.parse(source)
-    for node in module.body:
+    for index, node in enumerate(module.body):
         if isinstance(node, ast.ClassDef):
+            if any(ast.unparse(base) == "Protocol" for base in node.bases):
+                module.body[index] = ast.parse(f"from typing import Any as {node.name}").body[0]
             _spell_out(node)
     return ast.unparse(module) + "\n"
 

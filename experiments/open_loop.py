@@ -1,7 +1,7 @@
 """A client that nothing of the product is part of: open loop, its own HTTP/2, stamps of the kernel.
 
 What a server says about its own promptness is not asked here. Requests leave at the times of a Poisson
-process, whatever became of those before; every end is counted: answers in time, answers that came late,
+process, or of a schedule, whatever became of those before; every end is counted: answers in time, answers that came late,
 refusals by their reason, and all that is neither (a status without a reason, a stream or connection that was
 broken, silence).
 
@@ -32,11 +32,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from traces.arrivals import Workload
 
 #: Kind and name: ("ok", ""), ("refused", the reason), ("other", what it was).
 End = tuple[str, str]
@@ -59,7 +63,11 @@ class ClientLoad:
     rate: float = 0.0
     #: Requests that a closed loop keeps under way.
     concurrency: int = 0
+    #: Or the file of a schedule (`write_schedule`), whose models are positions in `models`.
+    schedule: str = ""
     connections: int = 4
+    #: Whose the requests are; empty: nobody's in particular.
+    tenant: str = ""
     #: Shape of the one input, FP32, and its name.
     shape: tuple[int, ...] = (1, 784)
     input: str = "input"
@@ -177,6 +185,23 @@ class Account:
             "reasons": " ".join(f"{name}:{count}" for name, count in sorted(self.refusals.items())),
             "others": ", ".join(f"{name}: {count}" for name, count in sorted(self.others.items())),
         }
+
+
+def write_schedule(path: Path, workload: Workload) -> int:
+    """Write when the open-loop requests of a workload are due, and which models they ask; returns their number."""
+    columns = [(arrivals.time_ns, arrivals.model) for arrivals in workload.arrivals()]
+    times_ns, models = (
+        np.concatenate([np.empty(0, np.int64), *column]) for column in zip(*columns, strict=True)
+    )
+    with path.open("wb") as file:
+        np.save(file, np.stack((times_ns, models)))
+    return len(times_ns)
+
+
+def read_schedule(path: Path) -> tuple[Times, Times]:
+    """Read due times, in ns since the beginning, and positions of models; of one length, ascending in time."""
+    times_ns, models = np.load(path)
+    return times_ns, models
 
 
 class OpenLoop:

@@ -18,13 +18,15 @@ import socket
 import struct
 import sys
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from experiments.open_loop import Account, ClientLoad, End, before_others
+from experiments.open_loop import Account, ClientLoad, End, Times, before_others, read_schedule
 
 _PATH = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -63,10 +65,10 @@ def request_bytes(model: str, load: ClientLoad) -> bytes:
         num_bytes *= size
     shape = b"".join(map(_varint, load.shape))
     tensor = _field(1, load.input.encode()) + _field(2, b"FP32") + _field(3, shape)
-    slo = _field(1, b"slo_ms") + _field(2, b"\x10" + _varint(load.slo_ms))
-    return (
-        _field(1, model.encode()) + _field(4, slo) + _field(5, tensor) + _field(7, bytes(num_bytes))
-    )
+    said = _field(4, _field(1, b"slo_ms") + _field(2, b"\x10" + _varint(load.slo_ms)))
+    if load.tenant:
+        said += _field(4, _field(1, b"tenant") + _field(2, _field(3, load.tenant.encode())))
+    return _field(1, model.encode()) + said + _field(5, tensor) + _field(7, bytes(num_bytes))
 
 
 def _field(number: int, content: bytes) -> bytes:
@@ -335,17 +337,19 @@ class _RawClient:
                 "client grpcio sends larger ones"
             )
         self.kernel_stamps = True
-        self.due_ns: list[int] = []
-        self.models: list[int] = []
-        self.sent_ns: list[int] = []
-        self.done_ns: list[int] = []
+        # One entry per request; arrays, because a run may have millions.
+        self.due_ns = array("q")
+        self.models = array("q")
+        self.sent_ns = array("q")
+        self.done_ns = array("q")
         self.ends: list[bytes | End | None] = []
+        #: Answers of the same bytes are kept once.
+        self._blocks: dict[bytes, bytes] = {}
         self._connections: list[_Connection] = []
         self._by_socket: dict[socket.socket, _Connection] = {}
         self._turn = 0
         self._num_open = 0
-        #: When the next requests are due, in order.
-        self._next: deque[int] = deque()
+        self._rng = random.Random(load.seed)
         self._end_ns = 0
 
     def data_of(self, request: int) -> bytes:
@@ -355,10 +359,11 @@ class _RawClient:
     def ended(self, request: int, now_ns: int, end: bytes | End) -> None:
         """Keep how a request ended."""
         self.done_ns[request] = now_ns
-        self.ends[request] = end
+        self.ends[request] = self._blocks.setdefault(end, end) if isinstance(end, bytes) else end
         self._num_open -= 1
-        if not self._load.rate and now_ns < self._end_ns:
-            self._next.append(now_ns)
+        if self._load.concurrency and now_ns < self._end_ns:
+            self.due_ns.append(now_ns)
+            self.models.append(self._rng.randrange(len(self._load.models)))
 
     def run(self, begin: Callable[[], None]) -> Account:
         """Ask all requests; calls `begin` just before the first."""
@@ -367,31 +372,30 @@ class _RawClient:
         for _ in range(load.connections):
             self._connections.append(self._connect())
         self._await_settings()
-        rng = random.Random(load.seed)
-        arrivals_ns = _arrivals_ns(load, rng)
-        draw, num_models = rng.randrange, len(load.models)
+        times_ns, models = _requests(load, self._rng)
         begin()
         begin_ns, cpu_s, monotonic_ns = time.time_ns(), time.process_time(), time.monotonic_ns()
         self._end_ns = begin_ns + round(load.seconds * 1e9)
-        self._next.extend(begin_ns + arrival_ns for arrival_ns in arrivals_ns)
+        due_ns, sent_ns, done_ns = self.due_ns, self.sent_ns, self.done_ns
+        due_ns.frombytes((times_ns + begin_ns).tobytes())
+        self.models.frombytes(models.tobytes())
         limit_ns = self._end_ns + load.slo_ms * 1_000_000 + round(load.patience_s * 1e9)
-        while self._next or self._num_open:
+        num_sent = 0
+        while num_sent < len(due_ns) or self._num_open:
             now_ns = time.time_ns()
             if now_ns > limit_ns:
                 break
-            due: list[int] = []
-            while self._next and self._next[0] <= now_ns:
-                due.append(len(self.due_ns))
-                self.due_ns.append(self._next.popleft())
-                self.models.append(draw(num_models))
-                self.sent_ns.append(now_ns)
-                self.done_ns.append(0)
+            first = num_sent
+            while num_sent < len(due_ns) and due_ns[num_sent] <= now_ns:
+                num_sent += 1
+                sent_ns.append(now_ns)
+                done_ns.append(0)
                 self.ends.append(None)
-            if due:
-                self._num_open += len(due)
-                self._send(due, now_ns)
-            if self._next or self._num_open:
-                self._wait(self._next[0] if self._next else limit_ns)
+            if num_sent > first:
+                self._num_open += num_sent - first
+                self._send(range(first, num_sent), now_ns)
+            if num_sent < len(due_ns) or self._num_open:
+                self._wait(due_ns[num_sent] if num_sent < len(due_ns) else limit_ns)
         for sock in self._by_socket:
             sock.close()
         cpu_us = (time.process_time() - cpu_s) * 1e6
@@ -414,7 +418,7 @@ class _RawClient:
         ):
             self._wait(until_ns)
 
-    def _send(self, due: list[int], now_ns: int) -> None:
+    def _send(self, due: Sequence[int], now_ns: int) -> None:
         self._turn = (self._turn + 1) % len(self._connections)
         connection = self._connections[self._turn]
         if connection.closing:
@@ -464,7 +468,7 @@ class _RawClient:
 
         now_ns = time.time_ns()
         return Account(
-            due_ns=np.array(self.due_ns, np.int64) - begin_ns,
+            due_ns=np.array(self.due_ns[: len(self.ends)], np.int64) - begin_ns,
             sent_ns=np.array(self.sent_ns, np.int64) - begin_ns,
             done_ns=np.array([done_ns or now_ns for done_ns in self.done_ns], np.int64) - begin_ns,
             ends=[end_of(end) for end in self.ends],
@@ -475,16 +479,18 @@ class _RawClient:
         )
 
 
-def _arrivals_ns(load: ClientLoad, rng: random.Random) -> list[int]:
-    """When requests are due; in a closed loop, the first ones."""
-    if not load.rate:
-        return [0] * load.concurrency
-    found = []
-    at_s = rng.expovariate(load.rate)
-    while at_s < load.seconds:
-        found.append(round(at_s * 1e9))
-        at_s += rng.expovariate(load.rate)
-    return found
+def _requests(load: ClientLoad, rng: random.Random) -> tuple[Times, Times]:
+    """When requests are due, and the positions of their models; in a closed loop, of the first ones."""
+    if load.schedule:
+        return read_schedule(Path(load.schedule))
+    times_ns = [0] * load.concurrency
+    if load.rate:
+        at_s = rng.expovariate(load.rate)
+        while at_s < load.seconds:
+            times_ns.append(round(at_s * 1e9))
+            at_s += rng.expovariate(load.rate)
+    models = [rng.randrange(len(load.models)) for _ in times_ns]
+    return np.array(times_ns, np.int64), np.array(models, np.int64)
 
 
 # --- the witness ----------------------------------------------------------------------------------
@@ -495,8 +501,8 @@ def _run_grpcio(load: ClientLoad, begin: Callable[[], None]) -> Account:
     import grpc
 
     rng = random.Random(load.seed)
-    due_ns = _arrivals_ns(load, rng)
-    models = [rng.randrange(len(load.models)) for _ in due_ns]
+    times_ns, models = _requests(load, rng)
+    due_ns = times_ns.tolist()
     messages = [request_bytes(model, load) for model in load.models]
     sent_ns, done_ns = [0] * len(due_ns), [0] * len(due_ns)
     calls: list[Any] = []
@@ -522,7 +528,7 @@ def _run_grpcio(load: ClientLoad, begin: Callable[[], None]) -> Account:
         cpu_us = (time.process_time() - cpu_s) * 1e6
         now_ns = time.monotonic_ns() - began_ns
     return Account(
-        due_ns=np.array(due_ns, np.int64),
+        due_ns=times_ns,
         sent_ns=np.array(sent_ns, np.int64),
         done_ns=np.array([at_ns or now_ns for at_ns in done_ns], np.int64),
         ends=ends,
@@ -556,16 +562,17 @@ def run(load: ClientLoad, begin: Callable[[], None] = lambda: None) -> Account:
         ValueError: the load is neither an open loop nor a closed one, or not one for this client.
         OSError: the server cannot be reached.
     """
-    if (load.rate > 0) == (load.concurrency > 0):
+    if (load.rate > 0) + (load.concurrency > 0) + bool(load.schedule) != 1:
         raise ValueError(
-            f"rate {load.rate:g} and concurrency {load.concurrency}, expected one of the two"
+            f"rate {load.rate:g}, concurrency {load.concurrency} and schedule {load.schedule!r}, "
+            "expected one of the three"
         )
     if load.client == "raw":
         account = _RawClient(load).run(begin)
-    elif load.client == "grpcio" and load.rate:
+    elif load.client == "grpcio" and not load.concurrency:
         account = _run_grpcio(load, begin)
     else:
-        raise ValueError(f"client {load.client!r}, expected raw, or grpcio with a rate")
+        raise ValueError(f"client {load.client!r}, expected raw, or grpcio in an open loop")
     return account
 
 

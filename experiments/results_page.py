@@ -1,7 +1,8 @@
 """Write `experiments/results/README.md`: all that was measured, beside what the papers say, from the records.
 
 The words are in `results_page.md`, beside this file; every number there is a field that names a record and a
-key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. Fields without a
+key, `{fig5[edf_mh_slo25_goodput_rps]:.0f}`, and a record that lacks the key is an error. A paragraph that names
+a record of `LATER` is left out while there is none. Fields without a
 format are whole tables, which this module makes. `make results-page` writes the page anew after a record
 has changed; a test compares what is committed with what would be written.
 """
@@ -13,13 +14,16 @@ import json
 import math
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from experiments.results_file import RESULTS
+
+#: Records that need hours on a machine with nothing else to do.
+LATER = ("fig8_live", "endurance", "costs")
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 PAGE = RESULTS / "README.md"
@@ -126,6 +130,18 @@ def records() -> dict[str, Record]:
     }
 
 
+def written(template: str, found: Collection[str]) -> str:
+    """Leave out the paragraphs of a template that name records which were not made yet.
+
+    Args:
+        template: paragraphs with fields.
+        found: names of the records that are there.
+    """
+    missing = tuple(f"{{{name}{mark}" for name in LATER if name not in found for mark in "[.")
+    blocks = template.split("\n\n")
+    return "\n\n".join(block for block in blocks if not any(field in block for field in missing))
+
+
 def page() -> str:
     """Give the page.
 
@@ -133,18 +149,21 @@ def page() -> str:
         KeyError: a record, or a number in one, that the page names is missing.
     """
     found = records()
-    text = TEMPLATE.read_text(encoding="utf-8").format(
+    text = written(TEMPLATE.read_text(encoding="utf-8"), found).format(
         **found,
         origins=_origins(found),
         other_servers=_csv_table(RESULTS / "other_servers.csv"),
+        live_aims=_aims(found, "live"),
+        controller_aims=_aims(found, "controller"),
         edf_mh_shares=_shares(found["edf_mh"]),
         pieces_worth=_pieces(found["ablation"], "worth"),
         pieces_gain=_pieces(found["ablation"], "gain"),
         num_edf_mh_loads=_count(found["edf_mh"], "edf_mh_", "_goodput_pct"),
         num_largest_batches=_num_largest_batches(found["clipper_fig4"]),
+        processor=_processor(found["cpu"]) if "cpu" in found else "",
         edf_mh_worst=found["edf_mh"].worst_scenario["clockwork"],
     )
-    return "\n\n".join(_filled(block) for block in text.split("\n\n"))
+    return "\n\n".join(_filled(block) for block in text.split("\n\n") if block)
 
 
 def _filled(block: str) -> str:
@@ -163,6 +182,11 @@ def _origins(found: dict[str, Record]) -> str:
             for name, record in found.items()
         ),
     )
+
+
+def _aims(found: dict[str, Record], name: str) -> str:
+    record = found.get(name)
+    return record.aims_table if record is not None else f"(`make bench-{name}` has no record yet.)"
 
 
 def _csv_table(path: Path) -> str:
@@ -212,6 +236,35 @@ def _pieces(record: Record, what: str) -> str:
         most, least = (f"{points:+.1f} (`{load}`)" for points, load in (max(pairs), min(pairs)))
         rows.append((f"`{piece}`", len(pairs), most, least))
     return _table(("", "loads", "most", "least"), rows)
+
+
+def _processor(record: Record) -> str:
+    """What the processor as a whole device does."""
+    rows = [
+        (
+            f"{name} in a closed loop through `clockwright up`, answers in time per second; plain onnxruntime "
+            f"with all cores, batches of {record[f'{key}_plain_batch']:.0f}; ratio within a round{aim}",
+            f"{record[f'{key}_rps']:,.0f}; {record[f'{key}_plain_rps']:,.0f}; {record[f'{key}_ratio']:.2f}",
+        )
+        for key, name, aim in (
+            ("resnet50", "ResNet-50", " (aim: 0.9)"),
+            ("mlp", "784-128-10", ""),
+        )
+    ]
+    p99 = [record[f"exec_error_us_p99_{way}"] for way in ("pinned", "unpinned")]
+    rows += [
+        (
+            "measured against predicted EXEC of ResNet-50 meanwhile, us, p99: threads bound to cores; not bound",
+            f"{p99[0]:,.0f}; {p99[1]:,.0f}",
+        ),
+        (
+            f"{record['weights_mib']:,.0f} MiB of weights of {record.num_models} models: private memory that they add to a second "
+            "worker, MiB",
+            f"{record['second_worker_mib']:.1f}",
+        ),
+    ]
+    title = f"The processor as a device (`make bench-cpu`), cores {record.cores}:"
+    return title + "\n\n" + _table(("", "measured"), rows)
 
 
 def _count(record: Record, start: str, end: str) -> int:

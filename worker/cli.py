@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from clockwright.cli.flags import SERVER, Server, WorkerFlags, log, takes_flags
+from clockwright.cores import parse_cores
 from clockwright.errors import ConfigError
 
 _MIB = 1 << 20
@@ -54,6 +55,8 @@ def worker(
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
         compile_bytes=None if flags.compile_memory_mib is None else flags.compile_memory_mib * _MIB,
         compile_cpu_s=flags.compile_cpu_s,
+        cores=() if flags.cores is None else parse_cores(flags.cores),
+        threads=flags.threads,
     )
     try:
         if flags.device == "cuda":

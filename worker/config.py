@@ -28,7 +28,8 @@ def default_cache_dir() -> Path:
 class WorkerConfig:
     """One worker: one GPU, or what stands in for it.
 
-    On the cpu device all memory is taken at start: pages, arena and IO memory, 1.7 GiB by default.
+    On the cpu device all memory is taken at start: pages and IO memory, 1.2 GiB by default; the arena, 0.5 GiB, too
+    where pages cannot be moved (`worker.devices.paged_arena`).
     """
 
     #: The controller's address, HOST:PORT.
@@ -56,12 +57,18 @@ class WorkerConfig:
     host_bytes: int = 4096 * _MIB
     #: The folder of model files and compiled models; several workers may share it.
     cache_dir: Path = field(default_factory=default_cache_dir)
+    #: The cores that EXEC computes on, on the processor; with any other device, those of the whole process.
+    #: None named: wherever the kernel likes.
+    cores: tuple[int, ...] = ()
+    #: The most threads that run a model on the processor, each as many as make it faster. None is one per core of
+    #: `cores`, or one.
+    threads: int | None = None
     #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
     #: A model that takes more memory to compile is refused. Too little: large models are; too much: a hostile
     #: one takes it from others. None: six times the arena, and 2 GiB for activations.
     compile_bytes: int | None = None
-    #: A model that takes more processor time to compile, over all threads, is refused.
+    #: A model that takes more processor time to compile, for each thread that it may have, is refused.
     compile_cpu_s: float = COMPILE_CPU_S
     #: How long to wait for the controller's consent when told to leave.
     drain_limit_s: float = 10.0
@@ -82,6 +89,8 @@ class WorkerConfig:
             )
         parse_precision(self.precision)
         parse_engine(self.engine)
+        if self.threads is not None and self.threads < 1:
+            raise ConfigError(f"threads: found {self.threads}, expected 1 or more")
         if self.worker_id is not None and not self.worker_id:
             raise ConfigError("worker id: found '', expected a name")
         if self.compile_bytes is not None and self.compile_bytes < _COMPILE_BYTES_MIN:
@@ -107,6 +116,12 @@ class WorkerConfig:
         if self.compile_bytes is not None:
             return self.compile_bytes
         return 6 * self.usable_arena_bytes + (2 << 30)
+
+    @property
+    def thread_counts(self) -> tuple[int, ...]:
+        """The numbers of threads that may run a model on the processor, ascending: powers of two, and all."""
+        most = self.threads or max(len(self.cores), 1)
+        return (*(1 << e for e in range(most.bit_length()) if 1 << e < most), most)
 
     @property
     def controller_host(self) -> str:

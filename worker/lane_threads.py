@@ -19,7 +19,7 @@ from clockwright.process import freeze_garbage
 from clockwright.units import NS_PER_S, ActionId, ModelId
 from worker.core.lanes import Core, Lane, Step, WaitUntil
 from worker.devices.device import Device, DeviceLostError, Launched, M, QueueingDevice
-from worker.timing import SPIN_NS, tune_thread
+from worker.timing import SPIN_NS, bind_thread, tune_thread
 
 # Below this a copy takes less time than waking another thread.
 INLINE_BYTES = 128 * 1024
@@ -210,7 +210,12 @@ class LaneThreads(Generic[M]):
     # --- threads --------------------------------------------------------------------------------
 
     def _serve(self, lane: Lane) -> None:
-        tune_thread(realtime=lane not in self._device.computing_lanes)
+        device = self._device
+        if lane is Lane.EXEC and device.exec_core is not None:
+            bind_thread((device.exec_core,))
+            tune_thread(realtime=device.exec_core_is_own)
+        else:
+            tune_thread(realtime=lane not in device.computing_lanes)
         if lane is Lane.EXEC and isinstance(self._device, QueueingDevice):
             self._serve_queue(self._device)
             return

@@ -7,13 +7,14 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn
 
 import uvloop
 
+from clockwright.cores import spell_cores
 from clockwright.errors import ConfigError, DeviceGoneError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from clockwright.units import PAGE_BYTES
@@ -116,8 +117,12 @@ def make_device(
         compile_cpu_s=config.compile_cpu_s,
     )
     kind, _, argument = config.device.partition(":")
+    if config.cores:
+        check_cores(config.cores)
     if config.device == "cpu":
         return _cpu_device(config, limits, files)
+    if config.cores:
+        os.sched_setaffinity(0, config.cores)
     if kind == "modelled" and argument:
         return ModelledDevice(
             load_profile(argument),
@@ -197,20 +202,43 @@ def _torch_device(
 
 
 def _cpu_device(config: WorkerConfig, limits: Limits, files: FileStore) -> Device[Any]:
-    wanted = limits.num_pages * PAGE_BYTES + limits.arena_bytes + config.io_bytes + limits.io_bytes
-    _check_memory(wanted, f"{config.num_pages} pages, arena and IO memory", "fewer pages")
     try:
         # Imported here, because a modelled device needs no engine.
         from worker.devices.cpu import CpuDevice
+        from worker.devices.paged_arena import can_move_pages
     except ImportError as error:
         raise ConfigError(f"device 'cpu': {error}; install clockwright[cpu]") from None
+    wanted = limits.num_pages * PAGE_BYTES + config.io_bytes + limits.io_bytes
+    if not can_move_pages():
+        wanted += limits.arena_bytes
+    _check_memory(wanted, f"{config.num_pages} pages and IO memory", "fewer pages")
     return CpuDevice(
+        thread_counts=config.thread_counts,
+        cores=config.cores,
         limits=limits,
         io_pool_bytes=config.io_bytes,
         files=files,
         cache_dir=config.cache_dir,
         compile_limit_s=config.compile_limit_s,
     )
+
+
+def check_cores(cores: Sequence[int]) -> None:
+    """Refuse cores that this process may not use, or that there are not.
+
+    Raises:
+        ConfigError: names them.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cores)
+        found = os.sched_getaffinity(0)
+    except OSError:
+        found = set()
+    finally:
+        os.sched_setaffinity(0, before)
+    if missing := sorted(set(cores) - found):
+        raise ConfigError(f"cores: found {spell_cores(tuple(missing))}, which are not there")
 
 
 def check_host_memory(config: WorkerConfig, num_gpus: int) -> None:

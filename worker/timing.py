@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +45,7 @@ def tune_process() -> None:
 def tune_thread(*, realtime: bool) -> None:
     """Prepare the calling thread for serving; whatever the system forbids is left out.
 
-    The thread gets no core of its own: at real-time priority it displaces whatever runs on the core where it
-    wakes. On a host with a GPU the process keeps to the cores near it (`worker.devices.gpu_health.stay_near`).
+    At real-time priority a thread displaces whatever runs on the core where it wakes. On a host with a GPU the process keeps to the cores near it (`worker.devices.gpu_health.stay_near`).
 
     Args:
         realtime: run before all ordinary threads. Only for a thread that mostly waits: the kernel stops
@@ -60,6 +60,13 @@ def tune_thread(*, realtime: bool) -> None:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_FIFO_PRIORITY))
         except OSError:
             _tell_no_realtime()
+
+
+def bind_thread(cores: Sequence[int]) -> None:
+    """Keep the calling thread, and threads that it starts, on these cores, which exist."""
+    if hasattr(os, "sched_setaffinity"):
+        # 0 is the calling thread, not its process.
+        os.sched_setaffinity(0, cores)
 
 
 def tune_background_thread() -> None:

@@ -66,6 +66,17 @@ class WorkerFlags:
     compile_cpu_s: Annotated[
         float, typer.Option(help="Processor time for compiling a model, in seconds.")
     ] = 300
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="On the processor: the most threads of a model, each as many as make it faster; by "
+            "default one per core of --cores."
+        ),
+    ] = None
+    cores: Annotated[
+        str | None,
+        typer.Option(help="Cores of its own to compute on, such as 2-9,12; by default any."),
+    ] = None
     verbose: Verbose = False
 
     def to_arguments(self) -> list[str]:

@@ -34,6 +34,9 @@ class Call(Protocol):
     def served(self, *, slow: bool) -> None:
         """Hear, before the answer, whether the request had used most of its SLO and was refused."""
 
+    def missed(self) -> None:
+        """Hear, before the refusal, that the request was past its SLO when somebody looked at it."""
+
 
 class AwaitedCall:
     """A request whose answer somebody awaits: one of grpc.aio's, or one in a stream.
@@ -88,6 +91,9 @@ class AwaitedCall:
         self._end()
 
     def served(self, *, slow: bool) -> None:
+        """Nobody throttles these."""
+
+    def missed(self) -> None:
         """Nobody throttles these."""
 
     def _end(self) -> None:

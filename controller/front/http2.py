@@ -81,6 +81,8 @@ _WINDOW_MAX: Final = 2**31 - 1
 
 _FRAME = struct.Struct(">IBI")
 _PREFIX = struct.Struct(">BI")
+# Head of a frame, and of the message that begins in it.
+_MESSAGE_HEAD = struct.Struct(">IBIBI")
 _U32 = struct.Struct(">I")
 _SETTING = struct.Struct(">HI")
 
@@ -479,23 +481,23 @@ class Http2Connection:
         """
         if len(data) < position + 14:
             return 0
-        word, flags, stream_id = _FRAME.unpack_from(data, position)
-        length: int = word >> 8
-        behind = position + 9 + length
+        word, flags, stream_id, flag, num_bytes = _MESSAGE_HEAD.unpack_from(data, position)
+        length: int = num_bytes + 5
+        behind: int = position + 9 + length
         if (
-            word & 0xFF
+            # DATA of this length.
+            word != length << 8
             or flags != _END_STREAM
             or stream_id != stream.stream_id
+            or flag
             or behind > len(data)
-            or not 5 <= length <= stream.room
+            or num_bytes > self._max_message_bytes
+            or length > stream.room
             or length > self._room
             or stream.prefix
             or stream.missing
             or stream.remote_closed
         ):
-            return 0
-        flag, num_bytes = _PREFIX.unpack_from(data, position + 9)
-        if flag or num_bytes != length - 5 or num_bytes > self._max_message_bytes:
             return 0
         self._take_room(length)
         stream.remote_closed = stream.begun = True

@@ -22,12 +22,12 @@ import struct
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from itertools import islice
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import grpc
 from typing_extensions import override
@@ -121,7 +121,7 @@ class StreamForm:
     """How a stream says what a call of its own would: its requests are answered alike, and its messages differ."""
 
     #: Makes a message of an answer.
-    answer: Callable[[Sequence[Buffer]], Buffer]
+    answer: Callable[[Sequence[Buffer]], Sequence[Buffer]]
     #: Makes a message of an error's text and the request.
     error: Callable[[str, Buffer], Buffer]
 
@@ -196,6 +196,10 @@ class _Call:
     def served(self, *, slow: bool) -> None:
         """Tell the throttle, which let the call in, how that ended."""
         self._peer.server.throttle.ended(slow=slow)
+
+    def missed(self) -> None:
+        """Tell the throttle, which let the call in, that it was looked at too late."""
+        self._peer.server.throttle.missed()
 
     # --- for the connection -------------------------------------------------------------------
 
@@ -327,9 +331,9 @@ class _StreamedCall(_Call):
         for request in requests:
             request.gone()
 
-    def send(self, message: Buffer) -> None:
+    def send(self, message: Sequence[Buffer]) -> None:
         """Send one of the stream's messages."""
-        self._peer.connection.send_message(self.stream_id, (message,))
+        self._peer.connection.send_message(self.stream_id, message)
 
     def answer_soon(self, request: _StreamedRequest) -> None:
         """Write the answer that a request has ready, with the others of this turn."""
@@ -401,11 +405,15 @@ class _StreamedRequest:
             method = self._call.method
             _, text, _ = status_of(error, method=method.path.rpartition("/")[2])
             assert method.form is not None
-            self._send(method.form.error(text, self._message))
+            self._send([method.form.error(text, self._message)])
 
     def served(self, *, slow: bool) -> None:
         """Tell the throttle, which let the request in, how that ended."""
         self._call.served(slow=slow)
+
+    def missed(self) -> None:
+        """Tell the throttle, which let the request in, that it was looked at too late."""
+        self._call.missed()
 
     def deliver(self, message: Sequence[Buffer]) -> None:
         """Write the answer, which is in time."""
@@ -419,7 +427,7 @@ class _StreamedRequest:
         if self.when_gone is not None:
             self.when_gone()
 
-    def _send(self, message: Buffer) -> None:
+    def _send(self, message: Sequence[Buffer]) -> None:
         self.over = True
         self._call.send(message)
         self._call.request_over(self)
@@ -455,6 +463,15 @@ class HandledCall(_Call):
         message, self.arrival_ns = self._messages.popleft()
         self._peer.message_read(self.stream_id, len(message))
         return self._parse(message)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:  # noqa: ANN401  as `read`
+        message = await self.read()
+        if message is EOF:
+            raise StopAsyncIteration
+        return message
 
     async def write(self, message: Any) -> None:  # noqa: ANN401  what the method's serializer takes
         """Send a message; returns when the client has taken what was sent before, or nearly so."""
@@ -531,7 +548,7 @@ class HandledCall(_Call):
     def begin(self) -> None:
         handler = self.method.handler
         if handler is not None and handler.request_streaming:
-            self.task = self._peer.server.begin_task(self._run(self._requests()))
+            self.task = self._peer.server.begin_task(self._run(self))
 
     @override
     def message_received(self, message: Buffer, arrival_ns: int) -> None:
@@ -582,10 +599,6 @@ class HandledCall(_Call):
         super()._stop()
         if self.task is not None:
             self.task.cancel()
-
-    async def _requests(self) -> AsyncIterator[Any]:
-        while (message := await self.read()) is not EOF:
-            yield message
 
     def _parse(self, message: Buffer) -> Any:  # noqa: ANN401
         assert self.method.handler is not None
@@ -1232,14 +1245,22 @@ class Http2Server:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
         rate_rps = self.throttle.rate_rps
         if rate_rps != self._busy[0]:
-            self._busy = rate_rps, _block_of(self.door.busy(round(rate_rps or 0)), path)
+            self._busy = rate_rps, _block_of(self._too_busy(), path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
     def busy(self) -> RefusedError:
         """Make the refusal of a request in a stream that the throttle keeps out."""
         self.door.count(Refusal.OVERLOADED)
-        return self.door.busy(round(self.throttle.rate_rps or 0))
+        return self._too_busy()
+
+    def _too_busy(self) -> RefusedError:
+        throttle = self.throttle
+        return self.door.busy(
+            round(throttle.rate_rps or 0),
+            request_ns=throttle.request_ns,
+            offered_rps=round(throttle.offered_rps),
+        )
 
     # --- life ---------------------------------------------------------------------------------
 

@@ -358,9 +358,9 @@ def encode_response(
     return add_bulk(header, RAW_OUTPUT_FIELD, wanted)
 
 
-def wrap_for_stream(response: Sequence[Buffer]) -> bytes:
-    """Put a serialised ModelInferResponse into a ModelStreamInferResponse; copies each part once."""
-    return b"".join((_STREAM_RESPONSE_TAG, encode_varint(total_bytes(response)), *response))
+def wrap_for_stream(response: Sequence[Buffer]) -> Sequence[Buffer]:
+    """Put a serialised ModelInferResponse into a ModelStreamInferResponse; both are in parts, and none is copied."""
+    return [_STREAM_RESPONSE_TAG + encode_varint(total_bytes(response)), *response]
 
 
 def encode_stream_error(message: str, *, request_id: str = "") -> bytes:
@@ -453,7 +453,7 @@ def _read_inputs(
             buffers.append(_raw_bytes(tensor, raw[position], spec, rows))
         else:
             buffers.append(_typed_bytes(tensor, spec, rows))
-    return rows, buffers, shared
+    return rows, buffers, tuple(shared)
 
 
 def _shared_part(

@@ -45,7 +45,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RegionSpan:
     """A part of a region, to be read or written."""
 
     region: Region
@@ -181,7 +181,7 @@ class Regions:
         """
         return [self._find(name)] if name else list(self._regions.values())
 
-    def find(self, part: SharedPart) -> Stretch:
+    def find(self, part: SharedPart) -> RegionSpan:
         """Find a part of a region.
 
         Raises:
@@ -195,10 +195,10 @@ class Regions:
                 f" {part.offset + part.num_bytes} or more: shared_memory_byte_size {part.num_bytes} from"
                 f" shared_memory_offset {part.offset} on"
             )
-        return Stretch(region, region.offset + part.offset, part.num_bytes)
+        return RegionSpan(region, region.offset + part.offset, part.num_bytes)
 
     def read(self, part: SharedPart) -> Buffer:
-        """Copy a part of a region to where inputs lie; as `find` and `Stretch.read`."""
+        """Copy a part of a region to where inputs lie; as `find` and `RegionSpan.read`."""
         stretch = self.find(part)
         room = self._slabs.room(part.num_bytes)
         stretch.read(room)

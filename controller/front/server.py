@@ -44,7 +44,7 @@ from controller.front.oip import (
     read_request,
     wrap_for_stream,
 )
-from controller.front.regions import Regions, Stretch
+from controller.front.regions import Regions, RegionSpan
 from controller.front.statuses import Status, end, fail
 from controller.front.templates import Templates
 from controller.runtime import Answer, Runtime, late_error
@@ -98,7 +98,7 @@ class _Served:
         runtime: Runtime,
         door: Door,
         num_bytes: int,
-        shared: Sequence[Stretch | None],
+        shared: Sequence[RegionSpan | None],
     ) -> None:
         self._call = call
         self._name = name
@@ -288,7 +288,7 @@ class InferenceService:
             return
         try:
             answerer, servable, asked = self._check(data, call.arrival_ns, call.timeout_ns)
-            shared: Sequence[Stretch | None] = ()
+            shared: Sequence[RegionSpan | None] = ()
             if asked.shared_inputs or asked.shared_outputs:
                 shared = self._find_shared(asked)
                 num_bytes += self._read_shared(asked)
@@ -298,6 +298,9 @@ class InferenceService:
             self._begin(call, answerer, asked, served)
         except Exception as error:
             self._door.leave(num_bytes)
+            if isinstance(error, RefusedError) and error.refusal is Refusal.LATE:
+                # The loop alone was too slow for it.
+                call.missed()
             call.fail(error)
 
     async def _infer_awaited(
@@ -334,7 +337,7 @@ class InferenceService:
                     if isinstance(answer, Status):
                         message = _error_in_stream(answer.text, data)
                     else:
-                        message = wrap_for_stream(answer)
+                        message = b"".join(wrap_for_stream(answer))
                     await context.write(message)
             finally:
                 room.release()
@@ -436,7 +439,7 @@ class InferenceService:
             self._templates.add(cut, parsed, answerer, servable, asked)
         return answerer, servable, asked
 
-    def _find_shared(self, asked: CheckedRequest) -> Sequence[Stretch | None]:
+    def _find_shared(self, asked: CheckedRequest) -> Sequence[RegionSpan | None]:
         """Find where outputs belong in clients' shared memory.
 
         Raises:

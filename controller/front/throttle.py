@@ -3,7 +3,12 @@
 The scheduler knows what devices can do, not what the loop around it can. Where the loop is the limit, every
 request that comes in takes time from those that are nearly done, so that at three times what the loop can
 do nothing is finished at all. What is refused at the door costs a quarter of what is served; so the door
-lets in a rate that leaves the loop a little idle, and finds that rate by trial.
+lets in a rate that leaves the loop a little idle.
+
+What a request takes of the loop is measured while the loop is full, over all that it ended and refused then. A
+loop with less to do shows another figure: its turns are smaller, and each has costs of its own. The first
+rate follows from that measure and from how many requests come; then the rate is found by trial, because
+what comes changes.
 
 How long the loop was idle is what the kernel says its thread neither ran nor waited for a processor: on a
 machine that others use, a loop that is kept waiting has no more room than one that computes.
@@ -32,6 +37,16 @@ _FULL_WINDOWS = 3
 
 _FALL, _GROW = 0.8, 1.1
 
+# After a standstill the loop finds requests past their SLO, too, until it has caught up. A loop that has found
+# nothing else for so long does not.
+_MISSED_WINDOWS = 40
+
+# What a refusal at the door takes of the loop, beside a request that is served.
+_REFUSAL_SHARE = 0.25
+
+# A measure of some windows may mislead: so much of what was let in is let in at least.
+_FIRST_FALL_MOST = 0.25
+
 # Lower than this the rate does not fall, or one request that occupies the loop for long would shut out all.
 _RATE_LEAST = 100.0
 
@@ -57,7 +72,14 @@ class Throttle:
         self._num_refused = 0
         self._num_ended = 0
         self._num_slow = 0
+        self._num_missed = 0
         self._num_full = 0
+        # Time of the loop in the last windows, all full, and the requests that it was for.
+        self._full_ns, self._full_requests = 0, 0.0
+        #: What a request takes of a full loop, in ns; 0 until one was full.
+        self.request_ns = 0
+        #: Requests per second that came in the last window.
+        self.offered_rps = 0.0
         #: Requests per second that are let in; None: all.
         self.rate_rps: float | None = None
         self._tokens = 0.0
@@ -84,19 +106,27 @@ class Throttle:
         self._num_ended += 1
         self._num_slow += slow
 
+    def missed(self) -> None:
+        """A request that was let in had waited for longer than its SLO before the loop looked at it."""
+        self._num_missed += 1
+
     def _end_window(self, now_ns: int) -> None:
         elapsed_ns = now_ns - self._window_ns
         taken_rps = self._num_taken * 1e9 / elapsed_ns
-        poor = self._num_slow > _SLOW_MOST * self._num_ended
+        self.offered_rps = (self._num_taken + self._num_refused) * 1e9 / elapsed_ns
+        slow = self._num_slow > _SLOW_MOST * self._num_ended
+        poor = slow or self._num_missed > _SLOW_MOST * self._num_ended
         # A look opens a file. Where few requests are slow, and all are let in, nobody asks how busy the loop was.
         busy_ns = self._look() if poor or self.rate_rps is not None else None
         full = False
         if poor and busy_ns is not None and self._busy_ns is not None:
             full = 1 - (busy_ns - self._busy_ns) / elapsed_ns < _IDLE_LEAST
+            # What is refused unseen takes less than what is served.
+            self._measure(busy_ns - self._busy_ns, full=full and slow)
         self._num_full = self._num_full + 1 if full else 0
         if self.rate_rps is None:
-            if self._num_full >= _FULL_WINDOWS:
-                self._set(max(_FALL * taken_rps, _RATE_LEAST), now_ns)
+            if self._num_full >= (_FULL_WINDOWS if slow else _MISSED_WINDOWS):
+                self._set(max(self._first_rps(taken_rps), _RATE_LEAST), now_ns)
         elif self._num_full:
             self._set(max(_FALL * min(self.rate_rps, taken_rps), _RATE_LEAST), now_ns)
         elif self._num_refused == 0 and taken_rps < self.rate_rps / 2:
@@ -104,7 +134,26 @@ class Throttle:
         else:
             self._set(_GROW * self.rate_rps, now_ns)
         self._window_ns, self._busy_ns = now_ns, busy_ns
-        self._num_taken = self._num_refused = self._num_ended = self._num_slow = 0
+        self._num_taken = self._num_refused = 0
+        self._num_ended = self._num_slow = self._num_missed = 0
+
+    def _measure(self, busy_ns: int, *, full: bool) -> None:
+        """Take in a window; only what a loop did while it was full says what it can do."""
+        if not full:
+            self._full_ns, self._full_requests = 0, 0.0
+            return
+        self._full_ns += busy_ns
+        self._full_requests += self._num_ended + _REFUSAL_SHARE * self._num_refused
+        if self._full_requests >= 1:
+            self.request_ns = round(self._full_ns / self._full_requests)
+
+    def _first_rps(self, taken_rps: float) -> float:
+        """The rate that a full loop has time for, beside the refusal of all others that come."""
+        if not self.request_ns:
+            return _FALL * taken_rps
+        possible_rps = (1 - _IDLE_LEAST) * 1e9 / self.request_ns
+        rate_rps = (possible_rps - _REFUSAL_SHARE * self.offered_rps) / (1 - _REFUSAL_SHARE)
+        return max(min(rate_rps, _FALL * taken_rps), _FIRST_FALL_MOST * taken_rps)
 
     def _set(self, rate_rps: float, now_ns: int) -> None:
         if self.rate_rps is None:

@@ -92,8 +92,7 @@ def run_rows(
 
     def drain(_progress: Progress) -> None:
         take(telemetry.requests, telemetry.actions)
-        telemetry.requests.clear()
-        telemetry.actions.clear()
+        telemetry.clear()
 
     return run(
         case,

@@ -1,54 +1,81 @@
-"""What the live front end and controller were measured to cost, from the records of `make bench`."""
+"""What the live front end and controller were measured to cost, from the records of benchmarks."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_US
 from experiments.results_file import RESULTS
 from experiments.simulator.case import CpuCosts
 
-# The record, the key in it, and what it counts: CPU us per request, small payload, eight clients.
-_PROCESS = ("serve", "grpc_clockwright_small_c8_cpu_us")  # the controller's process, all of it
-_ITS_CORE = ("serve", "core_us_15x1")  # the scheduler's part of that
+_Figure = tuple[str, str]
+
+# The record, the key in it, and what it counts, in us.
+_REQUEST = ("costs", "controller_request_us")  # of the controller's process, per request
+_ACTION = ("costs", "controller_action_us")  # and per action, with its result
+_ITS_CORE = ("serve", "core_us_15x1")  # the scheduler's part of the process
 _SCHEDULER = ("serve", "core_us_4026x20")  # the scheduler with 4,026 models on 20 GPUs
+
+# Before there was a record of costs: CPU us per request, small payload, eight clients.
+_PROCESS = ("serve", "grpc_clockwright_small_c8_cpu_us")  # the controller's process, all of it
 _THROUGH = ("frontend", "path_aio_small_c8_cpu_us")  # client to worker and back, no scheduler
 _ECHO = ("frontend", "echo_aio_small_c8_cpu_us")  # client to server and back
 
 
-def measured() -> CpuCosts:
+def measured(directory: Path = RESULTS) -> CpuCosts:
     """The recorded costs.
 
-    The scheduler's is that of 4,026 models on 20 GPUs. A worker's link costs what the way through a
-    worker costs above an echo, half of it for the action and half for the result. The front end's is
-    what remains of the process.
+    The scheduler's is that of 4,026 models on 20 GPUs. The front end's is what else the process takes for a
+    request, and an action's is halved between its sending and its result. Where `make bench-costs` was never
+    recorded, a worker's link costs what the way through a worker costs above an echo.
+
+    Args:
+        directory: folder of the records.
 
     Raises:
         ConfigError: a record is missing, or lacks a figure.
     """
-    process, core, scheduler, through, echo = map(
-        _figure_ns, (_PROCESS, _ITS_CORE, _SCHEDULER, _THROUGH, _ECHO)
+    request, link, its_core, scheduler = (
+        _told(directory) if (directory / "costs.json").exists() else _told_before(directory)
     )
-    link_ns = max(0, through - echo)
     return CpuCosts(
-        front_ns=max(0, process - core - link_ns),
+        front_ns=max(0, request - its_core),
         request_ns=scheduler,
-        action_ns=link_ns // 2,
-        result_ns=link_ns - link_ns // 2,
+        action_ns=link // 2,
+        result_ns=link - link // 2,
     )
 
 
-def sources() -> list[str]:
+def sources(directory: Path = RESULTS) -> list[str]:
     """Where the costs come from, for records made with them."""
-    return [
-        f"{name}.json[{key}]" for name, key in (_PROCESS, _ITS_CORE, _SCHEDULER, _THROUGH, _ECHO)
-    ]
+    recorded = (_REQUEST, _ACTION, _ITS_CORE, _SCHEDULER)
+    before = (_PROCESS, _ITS_CORE, _SCHEDULER, _THROUGH, _ECHO)
+    figures = recorded if (directory / "costs.json").exists() else before
+    return [f"{name}.json[{key}]" for name, key in figures]
 
 
-def _figure_ns(source: tuple[str, str]) -> int:
+def _told(directory: Path) -> tuple[int, int, int, int]:
+    """Costs in ns: a request but for its action, an action, and the scheduler there and with many models."""
+    request, link, core, scheduler = (
+        _figure_ns(figure, directory) for figure in (_REQUEST, _ACTION, _ITS_CORE, _SCHEDULER)
+    )
+    return request, link, core, scheduler
+
+
+def _told_before(directory: Path) -> tuple[int, int, int, int]:
+    process, core, scheduler, through, echo = (
+        _figure_ns(figure, directory)
+        for figure in (_PROCESS, _ITS_CORE, _SCHEDULER, _THROUGH, _ECHO)
+    )
+    link = max(0, through - echo)
+    return process - link, link, core, scheduler
+
+
+def _figure_ns(source: _Figure, directory: Path) -> int:
     name, key = source
-    path = RESULTS / f"{name}.json"
+    path = directory / f"{name}.json"
     try:
         figures: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))["figures"]
         return round(figures[key] * NS_PER_US)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +110,94 @@ def test_results_come_as_they_went_and_their_times_are_shifted(
             assert after.duration_ns == before.duration_ns
 
 
+INFER = Infer(
+    action_id=ActionId(1),
+    model_id=ModelId("m"),
+    batch_size=1,
+    rows=(1,),
+    earliest_ns=1,
+    latest_ns=2,
+    expected_duration_ns=3,
+)
+
+
+def sent(payload: Sequence[Buffer], **where: Any) -> frames.Frame:  # noqa: ANN401
+    data = b"".join(frames.encode_action(INFER, payload, **where))
+    (frame,) = carried(data, 0, frames.FrameReader())
+    return frame
+
+
+def mapped(inputs: bytes = bytes(1000), outputs_bytes: int = 1000) -> frames.Memory:
+    return frames.Memory(memoryview(inputs), memoryview(bytearray(outputs_bytes)))
+
+
+@given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=6))
+def test_tensors_come_together_wherever_each_of_them_lies(
+    tensors: list[tuple[bytes, bool]],
+) -> None:
+    memory, places = bytearray(), []
+    for tensor, is_shared in tensors:
+        places.append(len(memory) if is_shared else -1)
+        memory += tensor if is_shared else b""
+    frame = sent([tensor for tensor, _ in tensors], places=places, room=(3, 4))
+    assert len(frame[1]) == sum(len(tensor) for tensor, is_shared in tensors if not is_shared)
+    known = mapped(bytes(memory), outputs_bytes=7)
+    order, payload, room = frames.decode_order(frame, known)
+    assert (order, plain(payload)) == (INFER, [tensor for tensor, _ in tensors])
+    assert room is not None
+    room[:] = b"abcd"
+    assert bytes(known.outputs) == b"\0\0\0abcd"
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ({"places": [1000 - 9]}, "bytes 991 to 1001 of memory of 1000"),
+        ({"places": [1000]}, "bytes 1000 to 1010 of memory of 1000"),
+        ({"places": [1 << 48]}, "of memory of 1000"),
+        ({"room": (999, 2)}, "bytes 999 to 1001 of memory of 1000"),
+        ({"room": (0, 1001)}, "bytes 0 to 1001 of memory of 1000"),
+        ({"room": (1 << 48, 0)}, "of memory of 1000"),
+        ({"places": [-2]}, "no action"),
+        ({"places": [(1 << 48) + 1]}, "no action"),
+        ({"room": (-1, 2)}, "no action"),
+        ({"room": (0, -1)}, "no action"),
+        ({"room": (0, 1, 2)}, "no action"),
+    ],
+)
+def test_what_does_not_lie_in_the_memory_is_a_protocol_error(
+    where: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        frames.decode_order(sent([bytes(10)], **where), mapped())
+
+
+def test_as_many_places_as_tensors_are_expected() -> None:
+    header, payload = sent([bytes(10), bytes(20)], places=[0, 10])
+    order = msgspec.msgpack.decode(header)
+    position = order.index([0, 10])
+    for places in ([0], [0, 10, 20]):
+        order[position] = places
+        with pytest.raises(ProtocolError, match=f"{len(places)} places of 2 tensors"):
+            frames.decode_order((msgspec.msgpack.encode(order), payload), mapped())
+    # One of them lies in the payload, which is empty.
+    order[position] = [0, -1]
+    with pytest.raises(ProtocolError, match="tensors of 20 bytes in a payload of 0"):
+        frames.decode_order((msgspec.msgpack.encode(order), payload), mapped())
+
+
+@pytest.mark.parametrize("where", [{"places": [0]}, {"room": (0, 1)}])
+def test_memory_that_is_not_mapped_cannot_be_meant(where: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="memory that is not mapped"):
+        frames.decode_order(sent([bytes(10)], **where))
+
+
+def test_inputs_in_shared_memory_can_only_be_read() -> None:
+    _, (tensor,), _ = frames.decode_order(sent([b"abcd"], places=[2]), mapped(b"..abcd"))
+    assert isinstance(tensor, memoryview)
+    assert (bytes(tensor), tensor.readonly) == (b"abcd", True)
+
+
 def test_a_wish_to_have_an_action_back_is_one() -> None:
     (frame,) = carried(
         b"".join(frames.encode_withdrawal(ActionId(5))), 0, frames.FrameReader()
@@ -146,19 +236,13 @@ def test_nothing_is_built_from_a_length_that_cannot_be(header: bool) -> None:
 def test_garbage_is_a_protocol_error_and_nothing_else(seed: int) -> None:
     rng = random.Random(seed)
     result = Result(action_id=ActionId(1), exec=StepTime(1, 2, 3))
-    infer = Infer(
-        action_id=ActionId(1),
-        model_id=ModelId("m"),
-        batch_size=1,
-        rows=(1,),
-        earliest_ns=1,
-        latest_ns=2,
-        expected_duration_ns=3,
-    )
     whole = [
         b"".join(frames.encode_result(result, [b"abcd"])),
-        b"".join(frames.encode_action(infer, [b"abcd"])),
+        b"".join(frames.encode_action(INFER, [b"abcd"])),
+        b"".join(frames.encode_action(INFER, [b"abcd", b"efgh"], places=[100, -1], room=(8, 9))),
+        frames.encode_memory(1000, 1000),
     ]
+    memory = mapped()
     num_read = 0
     for _ in range(5000):
         data = bytearray(rng.choice(whole))
@@ -169,8 +253,10 @@ def test_garbage_is_a_protocol_error_and_nothing_else(seed: int) -> None:
         reader = frames.FrameReader(header_bytes_max=1000, payload_bytes_max=1000)
         try:
             for frame in carried(bytes(data), rng.randrange(1 << 30), reader):
-                decode = rng.choice((frames.decode_order, frames.decode_result))
-                decode(frame)
+                if rng.random() < 0.5:
+                    frames.decode_order(frame, memory)
+                else:
+                    frames.decode_result(frame)
                 num_read += 1
         except ProtocolError:
             continue

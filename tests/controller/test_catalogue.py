@@ -217,7 +217,7 @@ class CatalogueBench:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 60))
+    asyncio.run(asyncio.wait_for(test(), 300))
 
 
 def test_a_refused_or_malformed_model_does_not_hold_the_others_up(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))
+    asyncio.run(asyncio.wait_for(test(), 300))
 
 
 @asynccontextmanager

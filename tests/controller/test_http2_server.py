@@ -414,14 +414,17 @@ def test_a_client_that_breaks_off_before_all_it_sent_is_read_withdraws_what_it_a
         server.do(lambda front: setattr(front.worker, "hold", True))
         with RawClient(server.address) as client:
             client.settle()
+            client.infer(question())
+            server.until(lambda front: bool(front.worker.held))
             with Standstill(server):
-                for _ in range(5000):
-                    client.infer(question())
+                # More than is read at once.
+                large = frame(HEADERS, END_HEADERS, stream_id := client.next_id(), headers())
+                large += frame(DATA, 0, stream_id, struct.pack(">BI", 0, 4_000_000))
+                client.send(large + frame(DATA, 0, stream_id, bytes(16_384)) * 64)
                 client.socket.setsockopt(
                     socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
                 )
                 client.socket.close()
-            server.until(lambda front: bool(front.worker.held))
             server.until(lambda front: front.runtime.num_waiting == 0)
 
 

@@ -596,7 +596,7 @@ def test_responses_are_what_protobuf_would_make(
         expected.parameters["queue_us"].int64_param = 7
         expected.parameters["worker"].string_param = "w"
     assert pb.ModelInferResponse.FromString(b"".join(data)) == expected
-    wrapped = pb.ModelStreamInferResponse.FromString(wrap_for_stream(data))
+    wrapped = pb.ModelStreamInferResponse.FromString(b"".join(wrap_for_stream(data)))
     assert wrapped == pb.ModelStreamInferResponse(infer_response=expected)
 
 

@@ -50,7 +50,7 @@ def action(number: int) -> ActionRow:
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))
+    asyncio.run(asyncio.wait_for(test(), 300))
 
 
 def ids(path: Path, column: str = "request_id") -> list[int]:

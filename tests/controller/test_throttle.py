@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
+import pytest
+
+from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.front.door import Door
 from controller.front.throttle import Throttle, thread_busy_ns
 
 
@@ -36,6 +41,33 @@ class Loop:
             self.served += not slow
 
 
+class Backlog:
+    """An event loop that ends its requests one after the other, a second for so many."""
+
+    def __init__(self, capacity_rps: float) -> None:
+        self.now_ns = 0
+        self.busy_ns = 0
+        self.serve_ns = round(NS_PER_S / capacity_rps)
+        self.throttle = Throttle(lambda: self.now_ns, lambda: self.busy_ns)
+        self._arrived_ns: deque[int] = deque()
+        self._spent_ns = 0
+
+    def offer(self, rate_rps: float, seconds: float) -> None:
+        """Have requests come evenly; one that waited for 20 ms ends slowly."""
+        for _ in range(int(rate_rps * seconds)):
+            gap_ns = round(NS_PER_S / rate_rps)
+            self.now_ns += gap_ns
+            if self._arrived_ns:
+                self.busy_ns += gap_ns
+                self._spent_ns += gap_ns
+            while self._arrived_ns and self._spent_ns >= self.serve_ns:
+                self._spent_ns -= self.serve_ns
+                waited_ns = self.now_ns - self._arrived_ns.popleft()
+                self.throttle.ended(slow=waited_ns > 20 * NS_PER_MS)
+            if self.throttle.admit():
+                self._arrived_ns.append(self.now_ns)
+
+
 def test_a_loop_that_can_serve_all_lets_all_in() -> None:
     loop = Loop(1000)
     loop.offer(900, 5)
@@ -51,6 +83,29 @@ def test_at_three_times_what_a_loop_can_do_it_does_not_collapse() -> None:
     # Refusals alone take a quarter of its time, and the search for the rate takes some. Without a throttle
     # nothing is served at all.
     assert loop.served - before > 0.4 * 5 * 1000
+
+
+def test_a_full_loop_shows_what_a_request_takes_and_the_first_rate_follows_from_it() -> None:
+    loop = Backlog(1000)
+    while loop.throttle.rate_rps is None:
+        loop.offer(1500, 0.01)
+    assert loop.throttle.request_ns == pytest.approx(NS_PER_MS, rel=0.1)
+    assert loop.throttle.offered_rps == pytest.approx(1500, rel=0.05)
+    # To refuse 1,500 would take 0.375 s of 0.95 s; a request that is let in takes 0.75 ms more.
+    assert loop.throttle.rate_rps == pytest.approx((950 - 375) / 0.75, rel=0.15)
+
+
+def test_the_first_rate_keeps_a_quarter_whatever_was_measured() -> None:
+    loop = Backlog(1000)
+    while loop.throttle.rate_rps is None:
+        loop.offer(6000, 0.01)
+    assert loop.throttle.rate_rps == pytest.approx(1500, rel=0.05)
+
+
+def test_a_loop_that_was_never_full_has_shown_no_cost() -> None:
+    loop = Backlog(1000)
+    loop.offer(900, 3)
+    assert loop.throttle.request_ns == 0
 
 
 def test_what_was_held_back_is_let_go_when_less_comes() -> None:
@@ -98,3 +153,39 @@ def test_a_thread_is_busy_no_longer_than_it_lives() -> None:
     first = read()
     assert sum(range(1_000_000)) > 0
     assert 0 <= first <= read()
+
+
+def missing(loop: Backlog, seconds: float) -> None:
+    """Have a loop be busy with requests that are past their SLO when it looks at them."""
+    for _ in range(round(1000 * seconds)):
+        loop.now_ns += NS_PER_MS
+        loop.busy_ns += NS_PER_MS
+        if loop.throttle.admit():
+            loop.throttle.missed()
+
+
+def test_a_loop_that_finds_every_request_too_late_takes_in_less() -> None:
+    loop = Backlog(1000)
+    missing(loop, 2)
+    assert loop.throttle.rate_rps is not None
+    assert loop.throttle.rate_rps < 900
+    # What is refused unseen is cheap, and says nothing of what a request takes.
+    assert loop.throttle.request_ns == 0
+
+
+def test_a_loop_that_catches_up_after_a_standstill_is_left_alone() -> None:
+    loop = Backlog(1000)
+    loop.offer(900, 1)
+    missing(loop, 0.5)
+    loop.offer(900, 1)
+    assert loop.throttle.rate_rps is None
+
+
+def test_who_is_kept_out_hears_what_a_request_takes_of_the_controller() -> None:
+    door = Door(max_requests=1, max_bytes=1)
+    refused = door.busy(5000, request_ns=134_000, offered_rps=7300)
+    assert refused.refusal is Refusal.OVERLOADED
+    assert refused.figures == {"rate_rps": 5000, "controller_ns": 134_000, "offered_rps": 7300}
+    for word in ("the controller itself", "134 us", "5000 requests/s", "7300 arrive"):
+        assert word in str(refused)
+    assert "takes" not in str(door.busy(5000, request_ns=0, offered_rps=7300))

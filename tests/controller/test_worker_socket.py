@@ -43,7 +43,7 @@ def config(directory: Path, **changes: Any) -> ControllerConfig:  # noqa: ANN401
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), 100))
+    asyncio.run(asyncio.wait_for(test(), 300))
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from dataclasses import astuple
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +79,9 @@ def write(directory: Path, actions: list[ActionRow], requests: list[RequestRow])
     with TelemetryFiles(directory) as files:
         telemetry.write_to(files.requests.add, files.actions.add)
         for action in actions:
-            telemetry.add_action(action)
+            telemetry.add_action(attrgetter(*ActionRow.__slots__)(action))
         for row in requests:
-            telemetry.add_request(row)
+            telemetry.add_request(astuple(row))
 
 
 def export(directory: Path, *, windows: bool = True) -> list[Event]:

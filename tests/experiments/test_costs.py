@@ -10,6 +10,8 @@ import pytest
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, PAGE_BYTES
 from controller.telemetry import OK, Telemetry
+from experiments.controller_costs import Sample, figures_of
+from experiments.results_file import write_results
 from experiments.results_page import records
 from experiments.simulator import Case, Cluster, CpuCosts, Network, bottleneck, copies_of, run
 from experiments.simulator.case_file import read_case
@@ -162,3 +164,37 @@ def test_measured_costs_add_up_to_what_the_process_was_recorded_to_take() -> Non
     for source in sources():
         name, _, key = source.rstrip("]").partition(".json[")
         assert found[name][key] > 0
+
+
+def test_recorded_costs_of_requests_and_actions_are_what_is_charged(tmp_path: Path) -> None:
+    figures = {
+        "serve": {"core_us_15x1": 17.0, "core_us_4026x20": 39.0},
+        "costs": {"controller_request_us": 80.0, "controller_action_us": 31.0},
+    }
+    for name, content in figures.items():
+        write_results(name, content, command="none", directory=tmp_path)
+    assert measured(tmp_path) == CpuCosts(
+        front_ns=63_000, request_ns=39_000, action_ns=15_500, result_ns=15_500
+    )
+    assert sources(tmp_path)[0] == "costs.json[controller_request_us]"
+
+
+def sample(model: str, num_requests: int, num_actions: int) -> Sample:
+    """A run in which a request took 50 us, and an action 30 us, of the controller; 70 us of the worker."""
+    return Sample(
+        model=model,
+        controller_us=50.0 * num_requests + 30.0 * num_actions,
+        worker_us=70.0 * num_actions,
+        num_requests=num_requests,
+        num_actions=num_actions,
+    )
+
+
+def test_two_models_tell_the_cost_of_requests_and_of_actions_apart() -> None:
+    figures = figures_of([sample("single", 1000, 1000), sample("batched", 8000, 1000)])
+    assert figures["controller_request_us"] == pytest.approx(50)
+    assert figures["controller_action_us"] == pytest.approx(30)
+    assert figures["worker_action_us"] == pytest.approx(70)
+    assert figures["single_us"] == 80
+    with pytest.raises(ValueError, match="expected at least half as many more"):
+        figures_of([sample("single", 1000, 1000), sample("batched", 1000, 900)])

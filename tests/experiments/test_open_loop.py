@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,8 +22,9 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.v1 import inference_pb2 as oip
-from experiments.open_loop import Account, ClientLoad, OpenLoop, offer
+from experiments.open_loop import Account, ClientLoad, OpenLoop, offer, write_schedule
 from experiments.open_loop_client import frame, judge, request_bytes, run
+from traces.arrivals import Recorded, Workload
 
 SLO_MS = 2_000
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
@@ -222,6 +225,34 @@ def test_every_end_of_a_request_is_counted_as_what_it_was() -> None:
         "no grpc-status": share(6),
     }
     assert account.kernel_stamps
+
+
+def test_a_schedule_is_asked_at_its_times_of_its_models(tmp_path: Path) -> None:
+    times_ns = np.array([0, 30, 30, 90], np.int64) * 1_000_000
+    source = Recorded(
+        times_ns=times_ns,
+        models=np.array([1, 0, 1, 0]),
+        slo_ns=SLO_MS * 1_000_000,
+        end_ns=100_000_000,
+    )
+    path = tmp_path / "schedule.npy"
+    assert write_schedule(path, Workload(models=("a", "b"), sources=(source,))) == 4
+    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
+        load = ClientLoad(
+            address=server.address, models=("a", "b"), slo_ms=SLO_MS, seconds=0.1,
+            schedule=str(path), shape=(1, 4), connections=1, tenant="gold",
+        )  # fmt: skip
+        account = run(load)
+    assert account.due_ns.tolist() == times_ns.tolist()
+    assert account.num_ok == 4
+    asked = [oip.ModelInferRequest.FromString(message[5:]) for message in server.messages]
+    assert [request.model_name for request in asked] == ["b", "a", "b", "a"]
+    assert {request.parameters["tenant"].string_param for request in asked} == {"gold"}
+    assert {request.parameters["slo_ms"].int64_param for request in asked} == {SLO_MS}
+    for wrong in ({"rate": 5.0}, {"schedule": ""}):
+        told = asdict(load) | wrong
+        with pytest.raises(ValueError, match="expected one of the three"):
+            run(ClientLoad(**told))
 
 
 def test_a_success_after_the_slo_is_counted_as_late() -> None:

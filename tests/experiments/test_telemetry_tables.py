@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,7 @@ def test_a_run_is_read_from_all_the_files_it_wrote(tmp_path: Path) -> None:
     with TelemetryFiles(tmp_path, file_bytes=10_000) as files:
         telemetry.write_to(files.requests.add, files.actions.add)
         for row in source:
-            telemetry.add_request(row)
+            telemetry.add_request(astuple(row))
             files.write_slice()
             files.flush()
     assert len(table_files(tmp_path, "requests")) > 2

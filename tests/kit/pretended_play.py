@@ -30,10 +30,11 @@ def pretend_live(given: Case) -> LiveRun:
     """A simulated run in the clothes of a live one."""
     telemetry = Telemetry()
     run(given, telemetry=telemetry)
-    for request in telemetry.requests:
+    requests, actions = telemetry.requests, telemetry.actions
+    for request in requests:
         request.arrival_ns += BEGIN_NS
         request.departure_ns += BEGIN_NS
-    for action in telemetry.actions:
+    for action in actions:
         for name in ("sent_ns", "received_ns", "result_ns"):
             setattr(action, name, getattr(action, name) + BEGIN_NS)
         for step in (action.load, action.input, action.exec, action.output):
@@ -56,9 +57,7 @@ def pretend_live(given: Case) -> LiveRun:
         lateness_ns_max=0,
         num_late=0,
     )
-    return LiveRun(
-        report=report, requests=tuple(telemetry.requests), actions=tuple(telemetry.actions)
-    )
+    return LiveRun(report=report, requests=tuple(requests), actions=tuple(actions))
 
 
 def pretend_play(

@@ -332,12 +332,17 @@ def test_up_ends_although_its_worker_and_the_compiler_do_not_listen(
     with Operator(server.address) as operator:
         (pid,) = pids_of(operator).values()
     # A compiler that is as deaf as the longest compilation, and a worker as deaf as one in a library.
-    for deaf in (*children_of(pid), pid):
+    compilers = list(children_of(pid))
+    for deaf in (*compilers, pid):
         os.kill(deaf, signal.SIGSTOP)
     server.process.send_signal(number)
     assert server.process.wait(PATIENCE_S) == 0
     server.stop()
     until(lambda: not lives(pid), what="the worker is gone")
+    # The kernel has told them to end, which who stands still does not hear.
+    for compiler in compilers:
+        os.kill(compiler, signal.SIGCONT)
+        until(lambda pid=compiler: not lives(pid), what="the compiler is gone")  # type: ignore[misc]
     assert "stopped" in server.output
     assert "Traceback" not in capfd.readouterr().err
 

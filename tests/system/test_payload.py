@@ -6,92 +6,30 @@ import asyncio
 import gc
 import os
 import random
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from onnx import TensorProto, helper
-from typing_extensions import override
 
-from clockwright.actions import Infer
-from clockwright.bulk import Buffer
 from clockwright.v1 import inference_pb2 as pb
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from modelzoo.profile import load_profile
-from worker.config import WorkerConfig
-from worker.core.lanes import Step
-from worker.devices.modelled import ModelledDevice
-from worker.link import ControllerLink
-from worker.models.file_store import FileStore
-from worker.models.model_files import Limits
-from worker.models.served_model import ServedModel
+from tests.kit.slow_echo import ROW_BYTES, VALUES, SlowEcho, serve, turned
 
 _aio: Any = grpc.aio
 
 S = 1_000_000_000
-#: FP32 values of a row: 160 kB in, and as much out.
-VALUES = 40_000
-ROW_BYTES = 4 * VALUES
 #: Four blocks for inputs beside those that wait, and one for outputs: all are used again and again.
 SHARED_BYTES = 4 << 20
-
-
-class SlowEcho(ModelledDevice):
-    """Answers with the inputs, turned over, after a while; like a GPU it copies them in and the outputs out."""
-
-    def __init__(self, cache: Path) -> None:
-        super().__init__(
-            load_profile("0us"),
-            limits=Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=1 << 20),
-            io_pool_bytes=8 << 20,
-            files=FileStore(cache),
-            compile_limit_s=100.0,
-        )
-        self.rng = random.Random(1)
-        self.kept: dict[int, bytes] = {}
-        #: How inputs came, and outputs went: by shared memory or not.
-        self.shared_inputs = self.shared_outputs = self.own_inputs = self.own_outputs = 0
-        #: EXECs wait for it.
-        self.go = threading.Event()
-        self.go.set()
-
-    @override
-    def run_input(self, step: Step[ServedModel], payload: Sequence[Buffer]) -> None:
-        for tensor in payload:
-            if isinstance(tensor, memoryview) and tensor.readonly and len(tensor) == ROW_BYTES:
-                self.shared_inputs += 1
-            else:
-                self.own_inputs += 1
-        self.kept[step.action.action_id] = b"".join(payload)
-
-    @override
-    def run_exec(self, step: Step[ServedModel]) -> None:
-        threading.Event().wait(self.rng.choice((0, 0.002, 0.02)))
-        self.go.wait()
-
-    @override
-    def run_output(
-        self, step: Step[ServedModel], room: memoryview | None = None
-    ) -> Sequence[Buffer]:
-        action = step.action
-        assert isinstance(action, Infer)
-        data = turned(self.kept.pop(action.action_id))
-        if room is not None:
-            self.shared_outputs += 1
-            room[:] = data
-            return (room,)
-        self.own_outputs += 1
-        return [data[begin : begin + ROW_BYTES] for begin in range(0, len(data), ROW_BYTES)]
-
-
-def turned(data: bytes) -> bytes:
-    return data.translate(bytes(255 - value for value in range(256)))
 
 
 def write_model(directory: Path) -> Path:
@@ -180,15 +118,19 @@ def config(directory: Path, **changes: Any) -> ControllerConfig:  # noqa: ANN401
 def worker(
     controller: Controller, directory: Path, device: SlowEcho, name: str
 ) -> asyncio.Task[None]:
-    settings = WorkerConfig(
-        controller=f"127.0.0.1:{controller.port}",
-        device="modelled:0us",
-        worker_id=name,
-        cache_dir=directory / "cache",
-    )
-    return asyncio.create_task(
-        ControllerLink(settings, device, FileStore(settings.cache_dir)).run()
-    )
+    return asyncio.create_task(serve(controller.port, directory, device, name))
+
+
+@contextmanager
+def worker_process(controller: Controller, folder: Path, *flags: str) -> Iterator[int]:
+    """Run a worker in a process of its own, named as its folder; gives its process id."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.kit.slow_echo", str(controller.port), str(folder)]
+    with subprocess.Popen([*command, *flags]) as process:
+        try:
+            yield process.pid
+        finally:
+            process.kill()
 
 
 async def until(condition: Any) -> None:  # noqa: ANN401
@@ -277,7 +219,7 @@ def test_answers_are_right_when_a_worker_is_lost_under_way(tmp_path: Path) -> No
             stays = worker(controller, tmp_path, second, "second")
             await ready(controller, 2)
             clients = Clients(controller.port)
-            crowd = asyncio.create_task(clients.crowd(50))
+            crowd = asyncio.create_task(clients.crowd(40))
             await until(lambda: clients.answered > 10)
             await end(lost)
             await crowd
@@ -285,14 +227,96 @@ def test_answers_are_right_when_a_worker_is_lost_under_way(tmp_path: Path) -> No
             await clients.channel.close()
             await end(stays)
         assert all("WORKER_LOST" in words for words in clients.refused)
-        assert clients.answered > 12
+        assert clients.answered > 15
         await first.close()
         await second.close()
 
     play(scenario())
 
 
-@pytest.mark.parametrize("missing", ["limit", "memfd", "grpc front"])
+def test_answers_are_right_when_a_worker_is_killed_under_way(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with running(config(tmp_path)) as controller:
+            with worker_process(controller, tmp_path / "killed") as pid:
+                await ready(controller)
+                stays = worker(controller, tmp_path, device, "stays")
+                await ready(controller, 2)
+                clients = Clients(controller.port)
+                crowd = asyncio.create_task(clients.crowd(40))
+                await until(lambda: clients.answered > 10)
+                os.kill(pid, signal.SIGKILL)
+                await crowd
+            await all_free(controller)
+            await clients.channel.close()
+            await end(stays)
+        assert all("WORKER_LOST" in words for words in clients.refused)
+        assert clients.answered > 15
+        await device.close()
+
+    play(scenario())
+
+
+def test_a_worker_that_was_given_up_and_writes_on_spoils_no_answer(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        settings = config(tmp_path, silence_limit_ms=4000)
+        written = tmp_path / "zombie" / "written"
+        async with running(settings) as controller:
+            with worker_process(controller, tmp_path / "zombie", "--stall") as pid:
+                await ready(controller)
+                clients = Clients(controller.port)
+
+                async def ask_on() -> None:
+                    while not written.exists():
+                        await clients.ask(0)
+
+                asking = asyncio.create_task(ask_on())
+                await until(written.exists)
+                os.kill(pid, signal.SIGSTOP)
+                await until(lambda: not controller.catalogue.models[0].ready_on)
+                stays = worker(controller, tmp_path, device, "stays")
+                await ready(controller)
+                before = written.read_text()
+                os.kill(pid, signal.SIGCONT)
+                await until(lambda: written.read_text() not in ("", before))
+                await asking
+                # One at a time: each has the first slab that there is.
+                await clients.crowd(20, at_once=1)
+                after = written.read_text()
+                await until(lambda: written.read_text() not in ("", after))
+            await all_free(controller)
+            await clients.channel.close()
+            await end(stays)
+        assert all("WORKER_LOST" in words for words in clients.refused)
+        assert clients.answered > 5
+        assert device.shared_outputs
+        await device.close()
+
+    play(scenario())
+
+
+def test_outputs_that_find_no_room_travel_with_their_results(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        # An eighth of the half that is not for inputs is smaller than a row.
+        async with running(config(tmp_path, shared_memory_bytes=2 << 20)) as controller:
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            clients = Clients(controller.port)
+            await clients.crowd(15)
+            await all_free(controller)
+            await clients.channel.close()
+            await end(serving)
+        assert clients.refused == []
+        assert clients.answered
+        assert (device.shared_inputs > 0, device.shared_outputs) == (True, 0)
+        await device.close()
+
+    play(scenario())
+
+
+@pytest.mark.parametrize("missing", ["limit", "memfd", "mapping", "unix socket", "grpc front"])
 def test_without_shared_memory_tensors_travel_beside_their_actions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
@@ -301,12 +325,18 @@ def test_without_shared_memory_tensors_travel_beside_their_actions(
         changes["shared_memory_bytes"] = 0
     elif missing == "grpc front":
         changes["front"] = "grpc"
+    elif missing == "unix socket":
+        # Its path would be longer than one may be, so that this worker comes by TCP.
+        folder = tmp_path / ("long" * 40)
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
     else:
 
-        def refuse(name: str, flags: int) -> int:
+        def refuse(*_: object, **__: object) -> int:
             raise OSError(12, "Cannot allocate memory")
 
-        monkeypatch.setattr(os, "memfd_create", refuse)
+        where = {"memfd": "os.memfd_create", "mapping": "worker.controller_socket.map_shared"}
+        monkeypatch.setattr(where[missing], refuse)
 
     async def scenario() -> None:
         device = SlowEcho(tmp_path / "cache")
@@ -314,7 +344,7 @@ def test_without_shared_memory_tensors_travel_beside_their_actions(
             serving = worker(controller, tmp_path, device, "w")
             await ready(controller)
             clients = Clients(controller.port)
-            await clients.crowd(12)
+            await clients.crowd(15)
             await clients.channel.close()
             await end(serving)
         assert clients.refused == []

@@ -8,9 +8,11 @@ may crash or hang the runtime. Order matters: optimise first, lift the weights a
 from __future__ import annotations
 
 import hashlib
+import mmap
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -35,8 +37,10 @@ from worker.compiling.onnx_model import (
 )
 from worker.compiling.row_flow import follow_rows
 from worker.compiling.row_probes import RowProbes, Run
+from worker.compiling.thread_trial import Launches, choose_threads
 from worker.engines.onnxruntime import (
     Bytes,
+    OrtKernel,
     aligned_bytes,
     open_session,
     plain_words,
@@ -61,12 +65,18 @@ COMPILE_FORMAT = 3
 _TOLERANCE = 1e-3
 _NUMPY_FLOATS = {"FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 
+# Linux 5.14: bring all pages of a mapping in now.
+_MADV_POPULATE_READ = 22
+
 # Sets of rows to try where the graph leaves open whether rows meet; one where it proves that they do not.
 _UNPROVEN_SEEDS = 4
 
 # Profiles seed the controller's estimates, which measurements replace soon: a few runs are enough.
 _PROFILE_RUNS = 7
 _PROFILE_BUDGET_NS = NS_PER_S // 2
+
+# The larger batch of the trial of threads: per row it says nearly what larger ones say, in less time.
+_TRIAL_BATCH = 4
 
 FloatArray = np.ndarray[Any, np.dtype[np.floating[Any]]]
 
@@ -94,12 +104,27 @@ class Target(Protocol):
             ModelError: the engine does not accept the graph; carries its words.
         """
 
+    def choose_threads(
+        self, lifted: LiftedGraph, compiled: CompiledModel, batch_sizes: Sequence[int]
+    ) -> int:
+        """Say how many threads of the processor run the graph best at these batch sizes.
+
+        Raises:
+            ModelError: the engine does not accept the graph; carries its words.
+        """
+
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
         """How far an output may be from the original's: relative to each number, and absolutely."""
 
 
 class OnnxruntimeTarget(Target):
     """This machine's processor."""
+
+    def __init__(self, thread_counts: Sequence[int] = (1,)) -> None:
+        """Take the numbers of threads that a run may have, ascending."""
+        self._thread_counts = thread_counts
+        #: What was chosen, by architecture.
+        self._chosen: dict[str, int] = {}
 
     level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
     is_coarse = False
@@ -111,9 +136,8 @@ class OnnxruntimeTarget(Target):
 
     @override
     def open(self, lifted: LiftedGraph, compiled: CompiledModel) -> Run:
-        session = open_session(lifted.graph)
-        weights = aligned_bytes(lifted.blob.nbytes)
-        weights[:] = lifted.blob
+        session = open_session(lifted.graph, threads=compiled.threads)
+        weights = _aligned(lifted.blob)
 
         def run(batch_size: int, inputs: list[Bytes]) -> list[Bytes]:
             kernel, places, outputs = private_kernel(session, compiled, batch_size, weights)
@@ -126,6 +150,27 @@ class OnnxruntimeTarget(Target):
             return outputs
 
         return run
+
+    @override
+    def choose_threads(
+        self, lifted: LiftedGraph, compiled: CompiledModel, batch_sizes: Sequence[int]
+    ) -> int:
+        if len(self._thread_counts) == 1:
+            return self._thread_counts[0]
+        key = compiled.architecture_id
+        if key not in self._chosen:
+            launches: dict[int, Launches] = {}
+            for count in self._thread_counts:
+                session = open_session(lifted.graph, threads=count)
+                launches[count] = {
+                    size: _sample_kernel(session, compiled, size, _aligned(lifted.blob)).launch
+                    for size in {1, min(max(batch_sizes), _TRIAL_BATCH)}
+                }
+            try:
+                self._chosen[key] = choose_threads(launches)
+            except Exception as error:  # onnxruntime's exceptions have no common base
+                raise ModelError(f"a trial run failed: {plain_words(error)}") from None
+        return self._chosen[key]
 
     @override
     def tolerances(self, wanted: FloatArray) -> tuple[float, float]:
@@ -215,6 +260,12 @@ def compile_model(
                 compiled = _describe(
                     lifted, inputs, outputs, element_types, fixed_batch=fixed_batch
                 )
+                compiled = replace(
+                    compiled,
+                    threads=target.choose_threads(
+                        lifted, compiled, (1,) if one_by_one else (1, *larger)
+                    ),
+                )
                 run = target.open(lifted, compiled)
                 if not flow.chance:
                     _compare(target, run, compiled, samples, expected)
@@ -261,7 +312,9 @@ def describe_model(source: ModelSource) -> CompiledModel:
 
 
 def profile_model(
-    folder: Path, batch_sizes: Sequence[int], progress: Callable[[str], None]
+    folder: Path,
+    batch_sizes: Sequence[int],
+    progress: Callable[[str], None],
 ) -> dict[int, int]:
     """Measure a compiled model's kernels, in ns by batch size, without the copies around them."""
     compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
@@ -269,12 +322,8 @@ def profile_model(
     durations = {}
     for batch_size in batch_sizes:
         progress(f"profiling batch {batch_size}")
-        session = open_session(str(folder / GRAPH_FILE))
-        kernel, inputs, _ = private_kernel(session, compiled, batch_size, weights)
-        for array, sample in zip(
-            inputs, _sample_inputs([t.spec for t in compiled.inputs], batch_size), strict=True
-        ):
-            array[:] = sample
+        session = open_session(str(folder / GRAPH_FILE), threads=compiled.threads)
+        kernel = _sample_kernel(session, compiled, batch_size, weights)
         try:
             kernel.launch()  # the first run allocates
             durations[batch_size] = _least_ns(kernel.launch)
@@ -284,11 +333,33 @@ def profile_model(
 
 
 def read_weights(folder: Path, compiled: CompiledModel) -> Bytes:
-    """Read a compiled model's weights into private memory."""
-    weights = aligned_bytes(compiled.weights_bytes)
-    if compiled.weights_bytes:
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            file.readinto(weights.data)
+    """Map a compiled model's weights, which can only be read.
+
+    All models of this host with this file have the same memory, which is the file's in the page cache.
+    """
+    if not compiled.weights_bytes:
+        return aligned_bytes(0)
+    with (folder / WEIGHTS_FILE).open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    # A LOAD that met a page which is not there would wait for the disk.
+    with suppress(OSError):  # a kernel before 5.14: the pages come with the first run
+        mapping.madvise(_MADV_POPULATE_READ)
+    return np.frombuffer(mapping, np.uint8)
+
+
+def _sample_kernel(
+    session: ort.InferenceSession, compiled: CompiledModel, batch_size: int, weights: Bytes
+) -> OrtKernel:
+    kernel, inputs, _ = private_kernel(session, compiled, batch_size, weights)
+    samples = _sample_inputs([tensor.spec for tensor in compiled.inputs], batch_size)
+    for array, sample in zip(inputs, samples, strict=True):
+        array[:] = sample
+    return kernel
+
+
+def _aligned(blob: Bytes) -> Bytes:
+    weights = aligned_bytes(blob.nbytes)
+    weights[:] = blob
     return weights
 
 

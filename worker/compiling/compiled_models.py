@@ -7,7 +7,7 @@ and the thread on which models are set up beside the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -67,6 +67,8 @@ class CompiledModels:
         compile_limit_s: float,
         limits: Limits,
         precision: Precision | None = None,
+        thread_counts: Sequence[int] = (1,),
+        cores: Sequence[int] = (),
     ) -> None:
         """Open the cache; the compiler's process and the thread start when they are needed.
 
@@ -77,6 +79,8 @@ class CompiledModels:
             compile_limit_s: a model that takes longer to compile is refused.
             limits: what the worker has room for.
             precision: that of the torch engine; None for onnxruntime.
+            thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
+            cores: those to run on, beside the process's own.
 
         Raises:
             OSError: the cache folder cannot be made.
@@ -89,6 +93,8 @@ class CompiledModels:
             time_limit_s=compile_limit_s,
             memory_bytes=limits.compile_bytes,
             cpu_limit_s=limits.compile_cpu_s,
+            thread_counts=thread_counts,
+            cores=cores,
         )
         # One thread: models are set up one after the other.
         self._setup = ThreadPoolExecutor(

@@ -44,17 +44,26 @@ class Compiler:
         time_limit_s: float,
         memory_bytes: int = COMPILE_BYTES,
         cpu_limit_s: float = COMPILE_CPU_S,
+        thread_counts: Sequence[int] = (1,),
+        cores: Sequence[int] = (),
     ) -> None:
         """Start nothing yet.
 
         Args:
             time_limit_s: a job that takes longer is given up.
             memory_bytes: a job that takes more memory is given up.
-            cpu_limit_s: a job that takes more processor time, over all its threads, is given up.
+            cpu_limit_s: a job that takes more processor time for each thread that it may have is given up.
+            thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
+            cores: those to use beside the process's own.
         """
         self._time_limit_s = time_limit_s
         self._memory_bytes = memory_bytes
-        self._cpu_limit_s = cpu_limit_s
+        self._cpu_limit_s = cpu_limit_s * max(thread_counts)
+        self._run_on = {
+            "thread_counts": list(thread_counts),
+            "cores": list(cores),
+            "cpu_s": self._cpu_limit_s,
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
 
@@ -140,8 +149,7 @@ class Compiler:
         process = self._process
         assert process.stdout is not None
         stage = "starting"
-        job = {**job, "cpu_s": self._cpu_limit_s}
-        await asyncio.to_thread(_write, process, json.dumps(job).encode() + b"\n")
+        await asyncio.to_thread(_write, process, json.dumps(job | self._run_on).encode() + b"\n")
         while line := await asyncio.to_thread(process.stdout.readline):
             reply: dict[str, Any] = json.loads(line)
             if "progress" not in reply:

@@ -11,6 +11,7 @@ other end.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -18,11 +19,14 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clockwright.errors import ModelError
 from clockwright.process import end_with
 from worker.compiling.confinement import allow_cpu, confine
+
+if TYPE_CHECKING:
+    from worker.compiling.compile import Target
 
 # A lower priority than serving has; not the lowest, because people wait for the result.
 _NICENESS = 10
@@ -63,7 +67,7 @@ def main() -> int:
 
 def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
     try:
-        from worker.compiling.compile import Target, compile_model, describe_model, profile_model
+        from worker.compiling.compile import compile_model, describe_model, profile_model
         from worker.models.model_files import Limits, ModelSource
     except ImportError as error:
         raise ModelError(
@@ -72,6 +76,8 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
 
     # What the libraries take to be loaded is not the model's fault.
     allow_cpu(job["cpu_s"])
+    if job["cores"]:
+        os.sched_setaffinity(0, os.sched_getaffinity(0) | set(job["cores"]))
     kind = job["kind"]
     if kind == "profile":
         return profile_model(Path(job["folder"]), job["batch_sizes"], progress)
@@ -80,7 +86,7 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
         return describe_model(source).to_json()
     assert kind == "compile", kind
     limits = Limits(**job["limits"])
-    target: Target | None = None
+    target: Target = _onnxruntime_target(tuple(job["thread_counts"]))
     if "precision" in job:
         # Imported here, because torch takes seconds.
         from worker.compiling.for_torch import TorchTarget
@@ -88,6 +94,14 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
 
         target = TorchTarget(Precision(job["precision"]))
     return compile_model(source, Path(job["folder"]), limits, progress, target).to_json()
+
+
+@functools.cache
+def _onnxruntime_target(thread_counts: tuple[int, ...]) -> Target:
+    """The target of all jobs, which remembers what it has tried."""
+    from worker.compiling.compile import OnnxruntimeTarget
+
+    return OnnxruntimeTarget(thread_counts)
 
 
 if __name__ == "__main__":

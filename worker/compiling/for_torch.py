@@ -116,6 +116,12 @@ class TorchTarget(Target):
             blob[weight.offset : weight.offset + weight.num_bytes] = piece
         return LiftedGraph(model.SerializeToString(deterministic=True), tuple(weights), blob)
 
+    @override
+    def choose_threads(
+        self, lifted: LiftedGraph, compiled: CompiledModel, batch_sizes: Sequence[int]
+    ) -> int:
+        return 1
+
     def _stored(
         self, weight: WeightTensor, blob: Bytes, is_kernel: bool
     ) -> tuple[Bytes, int, bool]:

@@ -1,18 +1,19 @@
 """The processor as a device: real models on onnxruntime, with the memory of a GPU.
 
-Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC gathers the
-model's pages into the arena and runs a kernel that was bound once to the arena and the static batch. It does
-so even if the arena still holds that very model: a duration that depends on what ran before could not be
-predicted.
+Everything has its place from the start: pages, arena, IO pool and one static batch. EXEC has the model's pages
+appear in the arena (`worker.devices.paged_arena`) and runs a kernel that was bound once to the arena and the
+static batch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from typing_extensions import override
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
+from clockwright.cores import fifo_problem
 from clockwright.errors import ModelError
 from clockwright.units import PAGE_BYTES, ArchitectureId
 from worker.compiling.compile import COMPILE_FORMAT, read_weights
@@ -28,6 +30,7 @@ from worker.compiling.compiled_models import CompiledModels
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device
 from worker.devices.host_io import read_outputs, write_inputs
+from worker.devices.paged_arena import PagedArena
 from worker.engines.onnxruntime import (
     Bytes,
     OrtKernel,
@@ -40,6 +43,7 @@ from worker.engines.onnxruntime import (
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, CompiledModel, Limits
 from worker.models.served_model import Fetch, IoLayout, Offer, ServedModel
+from worker.timing import bind_thread, tune_thread
 
 _PAGE_COPIES = 5
 
@@ -62,7 +66,7 @@ class CpuModel(ServedModel):
 
 
 class CpuDevice(Device[CpuModel]):
-    """The processor, one core of it. See the module."""
+    """The processor, or some cores of it. See the module."""
 
     # Copies and models keep a core busy, and the kernel would throttle such threads at real-time priority.
     computing_lanes = frozenset({Lane.LOAD, Lane.EXEC})
@@ -76,8 +80,20 @@ class CpuDevice(Device[CpuModel]):
         files: FileStore,
         cache_dir: Path,
         compile_limit_s: float,
+        thread_counts: Sequence[int] = (1,),
+        cores: Sequence[int] = (),
     ) -> None:
         """Take all the memory that will ever be needed for serving.
+
+        Args:
+            limits: what there is room for.
+            io_pool_bytes: the size of all IO slots together.
+            files: the store that fetched files lie in.
+            cache_dir: the folder of compiled models.
+            compile_limit_s: a model that takes longer to compile is refused.
+            thread_counts: the numbers of threads that may run a model, EXEC's own included, ascending; a trial
+                decides among several.
+            cores: those that these threads are bound to; none: wherever the kernel likes.
 
         Raises:
             OSError: the cache folder cannot be made.
@@ -89,22 +105,37 @@ class CpuDevice(Device[CpuModel]):
         self._models = CompiledModels(
             files,
             cache_dir=cache_dir,
-            target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}",
+            # How a sum is split among threads may decide its last digit, so whether rows stay apart is
+            # seen for each number of threads.
+            target=f"{COMPILE_FORMAT}/onnxruntime {ort.__version__}/{processor}"
+            + (f"/threads {list(thread_counts)}" if max(thread_counts) > 1 else ""),
             compile_limit_s=compile_limit_s,
             limits=limits,
+            thread_counts=thread_counts,
+            cores=cores,
         )
-        self._pages = aligned_bytes(limits.num_pages * PAGE_BYTES).reshape(-1, PAGE_BYTES)
-        self._arena = aligned_bytes(limits.arena_bytes)
+        if cores:
+            self.exec_core = cores[0]
+            apart = not set(cores) & os.sched_getaffinity(0)
+            self.exec_core_is_own = apart and not fifo_problem()
+        # Sessions are opened on a thread like EXEC's, because onnxruntime's threads inherit cores and
+        # priority of the one that opens; the setup thread runs after all that serve.
+        self._opener = ThreadPoolExecutor(
+            1, thread_name_prefix="opener", initializer=self._tune_opener, initargs=(tuple(cores),)
+        )
+        # An executor starts its thread with the first work, and the thread inherits from whoever brings that.
+        self._opener.submit(int).result()
+        self._weights = PagedArena(limits.num_pages, limits.arena_bytes)
         self._io = aligned_bytes(io_pool_bytes)
         self._batch = aligned_bytes(limits.io_bytes)
         self._page_copy_ns = self._measure_page_copy()
         # A kernel lives as long as a model uses it.
-        self._kernels: weakref.WeakValueDictionary[tuple[str, int], BoundKernel] = (
+        self._kernels: weakref.WeakValueDictionary[tuple[str, int, int], BoundKernel] = (
             weakref.WeakValueDictionary()
         )
-        # One session per architecture, whatever the batch size: each session has a copy of the weights that
-        # could not be lifted (the integers of a quantised model).
-        self._sessions: weakref.WeakValueDictionary[str, ort.InferenceSession] = (
+        # One session per architecture and number of threads, whatever the batch size: each session has a copy of
+        # the weights that could not be lifted (the integers of a quantised model).
+        self._sessions: weakref.WeakValueDictionary[tuple[str, int], ort.InferenceSession] = (
             weakref.WeakValueDictionary()
         )
 
@@ -120,13 +151,14 @@ class CpuDevice(Device[CpuModel]):
         if unknown := [size for size in fitting.batch_sizes if size not in profile]:
             profile |= await self._models.compiler.profile(folder, unknown, progress)
             cache.write_profile(compiled.architecture_id, profile)
-        progress("setting up kernels")
+        progress(f"setting up kernels (threads: {compiled.threads})")
         weights = await self._models.set_up(read_weights, folder, compiled)
         kernels = {
             size: await self._models.set_up(self._kernel, folder, compiled, size, weights)
             for size in fitting.batch_sizes
         }
         copy_ns = self._page_copy_ns * compiled.weights_bytes // PAGE_BYTES
+        gather_ns = 0 if self._weights.moves else copy_ns
         return CpuModel(
             model_id=offer.model_id,
             num_pages=compiled.num_pages,
@@ -137,8 +169,8 @@ class CpuDevice(Device[CpuModel]):
             weights_bytes=compiled.weights_bytes,
             # A seed of zero would say that the action takes no time.
             load_ns=max(copy_ns, 1),
-            # The profile is the kernel's alone; EXEC also gathers the pages.
-            exec_ns={size: max(profile[size] + copy_ns, 1) for size in fitting.batch_sizes},
+            # The profile is the kernel's alone.
+            exec_ns={size: max(profile[size] + gather_ns, 1) for size in fitting.batch_sizes},
             from_cache=fitting.from_cache,
             one_by_one=fitting.compiled.one_by_one,
             weights=weights,
@@ -148,13 +180,17 @@ class CpuDevice(Device[CpuModel]):
     def _kernel(
         self, folder: Path, compiled: CompiledModel, batch_size: int, weights: Bytes
     ) -> BoundKernel:
-        key = (compiled.architecture_id, batch_size)
+        way = (compiled.architecture_id, compiled.threads)
+        key = (*way, batch_size)
         if (known := self._kernels.get(key)) is not None:
             return known
-        session = self._sessions.get(compiled.architecture_id)
+        session = self._sessions.get(way)
         if session is None:
-            session = open_session(str(folder / GRAPH_FILE))
-            self._sessions[compiled.architecture_id] = session
+            opening = self._opener.submit(
+                open_session, str(folder / GRAPH_FILE), threads=compiled.threads
+            )
+            session = opening.result()
+            self._sessions[way] = session
         # The first run allocates. It has memory of its own, because the arena belongs to the model served now.
         private, _, _ = private_kernel(session, compiled, batch_size, weights)
         try:
@@ -171,7 +207,7 @@ class CpuDevice(Device[CpuModel]):
             session,
             compiled,
             batch_size,
-            weights_address=address_of(self._arena),
+            weights_address=address_of(self._weights.arena),
             input_addresses=[begin + offset for offset in layout.input_offsets],
             output_addresses=[begin + offset for offset in layout.output_offsets],
         )
@@ -184,7 +220,7 @@ class CpuDevice(Device[CpuModel]):
     def run_load(self, step: Step[CpuModel]) -> None:
         # Page by page, as on a GPU, where pages bound how long an INPUT waits for the copy engine.
         for stretch, page in _stretches(step):
-            self._pages[page, : len(stretch)] = step.model.weights[stretch.start : stretch.stop]
+            self._weights.write(page, step.model.weights[stretch.start : stretch.stop])
 
     @override
     def run_input(self, step: Step[CpuModel], payload: Sequence[Buffer]) -> None:
@@ -195,8 +231,7 @@ class CpuDevice(Device[CpuModel]):
         action = step.action
         assert isinstance(action, Infer)
         kernel = step.model.kernels[action.batch_size]
-        for stretch, page in _stretches(step):
-            self._arena[stretch.start : stretch.stop] = self._pages[page, : len(stretch)]
+        self._weights.show(step.pages, step.model.weights_bytes)
         begin, end = kernel.layout.outputs_begin, kernel.layout.num_bytes
         slot = self._io[step.io_offset : step.io_offset + end]
         self._batch[:begin] = slot[:begin]
@@ -210,13 +245,20 @@ class CpuDevice(Device[CpuModel]):
     @override
     async def close(self) -> None:
         await self._models.close()
+        self._opener.shutdown()
+
+    def _tune_opener(self, cores: tuple[int, ...]) -> None:
+        if cores:
+            bind_thread(cores[1:] or cores)
+            tune_thread(realtime=self.exec_core_is_own)
 
     def _measure_page_copy(self) -> int:
-        """How long one page takes, in ns: the seed of every LOAD's duration and part of every EXEC's."""
+        """How long one page takes, in ns: the seed of every LOAD's duration."""
+        content = aligned_bytes(PAGE_BYTES)
         samples = []
         for _ in range(_PAGE_COPIES):
             begin_ns = time.monotonic_ns()
-            self._arena[:PAGE_BYTES] = self._pages[0, : len(self._arena)]
+            self._weights.write(0, content)
             samples.append(time.monotonic_ns() - begin_ns)
         return min(samples)
 

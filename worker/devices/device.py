@@ -42,6 +42,10 @@ class Device(Protocol[M]):
     computing_lanes: frozenset[Lane]
     #: Whether any thread may run a short EXEC; still one at a time.
     exec_anywhere: bool
+    #: The core that EXEC's thread is bound to; None: it runs on those of the process.
+    exec_core: int | None = None
+    #: Whether nothing else runs on that core, so that EXEC's thread may compute at real-time priority.
+    exec_core_is_own: bool = False
 
     async def prepare(self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]) -> M:
         """Get a model ready for `LoadWeights`.

@@ -52,8 +52,11 @@ def open_session(
     level: ort.GraphOptimizationLevel = ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
     share_allocator: bool = True,
     place: Place = PROCESSOR,
+    threads: int = 1,
 ) -> ort.InferenceSession:
-    """Make a session that computes on the calling thread and nowhere else.
+    """Make a session that computes on the calling thread, and on `threads - 1` of its own.
+
+    Those inherit cores and priority of the thread that calls this.
 
     Args:
         graph: a serialised model or its path, taken as it stands unless `save_optimised` is given.
@@ -63,16 +66,20 @@ def open_session(
             at a time, so that memory grows to the largest need instead of the sum. On the processor only.
         place: where the whole graph computes: a part that a GPU left to the processor could not be
             captured.
+        threads: the threads of a run, the calling one included.
 
     Raises:
         ModelError: the runtime does not accept the graph, or not at this place; carries its words.
     """
     options = ort.SessionOptions()
-    # One thread: no pool to wait for, and the duration does not depend on other computations.
-    options.intra_op_num_threads = 1
+    # With one thread there is no pool to wait for.
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # A wake-up costs as much as a small operator. So the threads spin from operator to operator, and
+    # sleep as soon as the run is over.
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(threads > 1)))
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 4  # fatal only: every error comes back as an exception too
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     if save_optimised is not None:

@@ -141,6 +141,8 @@ class CompiledModel:
     fixed_batch: bool = False
     #: Why rows are run one by one although the file's batch is open, in words; empty if they need not be.
     one_by_one: str = ""
+    #: The threads of a run on the processor that the rows were seen apart with.
+    threads: int = 1
 
     @property
     def num_pages(self) -> int:

@@ -1,0 +1,176 @@
+"""Figure 8 live, in small: its case, and what is made of both sides; no server, no time."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from experiments.calibration import Calibration
+from experiments.figures import azure_replay, fig8_live
+from experiments.figures.fig8_live import (
+    Line,
+    LiveLine,
+    Setting,
+    beside,
+    case_of,
+    figures_of,
+    figures_of_side,
+    live_models,
+    profile_of,
+    simulate,
+    write,
+)
+from experiments.open_loop import Account, End
+from experiments.results_page import TEMPLATE
+from experiments.simulator import Case, CpuCosts, run
+from traces.minutes import MinuteTrace
+
+LINE = Line(name="small", num_gpus=2, rate_rps=300.0)
+SETTING = Setting(lines=(LINE,), seconds=8, warmup_s=2, num_functions=200, num_copies=2)
+OK: End = ("ok", "")
+CALIBRATION = Calibration(
+    down_samples_ns=(200_000, 90_000),
+    up_samples_ns=(80_000,),
+    client_samples_ns=(1,),
+    start_delay_ns=30_000,
+)
+
+
+@pytest.fixture(scope="module")
+def trace() -> MinuteTrace:
+    return azure_replay.generated(SETTING.replay(LINE, 8))
+
+
+@pytest.fixture(scope="module")
+def case(trace: MinuteTrace) -> Case:
+    return case_of(SETTING, LINE, trace, seed=8, seconds=10)
+
+
+def test_the_stretch_has_the_line_s_rate_whatever_the_hour_has(case: Case) -> None:
+    assert case.duration_ns == 10 * NS_PER_S
+    assert case.workload.expected_requests() == pytest.approx(3000)
+    assert case.cluster.num_workers == 2
+    assert len(case.workload.models) == 2 * 61
+
+
+def test_a_slower_stretch_asks_as_much_of_its_devices(trace: MinuteTrace, case: Case) -> None:
+    slower = case_of(replace(SETTING, slower=4), LINE, trace, seed=8, seconds=10)
+    assert slower.workload.expected_requests() == pytest.approx(3000 / 4)
+    for one, other in zip(case.cluster.models, slower.cluster.models, strict=True):
+        assert other.row.exec_ns == {size: 4 * ns for size, ns in one.row.exec_ns.items()}
+        assert other.row.load_ns == 4 * one.row.load_ns
+    assert slower.workload.sources[0].slo_ns == 400 * NS_PER_MS
+
+
+def test_the_server_has_the_models_and_the_devices_of_the_simulator(case: Case) -> None:
+    served = {name: model for model in live_models(case) for name in model.model_ids}
+    assert set(served) == set(case.workload.models)
+    profile = profile_of(case)
+    assert profile.noise == case.cluster.noise
+    for model in case.cluster.models:
+        assert profile.row_for(model.model_id) == model.row
+        assert served[model.model_id].batch_sizes == tuple(model.row.exec_ns)
+
+
+def test_the_simulator_s_account_is_that_of_its_own_summary(case: Case) -> None:
+    account = simulate(case)
+    total = run(case).summary.total()
+    assert account.num_offered == total.arrived
+    assert account.num_ok == total.answered
+    assert sum(account.refusals.values()) == total.num_refused
+    side = figures_of_side(account, 0, 10)
+    assert side.goodput_pct == pytest.approx(100 * total.answered / total.arrived)
+    assert side.p50_ms == pytest.approx(total.latency_ns(50) / NS_PER_MS, rel=0.02)
+
+
+def test_what_the_controller_is_charged_is_no_delay_of_links_any_more(case: Case) -> None:
+    given = beside(case, CALIBRATION, CpuCosts(front_ns=100 * NS_PER_US, result_ns=50 * NS_PER_US))
+    assert given.costs.front_ns == 100 * NS_PER_US
+    assert given.network.down_samples_ns == (100_000, 0)
+    assert given.network.up_samples_ns == (30_000,)
+    assert given.cluster.start_delay_ns == 30_000
+    assert given.workload is case.workload
+
+
+def account(*ends: tuple[End, float]) -> Account:
+    """A request every 10 ms, each sent 2 ms after it was due; with its end, that many ms after it was due."""
+    due_ns = np.arange(len(ends), dtype=np.int64) * 10 * NS_PER_MS
+    done_ns = due_ns + np.array([round(ms * NS_PER_MS) for _, ms in ends], np.int64)
+    kinds = [end for end, _ in ends]
+    return Account(due_ns, due_ns + 2 * NS_PER_MS, done_ns, kinds, 100, len(ends) / 100)
+
+
+def test_a_request_s_time_begins_when_it_was_due() -> None:
+    seen = account((OK, 50.0), (OK, 101.0), (("refused", "LATE"), 80.0), (("refused", "COLD"), 1.0))
+    side = figures_of_side(fig8_live.since_due(seen), 0, 1)
+    assert side.offered == 4
+    assert side.goodput_pct == 25
+    # The second was answered within 100 ms of its sending, but not of when it was due.
+    assert side.late_per_million == 500_000
+    assert side.refused_per_million == 250_000
+    assert figures_of_side(seen, 0, 1).goodput_pct == 50
+
+
+def line(name: str, live: float, simulated: float) -> LiveLine:
+    def side(goodput_pct: float) -> fig8_live.SideFigures:
+        return fig8_live.SideFigures(
+            offered=1000,
+            offered_rps=100.0,
+            goodput_rps=goodput_pct,
+            goodput_pct=goodput_pct,
+            late_per_million=10 * (100 - goodput_pct),
+            refused_per_million=0.0,
+            p50_ms=5.0,
+            p99_ms=10.0,
+            max_ms=99.0,
+        )
+
+    return LiveLine(
+        line=replace(LINE, name=name),
+        live=side(live),
+        simulated=side(simulated),
+        costs=CpuCosts(),
+        calibration=CALIBRATION,
+        cpu_us={"controller": 100.0, "client": 20.0},
+        busy={"controller": 0.5, "client": 0.1},
+        ends={"live": {"OK": 1}, "simulated": {"OK": 1}},
+        client_late_p50_ms=0.1,
+        client_late_p99_ms=0.2,
+        client_late_max_ms=0.3,
+        first_tenth_pct=99.0,
+        last_tenth_pct=98.0,
+        remarks=(),
+        load_averages=(0.0, 1.0),
+    )
+
+
+def test_the_record_names_each_line_and_the_worst_of_all(tmp_path: Path) -> None:
+    lines = [line("one", live=98.0, simulated=99.0), line("two", live=100.0, simulated=96.0)]
+    figures = figures_of(lines)
+    assert figures["goodput_pct"] == 98
+    assert figures["late_per_million"] == 20
+    assert figures["sim_gap_pct"] == figures["two_sim_gap_pct"] == pytest.approx(-4)
+    assert figures["one_sim_gap_pct"] == pytest.approx(100 / 98)
+    assert figures["one_cpu_us"] == 120
+    write(lines, SETTING, tmp_path, own_trace=False)
+    record = json.loads((tmp_path / "fig8_live.json").read_text())
+    assert record["figures"] == figures
+    with (tmp_path / "fig8_live.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["line"], row["side"]) for row in rows] == [
+        ("one", "live"), ("one", "simulated"), ("two", "live"), ("two", "simulated"),
+    ]  # fmt: skip
+
+
+def test_the_page_of_results_asks_for_numbers_that_the_record_has() -> None:
+    figures = figures_of([line(one.name, live=99.0, simulated=99.0) for one in fig8_live.LINES])
+    wanted = set(re.findall(r"\{fig8_live\[(\w+)\]", TEMPLATE.read_text(encoding="utf-8")))
+    assert wanted
+    assert wanted <= figures.keys()
