@@ -45,6 +45,7 @@ from clockwright.bulk import Buffer, join_bulk, split_bulk
 from clockwright.process import keep_big_blocks
 from clockwright.v1 import inference_pb2 as oip
 from clockwright.wire import ATTACH_METHOD
+from controller.access.authoriser import Authoriser
 from controller.front.calls import Call
 from controller.front.door import Door
 from controller.front.http2_server import Http2Server
@@ -285,6 +286,7 @@ def serve_http2() -> None:
             max_message_bytes=1 << 29,
             max_connections=1000,
             slabs=Slabs(1 << 30),
+            authoriser=Authoriser(),
         )
         service, _, method = INFER[1:].partition("/")
         server.answer_directly(service, method, infer)

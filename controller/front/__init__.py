@@ -5,6 +5,7 @@
     tls           TLS of one connection: ciphertext in, plaintext out; no I/O
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
+    interceptor   asks of each call of grpc.aio whether its caller may make it
     throttle      how many requests a busy event loop takes
     server        the Open Inference Protocol: inference
     repository    the rest of it: health, metadata, the model repository
@@ -36,6 +37,9 @@ threads that wake each other. `pygrpc-native` 0.5.0, which serves in Rust, is no
 48 us against 49 at 8 clients, 36 against 33 at 32, and 495 against 411 for a message of 602 kB
 (`experiments.bench_frontend`). It has no TLS and no streams of requests, and does not know when a request's
 first byte came.
+
+Each call passes the authoriser (`controller.access`) before anything of it is looked at but its headers. Whatever
+is answered later knows who asks: `Call.caller`, or `CALLER` in the tasks of handlers.
 
 Nothing is decided here, and no error of a client gets further than this room. Handlers run in the
 controller's event loop thread; workers come in by another door, `controller.worker_link`.

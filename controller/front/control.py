@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -23,6 +23,7 @@ from clockwright.errors import (
 from clockwright.foreign import check_name_length
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
+from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
 from controller.front.methods import unary
@@ -32,8 +33,8 @@ from controller.model_folder import check_name
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
-from controller.spool import Spool
 from controller.telemetry import Counts
+from controller.uploads import Upload, Uploads
 from controller.worker_link import WorkerLink, WorkerLinks
 
 SERVICE = "clockwright.v1.ControlService"
@@ -62,7 +63,9 @@ class ControlService:
         *,
         policy: str,
         default_slo_ns: int,
-        spool: Spool,
+        uploads: Uploads,
+        knows_callers: bool = False,
+        has_tls: bool = False,
     ) -> None:
         """Serve one controller.
 
@@ -73,15 +76,18 @@ class ControlService:
             applications: know the applications.
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
-            spool: takes the files of models that are added.
+            uploads: takes the files of models that are added.
+            knows_callers: clients have to show something.
+            has_tls: clients on other machines have to use TLS.
         """
+        self._knows_callers, self._has_tls = knows_callers, has_tls
         self._runtime = runtime
         self._catalogue = catalogue
         self._links = links
         self._applications = applications
         self._policy = policy
         self._default_slo_ns = default_slo_ns
-        self._spool = spool
+        self._uploads = uploads
         self._started_ns = runtime.clock()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
@@ -128,11 +134,16 @@ class ControlService:
             num_models_ready=states.count(ModelState.READY),
             requests=total.requests + self._runtime.num_waiting,
             answered=total.answered,
-            refusals=_refusals(total),
+            refusals=_reasons(total.refusals),
             cold_starts=total.cold_starts,
             waiting=self._runtime.num_waiting,
             kinds=[_kind_info(kind) for kind in statistics.kinds],
             dropped_without_worker_rps=statistics.dropped_without_worker_rps,
+            knows_callers=self._knows_callers,
+            has_tls=self._has_tls,
+            denials=_reasons(
+                {reason.value: count for reason, count in self._runtime.telemetry.denials.items()}
+            ),
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
@@ -168,26 +179,23 @@ class ControlService:
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
         """Add a model; return once a worker is ready for it. After an error nothing has changed."""
-        folder = self._spool.new_folder()
+        upload = self._uploads.begin()
         try:
-            name, replace = await self._receive(messages, folder)
+            name, replace = await self._receive(messages, upload)
             if not replace and self._catalogue.find(name) is not None:
                 raise NameTakenError(f"there is a model {name} already")
-            models = await self._catalogue.add(
-                folder / name, replace=replace, discard=lambda: self._spool.discard(folder)
-            )
+            models = await self._catalogue.add(upload.folder / name, replace=replace, upload=upload)
             return pb.AddModelResponse(models=self._model_infos(models)).SerializeToString()
         except Exception as error:
-            await asyncio.shield(self._spool.discard(folder))
             if isinstance(error, OSError):
                 error = NoRoomError(f"the controller cannot store the model: {error.strerror}")
             return fail(context, error, method="AddModel")
-        except BaseException:
-            await asyncio.shield(self._spool.discard(folder))
-            raise
+        finally:
+            if not upload.num_models:
+                await asyncio.shield(self._uploads.discard(upload))
 
-    async def _receive(self, messages: AsyncIterator[bytes], folder: Path) -> tuple[str, bool]:
-        """Write the files of a model's folder below `folder`.
+    async def _receive(self, messages: AsyncIterator[bytes], upload: Upload) -> tuple[str, bool]:
+        """Write the files of a model's folder.
 
         Returns:
             The model's name, and whether it is to replace another.
@@ -216,14 +224,14 @@ class ControlService:
                         raise BadRequestError(f"path: more than {FILES_MAX} files")
                     if file is not None:
                         file.close()
-                    self._spool.grow(folder)
-                    file = _create(folder / name, path)
+                    self._uploads.grow(upload)
+                    file = _create(upload.folder / name, path)
                 if file is None:
                     raise BadRequestError(
                         "path: expected in the message that begins a file, found none"
                     )
                 for content in contents[-1:]:  # The last of a field counts.
-                    self._spool.grow(folder, len(content))
+                    self._uploads.grow(upload, len(content))
                     await asyncio.to_thread(file.write, content)
         finally:
             if file is not None:
@@ -234,7 +242,7 @@ class ControlService:
 
     async def _remove_model(self, request: pb.RemoveModelRequest) -> pb.RemoveModelResponse:
         """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
-        self._catalogue.remove(request.model_id)
+        await asyncio.shield(self._catalogue.remove(request.model_id))
         return pb.RemoveModelResponse()
 
     # --- applications -------------------------------------------------------------------------
@@ -295,7 +303,9 @@ class ControlService:
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
         response = pb.FeedbackResponse()
-        for index, result in enumerate(await self._applications.feedback(items), 1):
+        for index, result in enumerate(
+            await self._applications.feedback(items, asker=CALLER.get().owner), 1
+        ):
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
             response.outcomes.add(
@@ -343,7 +353,7 @@ class ControlService:
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,
-            refusals=_refusals(counts),
+            refusals=_reasons(counts.refusals),
             cold_starts=counts.cold_starts,
         )
         if row is not None:
@@ -394,11 +404,8 @@ def _kind_info(row: KindStatistics) -> pb.KindInfo:
     )
 
 
-def _refusals(counts: Counts) -> list[pb.RefusalCount]:
-    return [
-        pb.RefusalCount(reason=reason, count=count)
-        for reason, count in sorted(counts.refusals.items())
-    ]
+def _reasons(counts: Mapping[str, int]) -> list[pb.RefusalCount]:
+    return [pb.RefusalCount(reason=reason, count=counts[reason]) for reason in sorted(counts)]
 
 
 def _create(folder: Path, path: str) -> BinaryIO:

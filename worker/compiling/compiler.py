@@ -1,35 +1,74 @@
-"""The worker's end of the compiler process, which may crash or hang at any time."""
+"""The worker's end of the compiler process, which may crash or hang at any time.
+
+Jobs are done one after the other, because a job also measures, and two would measure each other. One that
+takes long steps aside and goes on in its process, while the next ones have another: a model that never ends
+keeps others waiting for some seconds, not until its limit. One job at a time may be aside.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
+from clockwright.foreign import printable
 from clockwright.process import how_it_ended
-from worker.models.model_files import CompiledModel, Limits, ModelSource
+from worker.models.model_files import (
+    COMPILE_BYTES,
+    COMPILE_CPU_S,
+    CompiledModel,
+    Limits,
+    ModelSource,
+)
 from worker.models.precision import Precision
+
+logger = logging.getLogger(__name__)
+
+#: Most models are compiled and measured in less.
+LONG_S = 15.0
 
 
 class CompilerKilledError(ModelError):
     """A signal ended the compiler: short memory, an operator or a crash, which may not come again."""
 
 
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A place for a process."""
+
+    process: subprocess.Popen[bytes] | None = None
+    #: Its job has stepped aside.
+    is_aside: bool = False
+
+    async def close(self) -> None:
+        """Kill the process, whatever it is doing."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(_reap, process)
+
+
 class Compiler:
-    """One compiler process, started at the first job and again after it died. One job at a time."""
+    """A compiler process, started at the first job and again after it died; another beside a job that takes long."""
 
     def __init__(
         self,
         *,
         time_limit_s: float,
+        memory_bytes: int = COMPILE_BYTES,
+        cpu_limit_s: float = COMPILE_CPU_S,
+        long_s: float = LONG_S,
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
@@ -37,13 +76,24 @@ class Compiler:
 
         Args:
             time_limit_s: a job that takes longer is given up.
+            memory_bytes: a job that takes more memory is given up.
+            cpu_limit_s: a job that takes more processor time for each thread that it may have is given up.
+            long_s: a job that takes longer steps aside.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to use beside the process's own.
         """
         self._time_limit_s = time_limit_s
-        self._run_on = {"thread_counts": list(thread_counts), "cores": list(cores)}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._turn = asyncio.Lock()
+        self._memory_bytes = memory_bytes
+        self._cpu_limit_s = cpu_limit_s * max(thread_counts)
+        self._run_on = {
+            "thread_counts": list(thread_counts),
+            "cores": list(cores),
+            "cpu_s": self._cpu_limit_s,
+        }
+        self._long_s = long_s
+        self._seat = _Seat()
+        self._seats = {self._seat}
+        self._turn, self._aside = asyncio.Lock(), asyncio.Lock()
 
     async def compile(
         self,
@@ -80,40 +130,82 @@ class Compiler:
         reply = await self._ask(job, progress)
         return {int(size): ns for size, ns in reply["done"].items()}
 
+    @property
+    def pid(self) -> int | None:
+        """The id of the process that has the next job, if there is a process."""
+        return self._seat.process.pid if self._seat.process is not None else None
+
     async def close(self) -> None:
-        """Kill the process, whatever it is doing."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            await asyncio.to_thread(_reap, process)
+        """Kill the processes, whatever they are doing."""
+        for seat in list(self._seats):
+            await seat.close()
 
     async def _ask(self, job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-        async with self._turn:
-            finished = False
-            try:
-                async with asyncio.timeout(self._time_limit_s):
-                    reply = await self._exchange(job, progress)
-                finished = True
-            except TimeoutError:
-                raise ModelError(
-                    f"it took more than {self._time_limit_s:g} s to {job['kind']}, the time limit"
-                ) from None
-            finally:
-                # After a time-out or a cancellation the process is still busy with the old job.
-                if not finished:
-                    await self.close()
+        await self._turn.acquire()
+        seat = self._seat
+        stepping = asyncio.create_task(self._step_aside(seat))
+        try:
+            reply = await self._ask_at(seat, job, progress)
+        finally:
+            stepping.cancel()
+            if seat.is_aside:
+                self._aside.release()
+                await self._come_back(seat)
+            else:
+                self._turn.release()
         if "refused" in reply:
             raise ModelError(reply["refused"])
         return reply
 
-    async def _exchange(
-        self, job: dict[str, Any], progress: Callable[[str], None]
+    async def _step_aside(self, seat: _Seat) -> None:
+        """Let others have their turn when a job has taken long."""
+        await asyncio.sleep(self._long_s)
+        await self._aside.acquire()
+        seat.is_aside = True
+        self._seat = _Seat()
+        self._seats.add(self._seat)
+        self._turn.release()
+
+    async def _come_back(self, seat: _Seat) -> None:
+        """Keep the process of a job that was aside, if nobody has needed another."""
+        if self._seat.process is None and not self._turn.locked():
+            seat, self._seat = self._seat, seat
+            self._seat.is_aside = False
+        self._seats.discard(seat)
+        await seat.close()
+
+    async def _ask_at(
+        self, seat: _Seat, job: dict[str, Any], progress: Callable[[str], None]
     ) -> dict[str, Any]:
-        if self._process is not None and self._process.poll() is not None:
-            await self.close()  # it was killed between two jobs
-        if self._process is None:
-            self._process = _start()
-        process = self._process
+        finished = False
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                reply = await self._exchange(seat, job, progress)
+            # What it could not take has left it in an unknown state.
+            finished = "exhausted" not in reply
+        except TimeoutError:
+            raise ModelError(
+                f"it took more than {self._time_limit_s:g} s to {job['kind']}, the time limit"
+            ) from None
+        finally:
+            # After a time-out or a cancellation the process is still busy with the old job.
+            if not finished:
+                await seat.close()
+        if "exhausted" in reply:
+            raise ModelError(
+                f"it took more than {self._memory_bytes >> 20} MiB of memory to {job['kind']}, the limit"
+                " (--compile-memory-mib)"
+            )
+        return reply
+
+    async def _exchange(
+        self, seat: _Seat, job: dict[str, Any], progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        if seat.process is not None and seat.process.poll() is not None:
+            await seat.close()  # it was killed between two jobs
+        if seat.process is None:
+            seat.process = _start(self._memory_bytes)
+        process = seat.process
         assert process.stdout is not None
         stage = "starting"
         await asyncio.to_thread(_write, process, json.dumps(job | self._run_on).encode() + b"\n")
@@ -124,21 +216,43 @@ class Compiler:
             stage = reply["progress"]
             progress(stage)
         status = await asyncio.to_thread(process.wait)
+        if status == -signal.SIGXCPU:
+            raise ModelError(
+                f"it took more than {self._cpu_limit_s:g} s of processor time to {job['kind']}, the limit"
+                " (--compile-cpu-s)"
+            )
         how = f"the compiler {how_it_ended(status)} while {stage}"
         raise CompilerKilledError(how) if status < 0 else ModelError(how)
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(memory_bytes: int) -> subprocess.Popen[bytes]:
     # Not started by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop
     # had forked died before they read anything. subprocess uses vfork, so no fork handlers run in the
     # child, and of 14 children started this way none died.
-    return subprocess.Popen(
-        [sys.executable, "-m", "worker.compiling.compiler_process", str(os.getpid())],
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "worker.compiling.compiler_process",
+            str(os.getpid()),
+            str(memory_bytes),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         # Ctrl-C goes to the worker, which ends this process itself.
         start_new_session=True,
     )
+    threading.Thread(target=_log_words, args=(process,), daemon=True).start()
+    return process
+
+
+def _log_words(process: subprocess.Popen[bytes]) -> None:
+    """Log what libraries print: it may quote the model, and an escape sequence is a terminal's command."""
+    assert process.stderr is not None
+    with contextlib.suppress(ValueError):  # closed meanwhile
+        for line in process.stderr:
+            logger.warning("the compiler: %s", printable(line.decode(errors="replace").rstrip()))
 
 
 def _write(process: subprocess.Popen[bytes], data: bytes) -> None:
