@@ -98,7 +98,7 @@ class Link(Protocol):
         """Send an action at the next `flush`; `payload` is per request, per input tensor."""
 
     def flush(self, *, now: bool) -> None:
-        """See to it that actions leave: now, or with whatever else is sent in this turn of the event loop."""
+        """Have the actions leave: now, or with whatever else is sent in this turn of the event loop."""
 
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
@@ -397,7 +397,7 @@ class Runtime:
         link.send(action, payload)
         if self._sent_to is None:
             link.flush(now=False)
-        else:
+        elif not self._sent_to or self._sent_to[-1] is not link:
             self._sent_to.append(link)
 
     def _close(self, link: Link, reason: str, lost: Sequence[Sent]) -> None:
