@@ -361,7 +361,9 @@ class Http2Connection:
             data = self._partial + view
             self._arrival_ns = self._partial_since_ns
         elif self.held_bytes >= DIRECT_BYTES_MIN:
-            data = bytes(view[self._gather_frames(view, events) :])
+            # The call stands before the slice: inside it, mypyc runs the call once per type that `view` may have.
+            begin = self._gather_frames(view, events)
+            data = bytes(view[begin:])
         else:
             data = bytes(view)
         position, end = 0, len(data)
