@@ -53,7 +53,6 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
-from controller.front.methods import CallDetails
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_busy_ns
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
@@ -1285,7 +1284,7 @@ class Http2Server:
 
     def method(self, request: CallHeaders) -> Method | None:
         """Find out what to do with the first call of a method; None: there is no such method."""
-        call = CallDetails(request.path, request.metadata)
+        call = _CallDetails(request.path, request.metadata)
         for generic in self._generic:
             handler = generic.service(call)
             if handler is not None:
@@ -1497,6 +1496,12 @@ class Http2Server:
             unread_bytes -= greediest.num_unread_bytes
             greediest.leave_unread()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+
+
+@dataclass(slots=True)
+class _CallDetails(grpc.HandlerCallDetails):
+    method: str
+    invocation_metadata: Any
 
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
