@@ -36,6 +36,25 @@ COMPILED = (
     "clockwright/actions.py",
     *_CORE,
     "controller/ledger.py",
+    "controller/telemetry.py",
+    # What carries requests live, but for modules of protocols, which would take nothing but what is compiled,
+    # and `clockwright.frames`, whose records are msgspec's.
+    "clockwright/bulk.py",
+    *(
+        f"controller/front/{name}.py"
+        for name in (
+            "door",
+            "http2",
+            "http2_server",
+            "server",
+            "templates",
+            "throttle",
+            "turns",
+        )
+    ),
+    "controller/worker_socket.py",
+    "worker/controller_socket.py",
+    "worker/lane_threads.py",
     "worker/core/lanes.py",
     "worker/core/io_pool.py",
     "worker/core/pages.py",
