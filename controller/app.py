@@ -29,6 +29,7 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
@@ -134,6 +135,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         )
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
+        turns: Turns
+        throttle: Throttle
         if config.front == "http2":
             tls: ssl.SSLContext | None = None
             if config.tls_certificate is not None and config.tls_key is not None:
@@ -146,11 +149,14 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 slabs=slabs,
                 tls=tls,
             )
+            turns, throttle = server.turns, server.throttle
         else:
             server = grpc.aio.server(options=_server_options(config))
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
+            throttle = Throttle(runtime.clock, thread_times())
+        runtime.unread_ns = turns.unread_ns
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -171,6 +177,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             links,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             door=door,
+            throttle=throttle,
             message_bytes_max=config.max_message_bytes,
         )
         stack.callback(fronts.close)

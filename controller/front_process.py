@@ -89,6 +89,7 @@ async def serving(
             slabs=slabs,
             tls=tls,
         )
+        server.throttle.whose = "the front itself"
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(

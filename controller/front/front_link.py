@@ -42,6 +42,7 @@ from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
+from controller.front.throttle import Throttle
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
 from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory
@@ -99,16 +100,26 @@ class _Description:
 class _Asked:
     """A front's request, which waits for its answer here."""
 
-    __slots__ = ("_explain", "_link", "_num_bytes", "_slo_end_ns", "ask_id", "over", "withdraw")
+    __slots__ = (
+        "_explain",
+        "_link",
+        "_num_bytes",
+        "_slo_end_ns",
+        "_slo_ns",
+        "ask_id",
+        "over",
+        "withdraw",
+    )
 
-    def __init__(self, link: FrontLink, ask: frames.Ask, num_bytes: int, slo_end_ns: int) -> None:
+    def __init__(self, link: FrontLink, ask: frames.Ask, num_bytes: int, arrival_ns: int) -> None:
         self.ask_id = ask.ask_id
         self.over = False
         self.withdraw: Callable[[], object] | None = None
         self._link = link
         self._explain = ask.explain
         self._num_bytes = num_bytes
-        self._slo_end_ns = slo_end_ns
+        self._slo_ns = ask.slo_ns
+        self._slo_end_ns = arrival_ns + ask.slo_ns
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
@@ -119,6 +130,7 @@ class _Asked:
 
     def set_result(self, result: Answer | Answered | ToldAnswer) -> None:
         """Tell the front the answer."""
+        self._link.links.throttle.ended(slow=False)
         parameters: frames.Parameters | None
         if isinstance(result, Answer):
             departure_ns = result.command.expected_departure_ns
@@ -132,6 +144,8 @@ class _Asked:
 
     def set_exception(self, exception: Exception) -> None:
         """Tell the front why there is no answer."""
+        links = self._link.links
+        links.throttle.ended(slow=links.clock() > self._slo_end_ns - self._slo_ns / 2)
         self._link.failed(self, exception)
 
     def end(self, door: Door) -> None:
@@ -148,7 +162,7 @@ class FrontLink:
         self.name = name
         #: Beats since the last sign of life.
         self.silent_ticks = 0
-        self._links = links
+        self.links = links
         self._is_local = sock.family == socket.AF_UNIX
         self._clock = ClockSync()
         self._open: dict[int, _Asked] = {}
@@ -256,7 +270,7 @@ class FrontLink:
         """Give a sign of life."""
         if self._freed:
             self._flush_soon()
-        links = self._links
+        links = self.links
         beat = frames.Beat(
             links.clock(),
             self._clock.min_delta_ns,
@@ -273,8 +287,8 @@ class FrontLink:
         ticks, fault = self.silent_ticks, "silent"
         if self._data.stalled_ticks > ticks:
             ticks, fault = self._data.stalled_ticks, "it takes no more answers"
-        silence_ms = ticks * self._links.heartbeats.interval_ms
-        if silence_ms > self._links.heartbeats.silence_limit_ms:
+        silence_ms = ticks * self.links.heartbeats.interval_ms
+        if silence_ms > self.links.heartbeats.silence_limit_ms:
             self.lost(f"{fault} for {silence_ms} ms")
         else:
             self.beat()
@@ -285,27 +299,27 @@ class FrontLink:
             return
         self._is_over = True
         self._data.close()
-        self._links.left(self, reason)
+        self.links.left(self, reason)
         if self._memory is not None:
-            self._links.unshare(self._memory)
+            self.links.unshare(self._memory)
             self._memory = None
         if self._file >= 0:
             os.close(self._file)
         if self._lent:
             # The front may still read, in answers that are on their way to clients: nothing else is to be
             # written there while it lives.
-            self._links.keep_while_alive(self._process, self._lent)
+            self.links.keep_while_alive(self._process, self._lent)
         elif self._process >= 0:
             os.close(self._process)
         asked, self._open = list(self._open.values()), {}
         for each in asked:
-            each.end(self._links.door)
+            each.end(self.links.door)
             assert each.withdraw is not None
             each.withdraw()
 
     def _close(self, asked: _Asked) -> None:
         del self._open[asked.ask_id]
-        asked.end(self._links.door)
+        asked.end(self.links.door)
 
     def _fail(self, ask_id: int, error: Exception) -> None:
         if isinstance(error, NoAnswerError):
@@ -351,7 +365,7 @@ class FrontLink:
                         assert asked.withdraw is not None
                         asked.withdraw()
             elif isinstance(message, frames.Describe):
-                described = self._links.describe(message)
+                described = self.links.describe(message)
                 self._data.send(frames.encode(described))
             elif isinstance(message, frames.FrontBeat):
                 self._take_beat(message)
@@ -372,12 +386,12 @@ class FrontLink:
             raise ProtocolError("memory that was handed over already, or not at all")
         self._file = self._data.files.popleft()
         try:
-            self._memory = MappedMemory(self._links.new_number(), self._file, offer.num_bytes)
+            self._memory = MappedMemory(self.links.new_number(), self._file, offer.num_bytes)
         except OSError as error:
             log.warning("the memory of front %s cannot be mapped: %s", self.name, error)
             return
         self._data.send(frames.encode(frames.Mapped(offer.number)))
-        self._links.share(self._memory, self._file, self)
+        self.links.share(self._memory, self._file, self)
 
     def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
         if self._memory is None:
@@ -388,11 +402,11 @@ class FrontLink:
         was_known = self._clock.offset_ns is not None
         self._clock.heard(
             sent_ns=beat.sent_ns,
-            received_ns=self._links.clock(),
+            received_ns=self.links.clock(),
             peer_min_delta_ns=beat.min_delta_ns,
         )
         for refusal, number in beat.refused.items():
-            self._links.refused_at_doors(refusal, number)
+            self.links.refused_at_doors(refusal, number)
         if not was_known:
             self.beat()
 
@@ -400,7 +414,7 @@ class FrontLink:
         offset_ns = self.offset_ns
         if offset_ns is None:
             raise ProtocolError("a request before the front's clock is known")
-        links, now_ns = self._links, self._links.clock()
+        links, now_ns = self.links, self.links.clock()
         for ask, inputs in zip(asks, frames.cut_payload(frame, asks, self._look), strict=True):
             description = links.find(ask.number)
             if description is None:
@@ -410,19 +424,39 @@ class FrontLink:
             description.check(ask)
             if ask.ask_id in self._open:
                 raise ProtocolError(f"request {ask.ask_id} twice")
+            if not links.throttle.admit():
+                self._failed.append((ask.ask_id, *links.busy()))
+                self._flush_soon()
+                continue
+            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
+            if now_ns > arrival_ns + ask.slo_ns:
+                self._too_late(ask, now_ns - arrival_ns)
+                continue
             num_bytes = sum(ask.lengths)
             try:
                 links.door.enter(num_bytes)
             except RefusedError as error:
                 self._fail(ask.ask_id, error)
                 continue
-            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
-            asked = _Asked(self, ask, num_bytes, arrival_ns + ask.slo_ns)
+            asked = _Asked(self, ask, num_bytes, arrival_ns)
             self._open[ask.ask_id] = asked
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
             asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+
+    def _too_late(self, ask: frames.Ask, waited_ns: int) -> None:
+        """Refuse a request that waited for longer than its SLO before this loop looked at it."""
+        links = self.links
+        links.throttle.missed()
+        links.refused_at_doors(Refusal.LATE, 1)
+        figures = {
+            "slo_ns": ask.slo_ns,
+            "latency_ns": waited_ns,
+            "expected_latency_ns": waited_ns,
+        }
+        self._refused.append((ask.ask_id, Refusal.LATE, figures, ""))
+        self._flush_soon()
 
 
 class FrontLinks:
@@ -436,6 +470,7 @@ class FrontLinks:
         heartbeats: HeartbeatConfig | None = None,
         *,
         door: Door,
+        throttle: Throttle,
         message_bytes_max: int,
     ) -> None:
         """Take fronts.
@@ -446,12 +481,16 @@ class FrontLinks:
             workers: whose memory and theirs is mapped by each other; where they are dialled, fronts are too.
             heartbeats: how often each side gives a sign of life.
             door: bounds what all of them have open at once.
+            throttle: this event loop's, whoever asks it.
             message_bytes_max: bytes of the largest request.
         """
         self.clock = backend.clock
         self.catalogue = catalogue
         self.heartbeats = heartbeats or HeartbeatConfig()
         self.door = door
+        self.throttle = throttle
+        # What fronts are told whom the throttle keeps out, and the rate at which it was made.
+        self._busy: tuple[float | None, tuple[Any, ...]] = (None, ())
         self.message_bytes_max = message_bytes_max
         self._backend = backend
         self._workers = workers
@@ -538,6 +577,14 @@ class FrontLinks:
         """A front's link is over."""
         self._links.discard(link)
         log.info("front %s left: %s", link.name, reason)
+
+    def busy(self) -> tuple[Any, ...]:
+        """Count a request that the throttle keeps out, and say what it hears: the same while the rate is the same."""
+        rate_rps = self.throttle.rate_rps
+        if rate_rps != self._busy[0]:
+            self._busy = rate_rps, _failure(0, self.throttle.refusal())[1:]
+        self.door.count(Refusal.OVERLOADED)
+        return self._busy[1]
 
     # --- memory -------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
@@ -118,6 +119,7 @@ async def serving(
     host: str = "127.0.0.1",
     port: int = 0,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
@@ -165,6 +167,7 @@ async def serving(
                 catalogue,
                 links,
                 door=door,
+                throttle=throttle or Throttle(clock, lambda: (0, 0)),
                 message_bytes_max=MESSAGE_BYTES_MAX,
             )
             front_end.fronts, front_end.server = fronts, server
@@ -230,6 +233,7 @@ def serving_in_thread(
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     client_shm: bool = False,
+    throttle: Throttle | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
