@@ -84,6 +84,8 @@ _LENGTHS: Final = (4,)
 
 _ATTACH = "/clockwright.v1.FrontService/Attach"
 _ATTACH_LIMIT_S = 10.0
+# What the throttle of the controller's loop says, as a status.
+_KEPT_OUT: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 
 # --- the controller's process ---------------------------------------------------------------------
@@ -313,8 +315,10 @@ class Pump:
 
     def __exit__(self, *_: object) -> None:
         self._poller.close()
-        for peer in (*self._fronts, *self._workers):
-            peer.sock.close()
+        for front in self._fronts:
+            front.sock.close()
+        for worker in self._workers:
+            worker.sock.close()
 
     def join(self) -> None:
         """Let the controller know the fronts' clocks, and learn what it calls the models."""
@@ -432,7 +436,10 @@ class Pump:
                 for refused in message.refused:
                     if still_open.pop(refused.ask_id, None) is not None:
                         step.refused[refused.refusal.value] += 1
-                assert not message.failed, message.failed[0].text
+                for failure in message.failed:
+                    assert failure.code == _KEPT_OUT, failure.text
+                    if still_open.pop(failure.ask_id, None) is not None:
+                        step.refused["kept out"] += 1
                 assert not message.stale, "a model changed"
             elif isinstance(message, link_frames.Beat):
                 front.is_known = message.known

@@ -30,6 +30,8 @@ M = TypeVar("M", frames.Beat, frames.Described, frames.Told)
 
 ATTACH = "/clockwright.v1.FrontService/Attach"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+# The type stubs want arguments that are optional.
+_aio: Any = grpc.aio
 # No machine is so slow.
 PATIENT_MS = 100_000
 
@@ -61,7 +63,7 @@ async def behind_a_front(
         config = FrontConfig(controller=front_end.controller, port=0)
         async with (
             front_process.serving(config) as front,
-            grpc.aio.insecure_channel(f"127.0.0.1:{front.port}") as channel,
+            _aio.insecure_channel(f"127.0.0.1:{front.port}") as channel,
         ):
             yield front_end, channel.unary_unary(INFER)
 
@@ -104,9 +106,9 @@ class RawFront:
     @classmethod
     async def attached(cls, controller: str) -> RawFront:
         """Join, and have the controller know the clock."""
-        async with grpc.aio.insecure_channel(controller) as way:
+        async with _aio.insecure_channel(controller) as way:
             hello = front_pb2.AttachFrontRequest(protocol_version=wire.PROTOCOL_VERSION)
-            attach: Any = way.unary_unary(ATTACH)
+            attach = way.unary_unary(ATTACH)
             welcome = front_pb2.AttachFrontResponse.FromString(
                 await attach(hello.SerializeToString())
             )
