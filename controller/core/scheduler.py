@@ -308,8 +308,7 @@ class Scheduler:
         if model is None:
             self._refuse_unknown(event)
             return None
-        if model.suspended and not model.ready:
-            self._health.last_resort(model, self._now_ns)
+        self._resort(model)
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
         for copy in model.copies.values():
@@ -377,9 +376,15 @@ class Scheduler:
 
     def _judge_again(self, request: Request) -> Verdict:
         """A request waits, or was sent in vain: can it still be answered?"""
+        self._resort(request.model)
         if self._predicts:
             return judge(request, self._now_ns, self._books.load_lanes)
         return judge_without_prediction(request)
+
+    def _resort(self, model: Model) -> None:
+        """Where no worker offers the model that is trusted, take those that are not: slow beats never."""
+        if model.suspended and not model.ready:
+            self._health.last_resort(model, self._now_ns)
 
     def _admission_closed(self, event: AdmissionClosed) -> None:
         self._closed = True
@@ -454,8 +459,7 @@ class Scheduler:
 
     def _reconsider(self, model: Model, refusal: Refusal) -> None:
         """A worker is no longer there for the model: refuse what nobody else can do, move the rest."""
-        if model.suspended and not model.ready:
-            self._health.last_resort(model, self._now_ns)
+        self._resort(model)
         for request in list(model.queue):
             verdict = self._judge_again(request)
             if verdict.refusal is not None:
