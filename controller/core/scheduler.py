@@ -376,7 +376,6 @@ class Scheduler:
 
     def _judge_again(self, request: Request) -> Verdict:
         """A request waits, or was sent in vain: can it still be answered?"""
-        self._resort(request.model)
         if self._predicts:
             return judge(request, self._now_ns, self._books.load_lanes)
         return judge_without_prediction(request)
@@ -879,6 +878,7 @@ class Scheduler:
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, self._now_ns)
+                self._resort(sent.copy.model)
                 self._put_back(sent, Refusal.WORKER_LOST)
                 touched[sent.copy.model] = None
         self._books.exec_freed(worker)
