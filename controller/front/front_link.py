@@ -180,7 +180,7 @@ class FrontLink:
         self._file = -1
         self._memory: MappedMemory | None = None
         self._freed: deque[int] = deque()
-        self._thread = threading.get_ident()
+        self._own_thread = threading.get_ident()
         # Workers' memory for outputs that the front was handed, what of it it has mapped, and the outputs that
         # it looks at.
         self._offered: dict[int, Arena] = {}
@@ -265,7 +265,7 @@ class FrontLink:
     def _free(self, ask_id: int) -> None:
         """Nobody looks at an input any more. Called in any thread."""
         self._freed.append(ask_id)
-        if threading.get_ident() == self._thread and not self._is_over:
+        if threading.get_ident() == self._own_thread and not self._is_over:
             self._flush_soon()
 
     def beat(self) -> None:
@@ -278,7 +278,7 @@ class FrontLink:
             self._clock.min_delta_ns,
             self._clock.offset_ns is not None,
             links.catalogue.generation,
-            links.catalogue.ready,
+            links.is_ready,
         )
         self._data.send_now(frames.encode(beat))
 
@@ -510,6 +510,8 @@ class FrontLinks:
         # What fronts that are given up may still read, by a descriptor that tells of their end.
         self._kept: dict[int, object] = {}
         self._links: set[FrontLink] = set()
+        #: Whether every model was ready, or known to be unfit, at the last beat: it takes a look at each.
+        self.is_ready = catalogue.ready
         self._descriptions: dict[int, _Description] = {}
         self._numbers: dict[str, int] = {}
         self._last_number = 0
@@ -664,6 +666,7 @@ class FrontLinks:
         )
 
     def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
+        self.is_ready = self.catalogue.ready
         self._links.add(FrontLink(self, sock, name, caller))
         log.info("front %s joined", name)
         if self._timer is None:
@@ -674,6 +677,7 @@ class FrontLinks:
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._tick)
 
     def _tick(self) -> None:
+        self.is_ready = self.catalogue.ready
         for link in list(self._links):
             link.tick()
         self._timer = None
@@ -688,6 +692,7 @@ class FrontLinks:
 
     def _announce(self) -> None:
         self._is_renewed = False
+        self.is_ready = self.catalogue.ready
         for link in list(self._links):
             link.beat()
 
