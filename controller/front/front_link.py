@@ -23,7 +23,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -73,6 +73,8 @@ class _Description:
     generation: int
     #: Bytes of a row of each input.
     row_bytes: tuple[int, ...]
+    #: By rows, as far as requests had so many: bytes of each input, and of all.
+    _sizes: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     @property
     def keeps_inputs(self) -> bool:
@@ -84,18 +86,22 @@ class _Description:
         """What it is called."""
         return self.answerer.servable.name
 
-    def check(self, ask: frames.Ask) -> None:
-        """Find that a request fits, as its front has found.
+    def check(self, ask: frames.Ask) -> int:
+        """Find that a request fits, as its front has found; returns the bytes of its inputs.
 
         Raises:
             ProtocolError: it does not.
         """
         rows = ask.rows
-        expected = tuple([rows * num_bytes for num_bytes in self.row_bytes])
-        if not 1 <= rows <= self.answerer.servable.max_rows or ask.lengths != expected:
+        size = self._sizes.get(rows)
+        if size is None and 1 <= rows <= self.answerer.servable.max_rows:
+            lengths = tuple([rows * num_bytes for num_bytes in self.row_bytes])
+            size = self._sizes[rows] = lengths, sum(lengths)
+        if size is None or ask.lengths != size[0]:
             raise ProtocolError(
                 f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"
             )
+        return size[1]
 
 
 class _Asked:
@@ -164,6 +170,8 @@ class FrontLink:
         self._caller = caller
         #: Beats since the last sign of life.
         self.silent_ticks = 0
+        #: The front's clock minus ours; None: not known yet.
+        self.offset_ns: int | None = None
         self.links = links
         self._is_local = sock.family == socket.AF_UNIX
         self._clock = ClockSync()
@@ -198,15 +206,6 @@ class FrontLink:
         self._stale: list[int] = []
         self._is_due = False
         self._is_over = False
-
-    @property
-    def offset_ns(self) -> int | None:
-        """The front's clock minus ours; None: not known yet."""
-        offset_ns = self._clock.offset_ns
-        # On one host there is one clock, unless somebody has made it look otherwise.
-        if self._is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
-            return 0
-        return offset_ns
 
     # --- what is told -------------------------------------------------------------------------
 
@@ -404,12 +403,16 @@ class FrontLink:
         return self._memory.look(place, num_bytes, functools.partial(self._free, ask_id))
 
     def _take_beat(self, beat: frames.FrontBeat) -> None:
-        was_known = self._clock.offset_ns is not None
+        was_known = self.offset_ns is not None
         self._clock.heard(
             sent_ns=beat.sent_ns,
             received_ns=self.links.clock(),
             peer_min_delta_ns=beat.min_delta_ns,
         )
+        self.offset_ns = offset_ns = self._clock.offset_ns
+        # On one host there is one clock, unless somebody has made it look otherwise.
+        if self._is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
+            self.offset_ns = 0
         for refusal, number in beat.refused.items():
             self.links.refused_at_doors(refusal, number)
         if not was_known:
@@ -419,17 +422,18 @@ class FrontLink:
         offset_ns = self.offset_ns
         if offset_ns is None:
             raise ProtocolError("a request before the front's clock is known")
-        links, now_ns = self.links, self.links.clock()
+        links, open_, throttle = self.links, self._open, self.links.throttle
+        now_ns = links.clock()
         for ask, inputs in zip(asks, frames.cut_payload(frame, asks, self._look), strict=True):
             description = links.find(ask.number)
             if description is None:
                 self._stale.append(ask.ask_id)
                 self._flush_soon()
                 continue
-            description.check(ask)
-            if ask.ask_id in self._open:
+            num_bytes = description.check(ask)
+            if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
-            if not links.throttle.admit():
+            if not throttle.admit():
                 self._failed.append((ask.ask_id, *links.busy()))
                 self._flush_soon()
                 continue
@@ -437,14 +441,13 @@ class FrontLink:
             if now_ns > arrival_ns + ask.slo_ns:
                 self._too_late(ask, now_ns - arrival_ns)
                 continue
-            num_bytes = sum(ask.lengths)
             try:
                 links.door.enter(num_bytes)
             except RefusedError as error:
                 self._fail(ask.ask_id, error)
                 continue
             asked = _Asked(self, ask, num_bytes, arrival_ns)
-            self._open[ask.ask_id] = asked
+            open_[ask.ask_id] = asked
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
