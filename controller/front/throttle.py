@@ -95,7 +95,7 @@ class Throttle:
         self._ran_ns, self._waited_ns, self._full_requests = 0, 0, 0.0
         #: What a request takes of a full loop, in ns; 0 until one was full.
         self.request_ns = 0
-        #: Of a full loop's time, the part in which others had its processor.
+        #: The part of a full loop's time in which others had its processor.
         self.waited_part = 0.0
         #: Requests per second that came in the last window.
         self.offered_rps = 0.0
