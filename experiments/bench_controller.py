@@ -225,7 +225,7 @@ class _Front:
     def beat(self) -> None:
         """Give a sign of life."""
         delta_ns = None if self.least_delta_ns >> 62 else self.least_delta_ns
-        beat = link_frames.FrontBeat(time.monotonic_ns(), delta_ns, {})
+        beat = link_frames.FrontBeat(time.monotonic_ns(), delta_ns, {}, {})
         _send_all(self.sock, b"".join(link_frames.encode(beat)))
 
 

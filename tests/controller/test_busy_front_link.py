@@ -116,7 +116,7 @@ class RawFront:
         front.say([greeting(welcome.token)])
         least_ns: int | None = None
         while True:
-            front.say(frames.encode(frames.FrontBeat(time.monotonic_ns(), least_ns, {})))
+            front.say(frames.encode(frames.FrontBeat(time.monotonic_ns(), least_ns, {}, {})))
             beat = await front.hear(frames.Beat)
             if beat.known:
                 return front
