@@ -36,16 +36,20 @@ COMPILED = (
     "clockwright/actions.py",
     *_CORE,
     "controller/ledger.py",
+    "controller/runtime.py",
     "controller/telemetry.py",
-    # What carries requests live, but for modules of protocols, which would take nothing but what is compiled,
-    # and `clockwright.frames`, whose records are msgspec's.
+    # What carries requests live, a client's and a front's, but for modules of protocols, which would take
+    # nothing but what is compiled.
     "clockwright/bulk.py",
+    "clockwright/frames.py",
     *(
         f"controller/front/{name}.py"
         for name in (
             "door",
+            "front_link",
             "http2",
             "http2_server",
+            "link_frames",
             "server",
             "templates",
             "throttle",
