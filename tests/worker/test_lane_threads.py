@@ -441,7 +441,10 @@ def test_a_short_infer_on_idle_lanes_costs_no_more_lines_than_it_did(tmp_path: P
     with running(device) as harness:
         harness.lanes.add_model(model)
         harness.ok(harness.load("echo"))
-        infer = lambda: harness.ok(harness.infer("echo", bytes(16), expected_ns=1))  # noqa: E731
+
+        def infer() -> None:
+            harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
+
         infer()
         before = sys.gettrace()
         sys.settrace(count)
