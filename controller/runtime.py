@@ -142,6 +142,8 @@ class Runtime:
         self.clock = clock
         #: No requests are admitted any more.
         self.draining = False
+        #: How long what is read now may have waited for this process, in ns.
+        self.unread_ns: Callable[[], int] = lambda: 0
         self._scheduler = scheduler
         self._ledger: Ledger[Link, _Waiting] = Ledger(
             scheduler,
@@ -370,7 +372,7 @@ class Runtime:
         Raises:
             ProtocolError: the worker was not sent this action, or the result lacks something.
         """
-        sent = self._ledger.finish(worker_id, result, outputs)
+        sent = self._ledger.finish(worker_id, result, outputs, unread_ns=self.unread_ns())
         if sent is None or not self._late:
             return
         wanted = self._late.pop(result.action_id, ())

@@ -54,7 +54,7 @@ from controller.front.http2 import (
     status_block,
 )
 from controller.front.statuses import status_of
-from controller.front.throttle import Throttle, thread_busy_ns
+from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
 from controller.slabs import Slabs
@@ -1237,7 +1237,7 @@ class Http2Server:
         #: What every connection receives into, one at a time.
         self.buffer = memoryview(bytearray(_READ_BYTES_MORE))
         self.turns = Turns(clock)
-        self.throttle = Throttle(clock, thread_busy_ns())
+        self.throttle = Throttle(clock, thread_times())
         # What those hear whom the throttle keeps out, and the rate at which it was made.
         self._busy: tuple[float | None, bytes] = (None, b"")
         #: By path, of those that were called or are answered directly.
@@ -1310,22 +1310,14 @@ class Http2Server:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
         rate_rps = self.throttle.rate_rps
         if rate_rps != self._busy[0]:
-            self._busy = rate_rps, _block_of(self._too_busy(), path)
+            self._busy = rate_rps, _block_of(self.throttle.refusal(), path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
     def busy(self) -> RefusedError:
         """Make the refusal of a request in a stream that the throttle keeps out."""
         self.door.count(Refusal.OVERLOADED)
-        return self._too_busy()
-
-    def _too_busy(self) -> RefusedError:
-        throttle = self.throttle
-        return self.door.busy(
-            round(throttle.rate_rps or 0),
-            request_ns=throttle.request_ns,
-            offered_rps=round(throttle.offered_rps),
-        )
+        return self.throttle.refusal()
 
     # --- life ---------------------------------------------------------------------------------
 
