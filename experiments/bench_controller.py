@@ -70,6 +70,8 @@ TRIES = 3
 _CALM_STEPS_MAX = 20
 # Until every model is loaded somewhere, no request is in a hurry.
 _PATIENCE_NS = 10 * NS_PER_S
+# A machine that has other work takes its time to describe 4,000 models.
+_JOIN_LIMIT_NS = 100 * NS_PER_S
 # A message of a front leaves after so long, full or not.
 _MESSAGE_WAITS_NS = NS_PER_MS
 # A controller that leaves so many requests open is behind; more would fill the sockets both ways.
@@ -322,7 +324,7 @@ class Pump:
 
     def join(self) -> None:
         """Let the controller know the fronts' clocks, and learn what it calls the models."""
-        limit_ns = time.monotonic_ns() + _PATIENCE_NS
+        limit_ns = time.monotonic_ns() + _JOIN_LIMIT_NS
         for front in self._fronts:
             front.beat()
         self._turn_until(lambda: all(front.is_known for front in self._fronts), limit_ns)
