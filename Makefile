@@ -99,6 +99,11 @@ bench-endurance: $(STAMP)
 bench-costs: $(STAMP)
 	@$(BIN)/python -m experiments.controller_costs
 
+# What keys and TLS cost a request; on a machine with nothing else to do.
+.PHONY: bench-guard
+bench-guard: $(STAMP)
+	@$(BIN)/python -m experiments.bench_guard
+
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)
