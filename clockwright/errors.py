@@ -91,6 +91,8 @@ class Refusal(enum.Enum):
     COLD = "COLD"
     #: The work ahead of the request takes too long.
     OVERLOADED = "OVERLOADED"
+    #: The tenant has used up what it may have, or asks for what it may not have; the figures say which quota.
+    QUOTA = "QUOTA"
     #: The answer was predicted to be in time and was not.
     LATE = "LATE"
     #: The worker that had the request vanished, and no other could answer in time.
@@ -117,4 +119,5 @@ class RefusedError(ClockwrightError):
         self.refusal = refusal
         self.message = message
         #: Times behind the refusal, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
+        #: `retry_ns`: after this time it may be worth to ask again.
         self.figures = dict(figures or {})

@@ -37,7 +37,7 @@ from clockwright.v1 import front_pb2 as pb
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
-from controller.front.backend import Answerer, LocalBackend, LocalModel, ToldAnswer
+from controller.front.backend import LocalAnswerer, LocalBackend, ToldAnswer
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
@@ -66,7 +66,7 @@ _BESIDE_BYTES = 1 << 20
 class _Description:
     """What fronts were told of a model or an application."""
 
-    answerer: Answerer
+    answerer: LocalAnswerer
     #: The generation of the catalogue at which it was found to hold.
     generation: int
     #: Bytes of a row of each input.
@@ -75,7 +75,7 @@ class _Description:
     @property
     def keeps_inputs(self) -> bool:
         """Whether something may be learned from inputs when their request is over."""
-        return type(self.answerer) is not LocalModel
+        return self.answerer.keeps_inputs
 
     @property
     def name(self) -> str:
@@ -422,7 +422,10 @@ class FrontLink:
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
-            asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+            try:
+                asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+            except RefusedError as error:
+                self.failed(asked, error)
 
 
 class FrontLinks:
@@ -518,7 +521,7 @@ class FrontLinks:
             return None
         if description.generation != self.catalogue.generation:
             try:
-                answerer: Answerer | None = self._backend.find(description.name, "")
+                answerer: LocalAnswerer | None = self._backend.find(description.name, "")
             except ClockwrightError:
                 answerer = None
             if answerer is None or answerer.servable != description.answerer.servable:
