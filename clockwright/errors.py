@@ -8,6 +8,7 @@ ClockwrightError
    +- UnknownModelError  there is no model, or no version, of that name
    +- NameTakenError     there is a model or an application of that name already
 +- UnknownWorkerError  there is no worker of that name
++- UnknownTenantError  there is no quota for a tenant of that name
 +- NoRoomError       uploaded models have no room on the controller; says how much there is
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
@@ -56,6 +57,10 @@ class NameTakenError(ModelError):
 
 class UnknownWorkerError(ClockwrightError):
     """There is no worker of that name."""
+
+
+class UnknownTenantError(ClockwrightError):
+    """There is no quota for a tenant of that name."""
 
 
 class UnknownRegionError(ClockwrightError):

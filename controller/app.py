@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import resource
 import signal
 import socket
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from clockwright.errors import ConfigError, ModelError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
+from controller.core.events import TenantsWeighed
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
@@ -31,6 +33,7 @@ from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.tls import server_context
 from controller.front.turns import Turns
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.selection.applications import Applications
@@ -103,6 +106,11 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir)
+        quotas = QuotaBook(
+            file=config.quotas_file,
+            changed=functools.partial(_quotas_changed, runtime, catalogue),
+        )
+        quotas.announce()
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -159,7 +167,11 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 request_bytes_max=config.max_message_bytes,
             )
         backend = LocalBackend(
-            runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
+            runtime,
+            catalogue,
+            applications,
+            default_slo_ns=config.default_slo_ns,
+            quotas=quotas.quotas,
         )
         InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
         RepositoryService(
@@ -182,6 +194,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             spool=spool,
+            quotas=quotas,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)
@@ -197,6 +210,12 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             applications=applications,
             slabs=slabs,
         )
+
+
+def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str, float]) -> None:
+    """Have other quotas take effect: with the scheduler, and with whoever keeps how to ask for a model."""
+    runtime.tell(TenantsWeighed(weights=weights))
+    catalogue.renew()
 
 
 async def serve(

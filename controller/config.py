@@ -116,6 +116,8 @@ class ControllerConfig:
     max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.
     upload_limit_bytes: int = 16 << 30
+    #: File of tenants' quotas (controller/quota_book.py), read again when it changes; None: operators set them.
+    quotas_file: Path | None = None
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.

@@ -25,10 +25,12 @@ from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
+from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.statuses import fail
 from controller.model_folder import check_name
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
@@ -63,6 +65,7 @@ class ControlService:
         policy: str,
         default_slo_ns: int,
         spool: Spool,
+        quotas: QuotaBook,
     ) -> None:
         """Serve one controller.
 
@@ -74,7 +77,9 @@ class ControlService:
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
             spool: takes the files of models that are added.
+            quotas: of tenants.
         """
+        self._quotas = quotas
         self._runtime = runtime
         self._catalogue = catalogue
         self._links = links
@@ -106,6 +111,9 @@ class ControlService:
                 "Feedback", pb.FeedbackRequest, self._feedback, fields_max=FEEDBACK_ITEMS_MAX
             ),
             "EraseContext": unary("EraseContext", pb.EraseContextRequest, self._erase_context),
+            "SetQuota": unary("SetQuota", pb.SetQuotaRequest, self._set_quota),
+            "RemoveQuota": unary("RemoveQuota", pb.RemoveQuotaRequest, self._remove_quota),
+            "ListQuotas": unary("ListQuotas", pb.ListQuotasRequest, self._list_quotas),
         }
         return (grpc.method_handlers_generic_handler(SERVICE, methods),)
 
@@ -315,6 +323,38 @@ class ControlService:
         )
         return pb.EraseContextResponse(erased=erased)
 
+    # --- quotas -------------------------------------------------------------------------------
+
+    async def _set_quota(self, request: pb.SetQuotaRequest) -> pb.SetQuotaResponse:
+        """Give a tenant a quota, from the next request on."""
+        try:
+            self._quotas.set(request.tenant, _read_quota(request.quota))
+        except ConfigError as error:
+            raise BadRequestError(str(error)) from None
+        return pb.SetQuotaResponse()
+
+    async def _remove_quota(self, request: pb.RemoveQuotaRequest) -> pb.RemoveQuotaResponse:
+        """Take a tenant's quota away."""
+        self._quotas.remove(request.tenant)
+        return pb.RemoveQuotaResponse()
+
+    async def _list_quotas(self, _: pb.ListQuotasRequest) -> pb.ListQuotasResponse:
+        """All quotas, and what their tenants have now."""
+        book = self._quotas
+        response = pb.ListQuotasResponse(file="" if book.file is None else str(book.file))
+        if (others := book.quotas.quotas.get(OTHERS)) is not None:
+            response.quotas.add(tenant=OTHERS, quota=_quota_message(others))
+        for tenant, use in book.uses():
+            response.quotas.add(
+                tenant=tenant,
+                quota=_quota_message(use.quota),
+                open_requests=use.num_open,
+                open_bytes=use.num_bytes,
+                admitted=use.num_admitted,
+                refused=use.num_refused,
+            )
+        return response
+
     # --- rows ---------------------------------------------------------------------------------
 
     def _link(self, worker_id: str) -> WorkerLink:
@@ -353,6 +393,20 @@ class ControlService:
             for batch_size, exec_ns in sorted(row.exec_ns.items()):
                 info.exec.add(batch_size=batch_size, exec_ns=exec_ns)
         return info
+
+
+def _read_quota(message: pb.Quota) -> Quota:
+    """Read a quota, in whose message 0 stands for what is not bounded.
+
+    Raises:
+        ConfigError: a bound cannot be.
+    """
+    bounds = {name: getattr(message, name) for name in BOUNDS}
+    return Quota(**{name: value for name, value in bounds.items() if value})
+
+
+def _quota_message(quota: Quota) -> pb.Quota:
+    return pb.Quota(**{name: getattr(quota, name) for name in BOUNDS})
 
 
 def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInfo:

@@ -26,6 +26,7 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
     UnknownRegionError,
+    UnknownTenantError,
     UnknownWorkerError,
 )
 from clockwright.foreign import printable
@@ -93,7 +94,9 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             return CODES[error.refusal], _say(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
             return CODES[error.refusal], _say(str(error))
-        case UnknownModelError() | UnknownWorkerError() | UnknownRegionError():
+        case (
+            UnknownModelError() | UnknownWorkerError() | UnknownRegionError() | UnknownTenantError()
+        ):
             return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
             return grpc.StatusCode.INVALID_ARGUMENT, _say(str(error))

@@ -43,6 +43,7 @@ def test_a_refusal_says_when_a_retry_helps_and_it_does() -> None:
         4,
         249 * NS_PER_MS,
     )
+    assert exceeded.retry_ns is not None
     assert use.enter(NS_PER_MS + exceeded.retry_ns - 1, 0, SLO_NS) is not None
     assert use.enter(NS_PER_MS + exceeded.retry_ns, 0, SLO_NS) is None
 

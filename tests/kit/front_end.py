@@ -31,6 +31,7 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
@@ -63,6 +64,7 @@ class FrontEnd:
     links: WorkerLinks
     slabs: Slabs
     regions: Regions
+    quotas: QuotaBook
     #: The address of the controller itself, where a front of its own has the other.
     controller: str = ""
     fronts: FrontLinks | None = None
@@ -93,13 +95,14 @@ async def controlling(
     slabs = Slabs(SLAB_BYTES)
     regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
+    quotas = QuotaBook(changed=lambda _: catalogue.renew())
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
     await catalogue.scan()
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions, quotas)
     finally:
         await applications.close()
         slabs.close()
@@ -141,7 +144,9 @@ async def serving(
             server = grpc.aio.server(
                 options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
             )
-        backend = LocalBackend(runtime, catalogue, front_end.applications)
+        backend = LocalBackend(
+            runtime, catalogue, front_end.applications, quotas=front_end.quotas.quotas
+        )
         # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
         InferenceService(backend, door=door, regions=regions).mount(server)
@@ -156,6 +161,7 @@ async def serving(
             policy="clockwork",
             default_slo_ns=100 * NS_PER_MS,
             spool=Spool(directory, bytes_max=1 << 30),
+            quotas=front_end.quotas,
         )
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
