@@ -34,6 +34,7 @@ from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.tls import server_context
 from controller.front.turns import Turns
+from controller.memory import MemoryWatch
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
@@ -146,6 +147,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             max_bytes=config.max_open_bytes,
             count=telemetry.refused_at_door,
         )
+        memory = MemoryWatch(door, config.memory_limit_bytes)
+        await stack.enter_async_context(memory.looking())
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         if config.front == "http2":
@@ -181,7 +184,12 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         )
         InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, applications, client_shm=regions is not None
+            runtime,
+            catalogue,
+            backend,
+            applications,
+            door=door,
+            client_shm=regions is not None,
         ).mount(server)
         fronts = FrontLinks(
             backend,
@@ -202,6 +210,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             default_slo_ns=config.default_slo_ns,
             spool=spool,
             quotas=quotas,
+            memory=memory.pressure,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)

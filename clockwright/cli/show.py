@@ -72,6 +72,14 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
         f"({status.cold_starts} cold), waiting {status.waiting}, "
         f"refused: {_refusals(status.refusals)}"
     )
+    if status.memory_limit_bytes:
+        short = {
+            "LARGE_REFUSED": ": large requests are refused",
+            "ALL_REFUSED": ": all requests are refused",
+        }.get(status.memory_state, "")
+        console.print(
+            f"memory: {status.memory_bytes >> 20} of {status.memory_limit_bytes >> 20} MiB{short}"
+        )
     table = Table("worker", "device", "state", "pages free", "in flight", "clock", "resident")
     for worker in workers:
         table.add_row(

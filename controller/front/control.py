@@ -29,6 +29,7 @@ from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerS
 from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.methods import unary
 from controller.front.oip import quote
+from controller.front.pressure import MemoryPressure, MemoryState
 from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.quota_book import QuotaBook
@@ -67,6 +68,7 @@ class ControlService:
         default_slo_ns: int,
         spool: Spool,
         quotas: QuotaBook,
+        memory: MemoryPressure,
     ) -> None:
         """Serve one controller.
 
@@ -79,7 +81,9 @@ class ControlService:
             default_slo_ns: SLO of models that have none of their own.
             spool: takes the files of models that are added.
             quotas: of tenants.
+            memory: how much of it this process takes.
         """
+        self._memory = memory
         self._quotas = quotas
         self._runtime = runtime
         self._catalogue = catalogue
@@ -130,7 +134,11 @@ class ControlService:
             version=__version__,
             policy=self._policy,
             uptime_ns=self._runtime.clock() - self._started_ns,
-            ready=self._catalogue.ready and not self._runtime.draining,
+            ready=(
+                self._catalogue.ready
+                and not self._runtime.draining
+                and self._memory.state is not MemoryState.ALL_REFUSED
+            ),
             draining=self._runtime.draining,
             num_workers=sum(link.joined for link in self._links.links),
             num_models=len(models),
@@ -142,6 +150,9 @@ class ControlService:
             waiting=self._runtime.num_waiting,
             kinds=[_kind_info(kind) for kind in statistics.kinds],
             dropped_without_worker_rps=statistics.dropped_without_worker_rps,
+            memory_bytes=self._memory.used_bytes,
+            memory_limit_bytes=self._memory.limit_bytes,
+            memory_state=self._memory.state.value,
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:

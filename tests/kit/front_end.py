@@ -33,6 +33,7 @@ from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
 from controller.front.interceptor import AccessInterceptor
+from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
@@ -133,9 +134,11 @@ async def serving(
     access: AccessConfig | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    memory_limit_bytes: int | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
+    `memory_limit_bytes`: of a front that is apart.
     `front`: http2 or grpc, or `apart`: clients come to a front that has only a link to the controller.
     `access`: whom the controller lets in, and a front apart, which shows it `joining`.
     """
@@ -169,7 +172,12 @@ async def serving(
         regions = front_end.regions if client_shm and front != "apart" else None
         InferenceService(backend, door=door, regions=regions).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, front_end.applications, client_shm=regions is not None
+            runtime,
+            catalogue,
+            backend,
+            front_end.applications,
+            door=door,
+            client_shm=regions is not None,
         ).mount(server)
         control = ControlService(
             runtime,
@@ -180,6 +188,7 @@ async def serving(
             default_slo_ns=100 * NS_PER_MS,
             spool=Spool(directory, bytes_max=1 << 30),
             quotas=front_end.quotas,
+            memory=MemoryPressure(1 << 40),
         )
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
@@ -205,6 +214,7 @@ async def serving(
                         controller=front_end.controller,
                         port=0,
                         allow_client_shm=client_shm,
+                        memory_limit_bytes=memory_limit_bytes,
                         access=access or AccessConfig(),
                         joining=joining or Access(),
                     )
