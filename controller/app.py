@@ -8,16 +8,14 @@ import logging
 import resource
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
-from clockwright.errors import ConfigError, ModelError
+from clockwright.errors import ConfigError, ModelError, StoreError
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
@@ -38,11 +36,13 @@ from controller.memory import MemoryWatch
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
+from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
 from controller.slabs import Slabs
-from controller.spool import Spool
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
+from controller.uploads import Uploads
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,7 @@ class Controller:
         applications: Applications,
         slabs: Slabs,
         guard: Guard,
+        state: StateFile,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -76,6 +77,7 @@ class Controller:
         self.applications = applications
         self.slabs = slabs
         self.guard = guard
+        self.state = state
 
     async def drain(self, limit_s: float) -> None:
         """Admit nothing more, finish what is admitted, and let the workers go."""
@@ -107,15 +109,22 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             await writer.start()
             stack.push_async_callback(writer.close)
             telemetry.write_to(writer.add, writer.add)
-        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
-        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
+        folder = config.state_dir
+        state = StateFile(None if folder is None else folder / "state.sqlite")
+        stack.push_async_callback(state.close)
+        scratch = stack.enter_context(scratch_folder())
+        asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
+        uploads = Uploads(
+            (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
+        )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
-        catalogue = Catalogue(runtime, config.models_dir)
+        catalogue = Catalogue(runtime, config.models_dir, uploads)
         quotas = QuotaBook(
             file=config.quotas_file,
+            state=state,
             changed=functools.partial(_quotas_changed, runtime, catalogue),
         )
-        quotas.announce()
+        await quotas.start()
         if quotas.file is not None:
             guard.watch([quotas.file], quotas.read_again)
         slabs = Slabs(config.shared_memory_bytes)
@@ -127,19 +136,19 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             message_bytes_max=config.max_message_bytes,
             slabs=slabs,
         )
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         try:
-            links.listen(config.host, config.worker_port, sockets / "workers")
+            links.listen(config.host, config.worker_port, scratch / "workers")
         except OSError as error:
             where = f"port {config.worker_port} of {config.host}"
             raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error
         stack.callback(links.stop_listening)
-        if config.models_dir is not None:
-            try:
+        try:
+            await catalogue.restore()
+            if config.models_dir is not None:
                 await catalogue.scan()
-            except ModelError as error:
-                raise ConfigError(str(error)) from error
-        applications = Applications(runtime, catalogue, config.selection)
+        except (ModelError, OSError, StoreError) as error:
+            raise ConfigError(str(error)) from error
+        applications = Applications(runtime, catalogue, config.selection, state)
         stack.push_async_callback(applications.close)
         await applications.restore()
         door = Door(
@@ -208,7 +217,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             applications,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
-            spool=spool,
+            uploads=uploads,
             quotas=quotas,
             memory=memory.pressure,
         )
@@ -231,6 +240,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             applications=applications,
             slabs=slabs,
             guard=guard,
+            state=state,
         )
 
 

@@ -17,12 +17,16 @@ The file is TOML, a table per tenant::
     [""]           # requests that have no tenant
     rate_rps = 5
 
-It is read again when it changes. Where there is a file, it alone says what quotas there are.
+It is read again when it changes. Where there is a file, it alone says what quotas there are; else what operators
+set is kept in the state file.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import logging
+import sqlite3
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -32,6 +36,7 @@ from clockwright.errors import ConfigError, NotAllowedError, UnknownTenantError
 from clockwright.foreign import printable
 from clockwright.units import NS_PER_MS
 from controller.core.quotas import BOUNDS, Quota, Quotas, TenantUse, check_quotas
+from controller.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +51,14 @@ class QuotaBook:
         self,
         *,
         file: Path | None = None,
+        state: StateFile | None = None,
         changed: Callable[[Mapping[str, float]], object] = lambda _: None,
     ) -> None:
         """Begin with what a file says, or with nothing.
 
         Args:
             file: see above; None: operators set quotas.
+            state: keeps what operators set; None: it goes with the process.
             changed: is called with the tenants' weights after each change.
 
         Raises:
@@ -60,10 +67,28 @@ class QuotaBook:
         self.file = file
         #: Counts what tenants have.
         self.quotas = Quotas({} if file is None else read_quota_file(file))
+        self._state = state
         self._changed = changed
 
-    def announce(self) -> None:
-        """Have what a file says take effect, if there is a file."""
+    async def start(self) -> None:
+        """Have take effect what the file says or, where there is none, what operators had set before.
+
+        Raises:
+            ConfigError: what was kept cannot be.
+            StoreError: it cannot be read.
+        """
+        if self.file is None and self._state is not None:
+            rows = await self._state.run(_load)
+            quotas = {}
+            for tenant, record in rows:
+                try:
+                    quotas[tenant] = Quota(**json.loads(record))
+                except (ConfigError, TypeError, ValueError) as error:
+                    raise ConfigError(
+                        f"state {self._state.name}: quota of tenant {printable(tenant)!r}:"
+                        f" {printable(str(error))}"
+                    ) from None
+            self.quotas.bind(quotas)
         if self.quotas:
             self._changed(self.quotas.weights)
 
@@ -77,44 +102,34 @@ class QuotaBook:
         self._bind(read_quota_file(self.file))
         log.info("quotas were read again: %d tenants", len(self.quotas.quotas))
 
-    def restore(self, quotas: Mapping[str, Quota]) -> None:
-        """Take what operators had set before the controller started.
-
-        Raises:
-            ConfigError: there are too many.
-        """
-        self._bind(quotas)
-
-    def check(self, tenant: str, quota: Quota) -> None:
-        """Look whether a tenant may be given a quota.
+    async def set(self, tenant: str, quota: Quota) -> None:
+        """Give a tenant a quota.
 
         Raises:
             NotAllowedError: a file says what quotas there are.
             ConfigError: the name cannot be, or there are too many.
+            StoreError: the disk does not take it, and nothing has changed.
         """
         self._check_file()
         check_quotas({**self.quotas.quotas, tenant: quota})
-
-    def set(self, tenant: str, quota: Quota) -> None:
-        """Give a tenant a quota; raises what `check` does."""
-        self.check(tenant, quota)
+        if self._state is not None:
+            await self._state.run(functools.partial(_save, tenant, quota))
         self._bind({**self.quotas.quotas, tenant: quota})
         log.info("tenant %s has a quota: %s", printable(tenant) or "(none)", quota)
 
-    def check_known(self, tenant: str) -> None:
-        """Look whether a tenant's quota may be taken away.
+    async def remove(self, tenant: str) -> None:
+        """Take a tenant's quota away.
 
         Raises:
             NotAllowedError: a file says what quotas there are.
             UnknownTenantError: it has none.
+            StoreError: the disk does not take it, and nothing has changed.
         """
         self._check_file()
         if tenant not in self.quotas.quotas:
             raise UnknownTenantError(f"tenant {printable(tenant)!r} has no quota of its own")
-
-    def remove(self, tenant: str) -> None:
-        """Take a tenant's quota away; raises what `check_known` does."""
-        self.check_known(tenant)
+        if self._state is not None:
+            await self._state.run(functools.partial(_erase, tenant))
         self._bind({name: quota for name, quota in self.quotas.quotas.items() if name != tenant})
         log.info("tenant %s has no quota any more", printable(tenant) or "(none)")
 
@@ -129,6 +144,21 @@ class QuotaBook:
     def _bind(self, quotas: Mapping[str, Quota]) -> None:
         self.quotas.bind(quotas)
         self._changed(self.quotas.weights)
+
+
+def _load(connection: sqlite3.Connection) -> list[tuple[str, str]]:
+    return connection.execute("SELECT tenant, record FROM quota").fetchall()
+
+
+def _save(tenant: str, quota: Quota, connection: sqlite3.Connection) -> None:
+    record = json.dumps({name: getattr(quota, name) for name in BOUNDS})
+    with connection:
+        connection.execute("INSERT OR REPLACE INTO quota VALUES (?, ?)", (tenant, record))
+
+
+def _erase(tenant: str, connection: sqlite3.Connection) -> None:
+    with connection:
+        connection.execute("DELETE FROM quota WHERE tenant = ?", (tenant,))
 
 
 def read_quota_file(path: Path) -> dict[str, Quota]:

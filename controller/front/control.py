@@ -36,8 +36,8 @@ from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
-from controller.spool import Spool
 from controller.telemetry import Counts
+from controller.uploads import Upload, Uploads
 from controller.worker_link import WorkerLink, WorkerLinks
 
 SERVICE = "clockwright.v1.ControlService"
@@ -66,7 +66,7 @@ class ControlService:
         *,
         policy: str,
         default_slo_ns: int,
-        spool: Spool,
+        uploads: Uploads,
         quotas: QuotaBook,
         memory: MemoryPressure,
     ) -> None:
@@ -79,7 +79,7 @@ class ControlService:
             applications: know the applications.
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
-            spool: takes the files of models that are added.
+            uploads: takes the files of models that are added.
             quotas: of tenants.
             memory: how much of it this process takes.
         """
@@ -91,7 +91,7 @@ class ControlService:
         self._applications = applications
         self._policy = policy
         self._default_slo_ns = default_slo_ns
-        self._spool = spool
+        self._uploads = uploads
         self._started_ns = runtime.clock()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
@@ -188,26 +188,23 @@ class ControlService:
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
         """Add a model; return once a worker is ready for it. After an error nothing has changed."""
-        folder = self._spool.new_folder()
+        upload = self._uploads.begin()
         try:
-            name, replace = await self._receive(messages, folder)
+            name, replace = await self._receive(messages, upload)
             if not replace and self._catalogue.find(name) is not None:
                 raise NameTakenError(f"there is a model {name} already")
-            models = await self._catalogue.add(
-                folder / name, replace=replace, discard=lambda: self._spool.discard(folder)
-            )
+            models = await self._catalogue.add(upload.folder / name, replace=replace, upload=upload)
             return pb.AddModelResponse(models=self._model_infos(models)).SerializeToString()
         except Exception as error:
-            await asyncio.shield(self._spool.discard(folder))
             if isinstance(error, OSError):
                 error = NoRoomError(f"the controller cannot store the model: {error.strerror}")
             return fail(context, error, method="AddModel")
-        except BaseException:
-            await asyncio.shield(self._spool.discard(folder))
-            raise
+        finally:
+            if not upload.num_models:
+                await asyncio.shield(self._uploads.discard(upload))
 
-    async def _receive(self, messages: AsyncIterator[bytes], folder: Path) -> tuple[str, bool]:
-        """Write the files of a model's folder below `folder`.
+    async def _receive(self, messages: AsyncIterator[bytes], upload: Upload) -> tuple[str, bool]:
+        """Write the files of a model's folder.
 
         Returns:
             The model's name, and whether it is to replace another.
@@ -236,14 +233,14 @@ class ControlService:
                         raise BadRequestError(f"path: more than {FILES_MAX} files")
                     if file is not None:
                         file.close()
-                    self._spool.grow(folder)
-                    file = _create(folder / name, path)
+                    self._uploads.grow(upload)
+                    file = _create(upload.folder / name, path)
                 if file is None:
                     raise BadRequestError(
                         "path: expected in the message that begins a file, found none"
                     )
                 for content in contents[-1:]:  # The last of a field counts.
-                    self._spool.grow(folder, len(content))
+                    self._uploads.grow(upload, len(content))
                     await asyncio.to_thread(file.write, content)
         finally:
             if file is not None:
@@ -254,7 +251,7 @@ class ControlService:
 
     async def _remove_model(self, request: pb.RemoveModelRequest) -> pb.RemoveModelResponse:
         """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
-        self._catalogue.remove(request.model_id)
+        await asyncio.shield(self._catalogue.remove(request.model_id))
         return pb.RemoveModelResponse()
 
     # --- applications -------------------------------------------------------------------------
@@ -342,14 +339,14 @@ class ControlService:
     async def _set_quota(self, request: pb.SetQuotaRequest) -> pb.SetQuotaResponse:
         """Give a tenant a quota, from the next request on."""
         try:
-            self._quotas.set(request.tenant, _read_quota(request.quota))
+            await asyncio.shield(self._quotas.set(request.tenant, _read_quota(request.quota)))
         except ConfigError as error:
             raise BadRequestError(str(error)) from None
         return pb.SetQuotaResponse()
 
     async def _remove_quota(self, request: pb.RemoveQuotaRequest) -> pb.RemoveQuotaResponse:
         """Take a tenant's quota away."""
-        self._quotas.remove(request.tenant)
+        await asyncio.shield(self._quotas.remove(request.tenant))
         return pb.RemoveQuotaResponse()
 
     async def _list_quotas(self, _: pb.ListQuotasRequest) -> pb.ListQuotasResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
 from controller.core.quotas import OTHERS, Quota
 from controller.quota_book import QuotaBook, read_quota_file
+from controller.state_file import StateFile
 from tests.kit.front_end import FrontEnd, serving, until
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -64,7 +66,7 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not(tmp_path: Path, front: str) -> None:
     async def main() -> None:
         async with asking(tmp_path, front) as (front_end, ask):
-            front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=3))
+            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=3))
             outcomes = [await ask("gold") for _ in range(5)]
             assert outcomes[:3] == [None, None, None]
             for error in outcomes[3:]:
@@ -83,7 +85,7 @@ def test_a_tenant_beyond_its_rate_is_refused_and_others_are_not(tmp_path: Path, 
 def test_a_refusal_says_to_every_grpc_library_when_to_come_again(tmp_path: Path) -> None:
     async def main() -> None:
         async with asking(tmp_path) as (front_end, _):
-            front_end.quotas.set("", Quota(rate_rps=0.25, burst=1))
+            await front_end.quotas.set("", Quota(rate_rps=0.25, burst=1))
             request = pb.ModelInferRequest(
                 model_name="double",
                 inputs=[
@@ -115,7 +117,7 @@ def test_what_is_open_at_once_is_bounded_and_whatever_ends_makes_room(
 ) -> None:
     async def main() -> None:
         async with asking(tmp_path, front) as (front_end, ask):
-            front_end.quotas.set("gold", Quota(open_requests=2))
+            await front_end.quotas.set("gold", Quota(open_requests=2))
             front_end.worker.hold = True
             inside = [asyncio.create_task(ask("gold")) for _ in range(2)]
             await until(lambda: front_end.runtime.num_waiting == 2)
@@ -140,7 +142,7 @@ def test_bytes_in_flight_are_bounded(tmp_path: Path, front: str) -> None:
     async def main() -> None:
         async with asking(tmp_path, front) as (front_end, ask):
             image_bytes = 4 * 3 * 224 * 224
-            front_end.quotas.set("gold", Quota(open_bytes=image_bytes + 12))
+            await front_end.quotas.set("gold", Quota(open_bytes=image_bytes + 12))
             front_end.worker.hold = True
             inside = asyncio.create_task(ask("gold", model="image"))
             await until(lambda: front_end.runtime.num_waiting == 1)
@@ -159,7 +161,7 @@ def test_slos_are_bounded_below_and_above(tmp_path: Path, front: str) -> None:
     async def main() -> None:
         async with asking(tmp_path, front) as (front_end, ask):
             quota = Quota(slo_ns_min=20 * NS_PER_S, slo_ns_max=40 * NS_PER_S)
-            front_end.quotas.set("gold", quota)
+            await front_end.quotas.set("gold", quota)
             assert await ask("gold", slo_ms=30_000) is None
             for slo_ms, bound in ((19_999, "slo_ns_min"), (40_001, "slo_ns_max")):
                 error = await ask("gold", slo_ms=slo_ms)
@@ -178,7 +180,7 @@ def test_what_comes_by_several_fronts_counts_together(tmp_path: Path) -> None:
             asking(tmp_path, "apart") as (front_end, ask),
             AsyncClient(front_end.controller) as other,
         ):
-            front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=4))
+            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=4))
             for _ in range(2):
                 assert await ask("gold") is None
                 await other.infer("double", {"x": X}, slo_ms=30_000, tenant="gold")
@@ -220,8 +222,8 @@ def test_operators_change_quotas_while_requests_are_served(tmp_path: Path, front
 def test_each_tenant_without_a_quota_of_its_own_has_that_of_the_others(tmp_path: Path) -> None:
     async def main() -> None:
         async with asking(tmp_path) as (front_end, ask):
-            front_end.quotas.set(OTHERS, Quota(rate_rps=RARE_RPS, burst=1))
-            front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=2))
+            await front_end.quotas.set(OTHERS, Quota(rate_rps=RARE_RPS, burst=1))
+            await front_end.quotas.set("gold", Quota(rate_rps=RARE_RPS, burst=2))
             asked = ("a", "b", "a", "gold", "gold", "gold", "", "")
             let_in = [await ask(tenant) is None for tenant in asked]
             assert let_in == [True, True, False, True, True, False, True, False]
@@ -292,7 +294,7 @@ def test_a_file_that_changes_is_taken_and_one_that_is_wrong_is_not(tmp_path: Pat
     file.write_text(FILE)
     told: list[Any] = []
     book = QuotaBook(file=file, changed=told.append)
-    book.announce()
+    asyncio.run(book.start())
     file.write_text("[silver]\nweight = 2\n")
     book.read_again()
     file.write_text("[silver]\nweight = 200\n")
@@ -309,7 +311,57 @@ def test_where_there_is_a_file_operators_are_told_to_change_that(tmp_path: Path)
     with pytest.raises(
         ClockwrightError, match=r"quotas come from .*quotas\.toml: change them there"
     ):
-        book.set("gold", Quota(rate_rps=1))
+        asyncio.run(book.set("gold", Quota(rate_rps=1)))
     with pytest.raises(ClockwrightError, match="change them there"):
-        book.remove("gold")
+        asyncio.run(book.remove("gold"))
     assert book.quotas.quotas["gold"].rate_rps == 200.5
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def kept(path: Path) -> AsyncIterator[QuotaBook]:
+    state = StateFile(path)
+    try:
+        book = QuotaBook(state=state)
+        await book.start()
+        yield book
+    finally:
+        await state.close()
+
+
+def test_what_operators_set_is_there_after_a_restart_and_what_they_removed_is_not(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        quota = Quota(rate_rps=2.5, open_bytes=7, slo_ns_max=NS_PER_S, weight=3)
+        async with kept(tmp_path / "state.sqlite") as book:
+            await book.set("gold", Quota(rate_rps=1))
+            await book.set("gold", quota)
+            await book.set("", Quota(open_requests=1))
+            await book.set("silver", Quota(open_requests=1))
+            await book.remove("silver")
+        async with kept(tmp_path / "state.sqlite") as book:
+            assert book.quotas.quotas == {"gold": quota, "": Quota(open_requests=1)}
+            assert book.quotas.weights == {"gold": 3}
+
+    run(main)
+
+
+def test_a_kept_quota_that_cannot_be_stops_the_start_with_its_tenant(tmp_path: Path) -> None:
+    async def main() -> None:
+        state = StateFile(tmp_path / "state.sqlite")
+
+        def spoil(connection: sqlite3.Connection) -> None:
+            with connection:
+                connection.execute("INSERT INTO quota VALUES ('gold', '{\"rate_rps\": -1}')")
+
+        try:
+            await state.run(spoil)
+            with pytest.raises(ConfigError, match="quota of tenant 'gold': rate_rps: found -1"):
+                await QuotaBook(state=state).start()
+        finally:
+            await state.close()
+
+    run(main)
