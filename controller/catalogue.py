@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from clockwright.errors import ModelError, UnknownModelError
+from clockwright.errors import ModelError, NoRoomError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
@@ -34,6 +34,8 @@ RETIRE_LIMIT_S = 10
 
 # Instances of a folder that anybody may upload. Each is offered to each worker and waits for its word.
 UPLOADED_COPIES_MAX = 1000
+#: Models in all, those on trial too; a scheduler with more of them was never tried.
+MODELS_MAX = 100_000
 # Models that are offered before requests get their turn.
 _OFFERS_SLICE = 64
 
@@ -303,6 +305,7 @@ class Catalogue:
         Raises:
             ModelError: the folder is malformed, a name is taken, every worker refused a model, or
                 there is no worker.
+            NoRoomError: there are too many models.
             StoreError: the disk does not take it.
         """
         folder = await asyncio.to_thread(read_model_folder, path)
@@ -313,6 +316,10 @@ class Catalogue:
             )
         replaced = self._instances(folder.name) if replace else []
         names = folder.instance_names
+        if len(self._by_id) + len(names) > MODELS_MAX:
+            raise NoRoomError(
+                f"found {len(self._by_id)} models and {len(names)} more, expected {MODELS_MAX} at most"
+            )
         self._check_free(name for name in names if name not in {m.name for m in replaced})
         claimed = {folder.name, *names}
         if clash := self._busy & claimed:

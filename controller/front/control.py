@@ -44,8 +44,11 @@ SERVICE = "clockwright.v1.ControlService"
 
 # Most files in a model's folder: generous for external data, small enough to list.
 FILES_MAX = 10_000
-# Longest path of a file that Linux takes.
+# Longest path of a file that Linux takes, and folders in each other, which are removed one inside the other.
 _PATH_CHARS_MAX = 4096
+DEPTH_MAX = 32
+#: Models that are being added at the same time. Each waits for a compiler.
+ADDING_MAX = 64
 
 # Most feedback in a message. What is made of it is made in slices, between which requests get their turn.
 FEEDBACK_ITEMS_MAX = 10_000
@@ -84,6 +87,7 @@ class ControlService:
             memory: how much of it this process takes.
         """
         self._memory = memory
+        self._num_adding = 0
         self._quotas = quotas
         self._runtime = runtime
         self._catalogue = catalogue
@@ -188,6 +192,10 @@ class ControlService:
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
         """Add a model; return once a worker is ready for it. After an error nothing has changed."""
+        if self._num_adding >= ADDING_MAX:
+            words = f"found {self._num_adding} models that are being added, expected {ADDING_MAX} at most"
+            return fail(context, NoRoomError(words), method="AddModel")
+        self._num_adding += 1
         upload = self._uploads.begin()
         try:
             name, replace = await self._receive(messages, upload)
@@ -200,6 +208,7 @@ class ControlService:
                 error = NoRoomError(f"the controller cannot store the model: {error.strerror}")
             return fail(context, error, method="AddModel")
         finally:
+            self._num_adding -= 1
             if not upload.num_models:
                 await asyncio.shield(self._uploads.discard(upload))
 
@@ -477,6 +486,10 @@ def _create(folder: Path, path: str) -> BinaryIO:
         or len(path) > _PATH_CHARS_MAX
     ):
         raise BadRequestError(f"path: found {quote(path)}, expected one inside the model's folder")
+    if len(relative.parts) > DEPTH_MAX:
+        raise BadRequestError(
+            f"path: found {len(relative.parts)} names in {quote(path)}, expected {DEPTH_MAX} at most"
+        )
     target = folder / relative
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

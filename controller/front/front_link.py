@@ -30,7 +30,7 @@ import grpc
 
 from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
-from clockwright.errors import ClockwrightError, ProtocolError, Refusal, RefusedError
+from clockwright.errors import ClockwrightError, NoRoomError, ProtocolError, Refusal, RefusedError
 from clockwright.foreign import printable
 from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
 from clockwright.v1 import front_pb2 as pb
@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "clockwright.v1.FrontService"
 
+#: Fronts at once; each has memory of its own that workers map.
+FRONTS_MAX = 256
 # A front that asked for the way to the socket comes at once.
 _DIAL_LIMIT_S = 10.0
 # A front that leaves so many bytes of answers unread is as good as gone.
@@ -605,6 +607,8 @@ class FrontLinks:
                 "the front lets everybody in, and the controller does not: expected --keys (or"
                 " --jwt-issuer) there too"
             )
+        if len(self._links) >= FRONTS_MAX:
+            raise NoRoomError(f"found {len(self._links)} fronts, expected {FRONTS_MAX} at most")
         name = f"{printable(request.host, 80)}-{request.pid}"
         caller = CALLER.get()
         token = self._listener.expect(lambda sock: self._dialled(sock, name, caller))

@@ -20,7 +20,10 @@ from clockwright.operator import Operator
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import inference_pb2 as pb
+from controller.app import running
+from controller.config import ControllerConfig
 from controller.core.quotas import OTHERS, Quota
+from controller.front.backend import LocalBackend, LocalModel
 from controller.quota_book import QuotaBook, read_quota_file
 from controller.state_file import StateFile
 from tests.kit.front_end import FrontEnd, serving, until
@@ -363,5 +366,40 @@ def test_a_kept_quota_that_cannot_be_stops_the_start_with_its_tenant(tmp_path: P
                 await QuotaBook(state=state).start()
         finally:
             await state.close()
+
+    run(main)
+
+
+def test_a_running_controller_reads_its_file_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "quotas.toml"
+        file.write_text("[gold]\nrate_rps = 5\n")
+        config = ControllerConfig(port=0, quotas_file=file, state_dir=tmp_path / "state")
+        async with running(config) as controller:
+
+            def listed() -> list[tuple[str, float]]:
+                with Operator(f"127.0.0.1:{controller.port}") as operator:
+                    return [(info.tenant, info.quota.rate_rps) for info in operator.quotas()]
+
+            assert await asyncio.to_thread(listed) == [("gold", 5)]
+            file.write_text("[silver]\nrate_rps = 6\n")
+            controller.guard.read_again()  # As SIGHUP does, and the change itself a second later.
+            assert await asyncio.to_thread(listed) == [("silver", 6)]
+
+    run(main)
+
+
+def test_where_nobody_has_a_quota_no_request_passes_by_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as front_end:
+            await until(lambda: front_end.catalogue.ready)
+            backend = LocalBackend(
+                front_end.runtime, front_end.catalogue, quotas=front_end.quotas.quotas
+            )
+            assert type(backend.find("double", "")) is LocalModel
+            await front_end.quotas.set("gold", Quota(rate_rps=1))
+            assert type(backend.find("double", "")) is not LocalModel
+            await front_end.quotas.remove("gold")
+            assert type(backend.find("double", "")) is LocalModel
 
     run(main)
