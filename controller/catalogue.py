@@ -127,6 +127,8 @@ class Catalogue:
         runtime: Runtime,
         directory: Path | None = None,
         uploads: Uploads | None = None,
+        *,
+        models_max: int = MODELS_MAX,
     ) -> None:
         """Start empty.
 
@@ -134,7 +136,9 @@ class Catalogue:
             runtime: is told of models that come, get ready and go.
             directory: one folder per model; for `scan` and `reload`.
             uploads: keep models that come by upload; for `restore` and `add`.
+            models_max: beyond so many none is added.
         """
+        self._models_max = models_max
         self._runtime = runtime
         self._directory = directory
         self._uploads = uploads
@@ -316,9 +320,10 @@ class Catalogue:
             )
         replaced = self._instances(folder.name) if replace else []
         names = folder.instance_names
-        if len(self._by_id) + len(names) > MODELS_MAX:
+        if len(self._by_id) + len(names) > self._models_max:
             raise NoRoomError(
-                f"found {len(self._by_id)} models and {len(names)} more, expected {MODELS_MAX} at most"
+                f"found {len(self._by_id)} models and {len(names)} more, expected"
+                f" {self._models_max} at most"
             )
         self._check_free(name for name in names if name not in {m.name for m in replaced})
         claimed = {folder.name, *names}

@@ -83,7 +83,7 @@ LEAVE_LIMIT_S = 5.0
 # Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
 #: Each has a stream, a socket and a place in every look at the cluster.
-WORKERS_MAX = 4096
+WORKERS_MAX = 1024
 
 # Largest of what there is, and generously more. A petabyte of weights still fits in.
 _ARENA_BYTES_MAX = 1 << 50

@@ -43,7 +43,7 @@ from controller.worker_link import WorkerLink, WorkerLinks
 SERVICE = "clockwright.v1.ControlService"
 
 # Most files in a model's folder: generous for external data, small enough to list.
-FILES_MAX = 10_000
+FILES_MAX = 4096
 # Longest path of a file that Linux takes, and folders in each other, which are removed one inside the other.
 _PATH_CHARS_MAX = 4096
 DEPTH_MAX = 32
