@@ -37,8 +37,8 @@ BOUNDS = (
     "weight",
 )
 
-_WEIGHT_MAX = 100.0
-_RATE_MAX = 1e9
+# Beyond these, times between requests and shares are no numbers any more. One in 11 days is the least rate.
+_RANGES = {"rate_rps": (1e-6, 1e9), "weight": (0.01, 100.0)}
 _NUMBER_MAX = 1 << 53
 
 
@@ -70,18 +70,16 @@ class Quota:
             value = getattr(self, name)
             if value is None:
                 continue
-            most = {"rate_rps": _RATE_MAX, "weight": _WEIGHT_MAX}.get(name, _NUMBER_MAX)
+            least, most = _RANGES.get(name, (1, _NUMBER_MAX))
             # The comparison is false for NaN too.
-            if isinstance(value, bool) or not 0 < value <= most:
-                raise ConfigError(
-                    f"{name}: found {value!r}, expected more than 0, at most {most:.15g}"
-                )
+            if isinstance(value, bool) or not least <= value <= most:
+                raise ConfigError(f"{name}: found {value!r}, expected {least:g} to {most:.15g}")
         if self.burst is not None and self.rate_rps is None:
             raise ConfigError("burst: found without rate_rps, expected both")
-        least, most_ns = self.slo_ns_min or 0, self.slo_ns_max or SLO_NS_MAX
-        if least > most_ns:
+        least_ns, most_ns = self.slo_ns_min or 0, self.slo_ns_max or SLO_NS_MAX
+        if least_ns > most_ns:
             raise ConfigError(
-                f"slo_ns_min: found {least}, expected {most_ns} at most, which is slo_ns_max"
+                f"slo_ns_min: found {least_ns}, expected {most_ns} at most, which is slo_ns_max"
             )
 
 

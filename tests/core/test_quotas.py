@@ -177,10 +177,12 @@ def test_other_quotas_hold_from_the_next_request_and_what_is_open_counts() -> No
 @pytest.mark.parametrize(
     ("bounds", "words"),
     [
-        ({"rate_rps": 0}, "rate_rps: found 0, expected more than 0"),
+        ({"rate_rps": 0}, "rate_rps: found 0, expected 1e-06 to 1000000000"),
         ({"rate_rps": float("nan")}, "rate_rps: found nan"),
         ({"open_requests": -1}, "open_requests: found -1"),
-        ({"weight": 101}, "weight: found 101, expected more than 0, at most 100"),
+        ({"weight": 101}, "weight: found 101, expected 0.01 to 100"),
+        ({"rate_rps": 1e-310}, "rate_rps: found 1e-310, expected 1e-06"),
+        ({"weight": 1e-310}, "weight: found 1e-310, expected 0.01"),
         ({"burst": 5}, "burst: found without rate_rps"),
         ({"slo_ns_min": 5, "slo_ns_max": 4}, "slo_ns_min: found 5, expected 4 at most"),
         ({"open_bytes": True}, "open_bytes: found True"),
