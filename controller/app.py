@@ -102,8 +102,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         ConfigError: the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
-        guard = Guard(config.access)
         telemetry = Telemetry(config.telemetry_capacity)
+        guard = Guard(config.access, count=telemetry.denied)
         if config.telemetry_dir is not None:
             writer = TelemetryWriter(config.telemetry_dir)
             await writer.start()
@@ -220,6 +220,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             uploads=uploads,
             quotas=quotas,
             memory=memory.pressure,
+            knows_callers=config.access.knows_callers,
+            has_tls=config.tls_certificate is not None,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)

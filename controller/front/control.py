@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -72,6 +72,8 @@ class ControlService:
         uploads: Uploads,
         quotas: QuotaBook,
         memory: MemoryPressure,
+        knows_callers: bool = False,
+        has_tls: bool = False,
     ) -> None:
         """Serve one controller.
 
@@ -85,10 +87,13 @@ class ControlService:
             uploads: takes the files of models that are added.
             quotas: of tenants.
             memory: how much of it this process takes.
+            knows_callers: clients have to show something.
+            has_tls: clients on other machines have to use TLS.
         """
         self._memory = memory
         self._num_adding = 0
         self._quotas = quotas
+        self._knows_callers, self._has_tls = knows_callers, has_tls
         self._runtime = runtime
         self._catalogue = catalogue
         self._links = links
@@ -149,7 +154,7 @@ class ControlService:
             num_models_ready=states.count(ModelState.READY),
             requests=total.requests + self._runtime.num_waiting,
             answered=total.answered,
-            refusals=_refusals(total),
+            refusals=_reasons(total.refusals),
             cold_starts=total.cold_starts,
             waiting=self._runtime.num_waiting,
             kinds=[_kind_info(kind) for kind in statistics.kinds],
@@ -157,6 +162,11 @@ class ControlService:
             memory_bytes=self._memory.used_bytes,
             memory_limit_bytes=self._memory.limit_bytes,
             memory_state=self._memory.state.value,
+            knows_callers=self._knows_callers,
+            has_tls=self._has_tls,
+            denials=_reasons(
+                {reason.value: count for reason, count in self._runtime.telemetry.denials.items()}
+            ),
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
@@ -403,7 +413,7 @@ class ControlService:
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,
-            refusals=_refusals(counts),
+            refusals=_reasons(counts.refusals),
             cold_starts=counts.cold_starts,
         )
         if row is not None:
@@ -468,11 +478,8 @@ def _kind_info(row: KindStatistics) -> pb.KindInfo:
     )
 
 
-def _refusals(counts: Counts) -> list[pb.RefusalCount]:
-    return [
-        pb.RefusalCount(reason=reason, count=count)
-        for reason, count in sorted(counts.refusals.items())
-    ]
+def _reasons(counts: Mapping[str, int]) -> list[pb.RefusalCount]:
+    return [pb.RefusalCount(reason=reason, count=counts[reason]) for reason in sorted(counts)]
 
 
 def _create(folder: Path, path: str) -> BinaryIO:
