@@ -84,7 +84,7 @@ class MemoryWatch:
         self.look()
 
     def look(self) -> None:
-        """See how much is in use now."""
+        """Find out how much is in use now."""
         pressure = self.pressure
         if not pressure.see(self._used_bytes()):
             return

@@ -54,7 +54,7 @@ from experiments.results_file import RESULTS, add_results, judge, write_results
 from modelzoo.build import write_model
 
 MESSAGES: Final = 10_000_000
-#: Of them, so many go to a server that runs.
+#: This part of them goes to a server that runs.
 LIVE_PART: Final = 0.01
 SEED: Final = 14
 
@@ -329,7 +329,7 @@ def _from_fronts() -> list[bytes]:
         _headers_of(link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], [])),
         _headers_of(link_frames.encode(link_frames.Describe(1, "m", ""))),
         _headers_of(link_frames.encode(link_frames.described(1, 1, _SERVABLE))),
-        _headers_of(link_frames.encode(link_frames.FrontBeat(1, None, {}))),
+        _headers_of(link_frames.encode(link_frames.FrontBeat(1, None, {}, {}))),
     ]
 
 
@@ -445,7 +445,7 @@ _RAW_MESSAGES: Final = 50
 _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
-class Canary:
+class Bystander:
     """Somebody who asks a server again and again whether it lives; enter it to begin."""
 
     def __init__(self, address: str) -> None:
@@ -456,7 +456,7 @@ class Canary:
         self.waited_ns_max = 0
         self.num_unanswered = 0
 
-    def __enter__(self) -> Canary:
+    def __enter__(self) -> Bystander:
         self._thread.start()
         return self
 
@@ -492,14 +492,14 @@ def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Fou
     rng = random.Random(f"{seed} live")
     mutators = {name: Mutator(rng, messages) for name, messages in good.items()}
     warm_up, before = int(num_messages * _WARM_UP_PART), 0
-    with Canary(address) as canary, grpc.insecure_channel(address, options=OPTIONS) as channel:
+    with Bystander(address) as bystander, grpc.insecure_channel(address, options=OPTIONS) as channel:
         while found.num_messages < num_messages:
             _call_batch(found, channel, rng, mutators)
             _send_raw(found, address, mutators["http2"])
             if not before and found.num_messages >= warm_up:
                 before = _rss_bytes(process)
-    found.num_crashes += canary.num_unanswered
-    found.stall_ns_max = canary.waited_ns_max
+    found.num_crashes += bystander.num_unanswered
+    found.stall_ns_max = bystander.waited_ns_max
     found.rss_growth_bytes = max(_rss_bytes(process) - before, 0)
     return found
 
