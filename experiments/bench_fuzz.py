@@ -9,7 +9,7 @@ them, in this process; some go over sockets to a server that runs, while somebod
 
 Four figures go to `guard.json`, part `fuzz`: `fuzzed_messages`; `fuzz_crashes`, which counts whatever is raised that
 no caller expects, internal errors that a server admits to, and servers that ended; `loop_stall_ms_max`, the longest
-time that one message took its reader, or that the server let somebody wait; `rss_growth_mib`, of this process or of
+that one message took its reader, or that the server let somebody wait while there was a processor for it; `rss_growth_mib`, of this process or of
 the server, whichever grew more.
 """
 
@@ -446,10 +446,14 @@ _FAULTS: Final = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
 class Bystander:
-    """Somebody who asks a server again and again whether it lives; enter it to begin."""
+    """Somebody who asks a server again and again whether it lives; enter it to begin.
 
-    def __init__(self, address: str) -> None:
+    What the machine kept the two waiting for a processor is not the server's doing, and does not count.
+    """
+
+    def __init__(self, address: str, process: int) -> None:
         self._address = address
+        self._server = Path(f"/proc/{process}/task/{process}/schedstat")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         #: The longest that an answer took.
@@ -465,17 +469,24 @@ class Bystander:
         self._thread.join()
 
     def _run(self) -> None:
+        own = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
         with grpc.insecure_channel(self._address, options=OPTIONS) as channel:
             stub: Any = channel
             ask = stub.unary_unary(_LIVE)
             ask(b"", timeout=60)
             while not self._over.wait(0.01):
-                begin_ns = time.monotonic_ns()
+                begin_ns = time.monotonic_ns() - _kept_waiting_ns(self._server, own)
                 try:
                     ask(b"", timeout=60)
                 except grpc.RpcError:
                     self.num_unanswered += 1
-                self.waited_ns_max = max(self.waited_ns_max, time.monotonic_ns() - begin_ns)
+                end_ns = time.monotonic_ns() - _kept_waiting_ns(self._server, own)
+                self.waited_ns_max = max(self.waited_ns_max, end_ns - begin_ns)
+
+
+def _kept_waiting_ns(*threads: Path) -> int:
+    """How long the machine has kept threads waiting for a processor, together."""
+    return sum(int(thread.read_bytes().split()[1]) for thread in threads)
 
 
 def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Found:
@@ -492,7 +503,10 @@ def fuzz_server(address: str, process: int, num_messages: int, seed: int) -> Fou
     rng = random.Random(f"{seed} live")
     mutators = {name: Mutator(rng, messages) for name, messages in good.items()}
     warm_up, before = int(num_messages * _WARM_UP_PART), 0
-    with Bystander(address) as bystander, grpc.insecure_channel(address, options=OPTIONS) as channel:
+    with (
+        Bystander(address, process) as bystander,
+        grpc.insecure_channel(address, options=OPTIONS) as channel,
+    ):
         while found.num_messages < num_messages:
             _call_batch(found, channel, rng, mutators)
             _send_raw(found, address, mutators["http2"])
