@@ -30,6 +30,7 @@ from controller.front.interceptor import AccessInterceptor
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.memory import MemoryWatch
@@ -160,6 +161,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         await stack.enter_async_context(memory.looking())
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
+        turns: Turns
+        throttle: Throttle
         if config.front == "http2":
             server = Http2Server(
                 clock=runtime.clock,
@@ -169,6 +172,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 slabs=slabs,
                 authoriser=guard.authoriser,
             )
+            turns, throttle = server.turns, server.throttle
             use_tls(server, config, guard)
         else:
             interceptor = AccessInterceptor(guard.authoriser)
@@ -177,6 +181,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
+            throttle = Throttle(runtime.clock, thread_times())
+        runtime.unread_ns = turns.unread_ns
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -206,6 +212,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             links,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             door=door,
+            throttle=throttle,
             message_bytes_max=config.max_message_bytes,
             knows_callers=config.access.knows_callers,
         )

@@ -37,6 +37,7 @@ from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -142,6 +143,7 @@ async def serving(
     access: AccessConfig | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
     memory_limit_bytes: int | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
@@ -206,6 +208,7 @@ async def serving(
                 catalogue,
                 links,
                 door=door,
+                throttle=throttle or Throttle(clock, lambda: (0, 0)),
                 message_bytes_max=MESSAGE_BYTES_MAX,
                 knows_callers=access is not None and access.knows_callers,
             )
@@ -282,6 +285,7 @@ def serving_in_thread(
     authoriser: Authoriser | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
