@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -19,6 +20,7 @@ from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig, FrontConfig
+from controller.core.events import TenantsWeighed
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
@@ -31,6 +33,8 @@ from controller.front.server import InferenceService
 from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import server_context
 from controller.front.turns import Turns
+from controller.memory import MemoryWatch
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
@@ -116,6 +120,14 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
         catalogue = Catalogue(runtime, config.models_dir, uploads)
+        quotas = QuotaBook(
+            file=config.quotas_file,
+            state=state,
+            changed=functools.partial(_quotas_changed, runtime, catalogue),
+        )
+        await quotas.start()
+        if quotas.file is not None:
+            guard.watch([quotas.file], quotas.read_again)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -145,6 +157,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             max_bytes=config.max_open_bytes,
             count=telemetry.refused_at_door,
         )
+        memory = MemoryWatch(door, config.memory_limit_bytes)
+        await stack.enter_async_context(memory.looking())
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         turns: Turns
@@ -177,11 +191,20 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 request_bytes_max=config.max_message_bytes,
             )
         backend = LocalBackend(
-            runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
+            runtime,
+            catalogue,
+            applications,
+            default_slo_ns=config.default_slo_ns,
+            quotas=quotas.quotas,
         )
         InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, applications, client_shm=regions is not None
+            runtime,
+            catalogue,
+            backend,
+            applications,
+            door=door,
+            client_shm=regions is not None,
         ).mount(server)
         fronts = FrontLinks(
             backend,
@@ -202,6 +225,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,
+            quotas=quotas,
+            memory=memory.pressure,
             knows_callers=config.access.knows_callers,
             has_tls=config.tls_certificate is not None,
         )
@@ -226,6 +251,12 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             guard=guard,
             state=state,
         )
+
+
+def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str, float]) -> None:
+    """Have other quotas take effect: with the scheduler, and with whoever keeps how to ask for a model."""
+    runtime.tell(TenantsWeighed(weights=weights))
+    catalogue.renew()
 
 
 async def serve(

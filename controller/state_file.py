@@ -35,10 +35,11 @@ CREATE TABLE IF NOT EXISTS upload (
     number INTEGER PRIMARY KEY, folder TEXT NOT NULL, num_bytes INTEGER NOT NULL
 );
 CREATE TABLE IF NOT EXISTS model (name TEXT PRIMARY KEY, upload INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quota (tenant TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
 """
 
 # Those that are read as a whole at start. A million users' states would take seconds to check.
-_CHECKED = ("application", "upload", "model")
+_CHECKED = ("application", "upload", "model", "quota")
 
 
 class StateFile:

@@ -85,6 +85,8 @@ OFFER_SILENCE_S = 900.0
 
 # Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
+#: Each has a stream, a socket and a place in every look at the cluster.
+WORKERS_MAX = 1024
 
 # Largest of what there is, and generously more. A petabyte of weights still fits in.
 _ARENA_BYTES_MAX = 1 << 50
@@ -940,6 +942,8 @@ class WorkerLinks:
         """Make room for a worker under its name, or say why it cannot have it."""
         old = self._links.get(WorkerId(register.worker_id))
         if old is None:
+            if len(self._links) >= WORKERS_MAX:
+                return f"there are {len(self._links)} workers, expected {WORKERS_MAX} at most"
             return ""
         same_process = (old.register.host, old.register.pid) == (register.host, register.pid)
         if not same_process and old.silent_ticks < _SUSPICIOUS_TICKS:

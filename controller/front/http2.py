@@ -1029,6 +1029,11 @@ class Http2Connection:
 
     # --- what there is ------------------------------------------------------------------------
 
+    def bytes_held_by(self, stream_id: int) -> int:
+        """Bytes of a stream's messages that are not complete, or that nobody has read."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else stream.gathered + stream.unread
+
     def holding(self) -> Sequence[int]:
         """Streams with bytes of a message that is not complete, or that nobody has read; linear in streams."""
         return [

@@ -922,6 +922,8 @@ class _Peer:
         door = self.server.door
         before, self._held_bytes = self._held_bytes, self.connection.held_bytes
         door.num_bytes += self._held_bytes - before
+        if self._held_bytes > before and door.is_short:
+            self._give_up_large()
         if self._held_bytes > before and not door.has_room:
             for stream_id in self.connection.holding():
                 if door.has_room:
@@ -929,6 +931,16 @@ class _Peer:
                 call = self._calls.get(stream_id)
                 if call is not None and not call.method.spared:
                     call.give_up(door.no_room(0))  # Which weighs again what is left.
+
+    def _give_up_large(self) -> None:
+        """Give up calls whose messages take up more than there is memory for, before all of a message is here."""
+        door = self.server.door
+        for stream_id in self.connection.holding():
+            call = self._calls.get(stream_id)
+            if call is None or not call.method.bounded:
+                continue  # Operators and workers still get in.
+            if self.connection.bytes_held_by(stream_id) > door.refused_from:
+                call.give_up(door.no_memory())
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""
