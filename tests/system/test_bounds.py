@@ -512,3 +512,10 @@ def test_one_more_than_a_bound_is_refused_with_the_words_of_the_page(
     found = ONE_MORE[what](Place(server, tmp_path))
     expected = rows()[what].strip("`")
     assert re.search(".*".join(map(re.escape, expected.split("…"))), found), found
+
+
+@pytest.mark.parametrize("text", ["slo_ms = " + "[" * 20_000, "copies = " + "9" * 5000])
+def test_a_config_that_its_reader_gives_up_is_a_fault_of_the_model(
+    server: FrontEndInThread, tmp_path: Path, text: str
+) -> None:
+    assert Place(server, tmp_path).config(text).startswith("config.toml: ")
