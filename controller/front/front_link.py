@@ -40,6 +40,7 @@ from clockwright.errors import (
 )
 from clockwright.foreign import printable
 from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
+from clockwright.units import NS_PER_MS
 from clockwright.v1 import front_pb2 as pb
 from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
@@ -69,6 +70,8 @@ _DIAL_LIMIT_S = 10.0
 _UNREAD_BYTES_MAX = 256 << 20
 # Process, user and group of a peer.
 _CREDENTIALS = struct.Struct("iII")
+# What no model could do in time anyway is for the scheduler to refuse, with its figures.
+_JUDGED_NS = 2 * NS_PER_MS
 # A front puts this many bytes of small tensors together beside one large message, at most.
 _BESIDE_BYTES = 1 << 20
 
@@ -449,7 +452,7 @@ class FrontLink:
                 self._flush_soon()
                 continue
             arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
-            if now_ns > arrival_ns + ask.slo_ns:
+            if now_ns > arrival_ns + ask.slo_ns > arrival_ns + _JUDGED_NS:
                 self._too_late(ask, now_ns - arrival_ns)
                 continue
             try:
