@@ -90,6 +90,8 @@ class Entry:
     disagreeing: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
+    #: Of what workers are offered; empty until somebody needed it.
+    offer_digest: bytes = b""
     #: None: the files are not ours.
     upload: _Upload | None = None
 
@@ -429,7 +431,7 @@ class Catalogue:
     # --- what workers say ---------------------------------------------------------------------
 
     def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
-        """Offer a worker all models, and let its opinion count from now on."""
+        """Offer a worker all models that it has not answered for already, and let its opinion count from now on."""
         self._workers[worker_id] = worker
         self._announce_change()
         self._offer_from(0, list(self._by_id.values()), worker_id, worker)
@@ -442,7 +444,8 @@ class Catalogue:
             return
         end = start + _OFFERS_SLICE
         for model in models[start:end]:
-            if self._by_id.get(model.model_id) is model:
+            is_here = self._by_id.get(model.model_id) is model
+            if is_here and worker_id not in model.ready_on and worker_id not in model.refused_by:
                 worker.offer(model)
         if end < len(models):
             loop = asyncio.get_running_loop()

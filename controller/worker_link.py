@@ -57,7 +57,7 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
-from controller.model_folder import ModelFile
+from controller.model_folder import ModelFile, ModelFolder
 from controller.runtime import Runtime
 from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory, Slabs
 from controller.worker_socket import FrameSocket, SocketListener
@@ -156,6 +156,8 @@ class WorkerLink:
     card: pb.Card = field(default_factory=pb.Card)
     #: Models that the worker cannot serve, and why.
     refused: dict[ModelId, str] = field(default_factory=dict)
+    #: What it is to keep of what it holds: models in the cache first. Empty once it has joined.
+    keeps: Sequence[pb.Held] = ()
     #: Models that were offered to the worker, which has not answered yet.
     _unanswered: set[ModelId] = field(default_factory=set)
     #: Messages in order. They leave before any chunk.
@@ -248,24 +250,8 @@ class WorkerLink:
 
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
-        folder = model.folder
-        assert folder is not None, f"model {model.model_id} is malformed and was offered"
-        offer = pb.ModelOffer(
-            model_id=model.model_id,
-            files=[
-                pb.ModelFile(name=file.name, num_bytes=file.num_bytes, sha256=file.sha256)
-                for file in folder.files
-            ],
-            batch_sizes=folder.settings.batch_sizes,
-            fixed_dimensions=[
-                pb.Dimension(name=name, size=size)
-                for name, size in folder.settings.dimensions.items()
-            ],
-            # Not the id: generations and copies of a model cost the same.
-            profile=folder.settings.profile or folder.name,
-        )
         self._unanswered.add(model.model_id)
-        self._post(pb.ToWorker(model_offer=offer).SerializeToString())
+        self._post(pb.ToWorker(model_offer=_offer(model)).SerializeToString())
 
     def withdraw(self, model: Entry) -> None:
         """Take an offer back if it was not answered yet. The scheduler forgets models that were ready."""
@@ -602,7 +588,38 @@ class WorkerLink:
             register.num_pages,
             self.clock.round_trip_ns // 1000,
         )
+        keeps, self.keeps = self.keeps, ()
+        for held in keeps:
+            if not self._is_wanted(held):
+                # Its pages are taken, and are free only when the worker says so: by registering again.
+                self.cut("models have changed while it joined")
+                return
+            self._accept(held.ready, resident=held.resident)
         self.catalogue.worker_joined(self.worker_id, self)
+
+    def choose_held(self) -> None:
+        """Choose what the worker is to keep of what it holds."""
+        wanted = [held for held in self.register.held if self._is_wanted(held)]
+        self.keeps = sorted(wanted, key=lambda held: not held.resident)
+        num_pages = sum(held.ready.num_pages for held in wanted if held.resident)
+        if num_pages > self.register.num_pages or len({h.ready.model_id for h in wanted}) < len(
+            wanted
+        ):
+            raise ProtocolError(
+                f"it holds {len(wanted)} models in {num_pages} pages of {self.register.num_pages}"
+            )
+
+    def _is_wanted(self, held: pb.Held) -> bool:
+        """Whether the worker would answer our offer of the model with just what it holds."""
+        model = self.catalogue.find_id(ModelId(held.ready.model_id))
+        return (
+            model is not None
+            and model.folder is not None
+            and _offer_digest(model) == held.offer_digest
+            and not self._fault_of(held.ready, model.folder)
+            # Else it is refused, and keeps pages until it has heard of that.
+            and (not model.ready_on or _tensors(held.ready) == (model.inputs, model.outputs))
+        )
 
     def _take_result(self, frame: Frame) -> None:
         offset_ns = self.clock.offset_ns
@@ -641,15 +658,23 @@ class WorkerLink:
         model = self.catalogue.find_id(model_id)
         if model is None or model.folder is None:
             return  # The model was removed a moment ago.
-        if fault := _find_fault(
-            ready,
-            num_pages=self.register.num_pages,
-            batch_sizes=model.folder.settings.batch_sizes,
-            message_bytes_max=self.message_bytes_max,
-        ):
+        if fault := self._fault_of(ready, model.folder):
             self._refused(model_id, fault)
             self.forget_model(model_id)
-            return
+        else:
+            self._accept(ready, resident=False)
+
+    def _fault_of(self, ready: pb.ModelReady, folder: ModelFolder) -> str:
+        return _find_fault(
+            ready,
+            num_pages=self.register.num_pages,
+            batch_sizes=folder.settings.batch_sizes,
+            message_bytes_max=self.message_bytes_max,
+        )
+
+    def _accept(self, ready: pb.ModelReady, *, resident: bool) -> None:
+        """The worker has a model ready, and in the cache too or not."""
+        model_id = ModelId(ready.model_id)
         row_bytes = _row_bytes(ready.outputs)
         event = ModelReady(
             worker_id=self.worker_id,
@@ -665,15 +690,16 @@ class WorkerLink:
             },
             clock_mhz=ready.clock_mhz,
             output_row_bytes=row_bytes,
+            resident=resident,
         )
         if self.draining:
             return
-        outputs = _specs(ready.outputs)
+        inputs, outputs = _tensors(ready)
         # Known before the scheduler is: it may send an Infer at once.
         self._output_row_bytes[model_id] = tuple(spec.row_bytes for spec in outputs)
         known = self.catalogue.model_ready(
             event,
-            inputs=_specs(ready.inputs),
+            inputs=inputs,
             outputs=outputs,
             weights_bytes=ready.weights_bytes,
             one_by_one=ready.one_by_one,
@@ -797,6 +823,10 @@ class WorkerLinks:
             self._worker_shares,
             self._worker_is_gone,
         )
+        try:
+            link.choose_held()
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         token = self.listener.expect(link.dialled)
         try:
             await self._welcome(link, token)
@@ -865,6 +895,7 @@ class WorkerLinks:
             socket_path=self.listener.path,
             socket_port=self.listener.port,
             token=token,
+            keep=[held.ready.model_id for held in link.keeps],
         )
         await link.context.write(pb.ToWorker(welcome=welcome).SerializeToString())
         # Look again, because the write let others run: the controller may close now, and two workers of
@@ -1011,6 +1042,35 @@ def _find_fault(
             f" {message_bytes_max} at most (--max-message-mib)"
         )
     return ""
+
+
+def _offer(model: Entry) -> pb.ModelOffer:
+    folder = model.folder
+    assert folder is not None, f"model {model.model_id} is malformed and was offered"
+    return pb.ModelOffer(
+        model_id=model.model_id,
+        files=[
+            pb.ModelFile(name=file.name, num_bytes=file.num_bytes, sha256=file.sha256)
+            for file in folder.files
+        ],
+        batch_sizes=folder.settings.batch_sizes,
+        fixed_dimensions=[
+            pb.Dimension(name=name, size=size)
+            for name, size in folder.settings.dimensions.items()
+        ],
+        # Not the id: generations and copies of a model cost the same.
+        profile=folder.settings.profile or folder.name,
+    )
+
+
+def _offer_digest(model: Entry) -> bytes:
+    if not model.offer_digest:
+        model.offer_digest = wire.offer_digest(_offer(model))
+    return model.offer_digest
+
+
+def _tensors(ready: pb.ModelReady) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    return _specs(ready.inputs), _specs(ready.outputs)
 
 
 def _row_bytes(specs: Sequence[pb.TensorSpec]) -> int:

@@ -4,9 +4,10 @@ One asyncio loop. The stream controls, and is the sign of life; actions and resu
 (`worker.controller_socket`), to which the controller's welcome shows the way. Times on both are this machine's: the
 controller translates.
 
-When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
-dials again, and starts empty. Its compiled models are on disk. Before it dials, it lets running steps end:
-if the controller was right to give up on an action, the next action would only wait behind the stuck one.
+When the stream is lost, so is everything that was asked for: the worker forgets all actions and dials again. Its
+models stay as they are, and it tells the next controller which it holds and which of them are in the weights
+cache. Before it dials, it lets running steps end: if the controller was right to give up on an action, the next
+action would only wait behind the stuck one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from worker.controller_socket import ControllerSocket
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
 from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
-from worker.offers import Offers
+from worker.offers import Offers, encode_ready
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ _OPTIONS = [
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_BACKOFF_S, _BACKOFF_S_MAX = 0.1, 2.0
+# Between attempts to reach a controller: a part of the time for which there has been none. So one that starts
+# again finds its workers at once, and one that is gone for long is left in peace.
+_PAUSE_PART, _PAUSE_S, _PAUSE_S_MAX = 0.1, 0.05, 2.0
 # The controller answers a Register at once; a peer that does not is no controller.
 _WELCOME_LIMIT_S = 10.0
 # How long the controller may take to end the stream after our last message.
@@ -86,6 +89,8 @@ class ControllerLink(Generic[M]):
         self._session: _Session[M] | None = None
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
+        #: Models that are ready since whichever stream, and the digests of their offers.
+        self._held: dict[ModelId, tuple[bytes, M]] = {}
         self._health: GpuHealth | None = None
         #: A step never ends, so its lane's thread can never be joined.
         self._hangs = False
@@ -105,11 +110,11 @@ class ControllerLink(Generic[M]):
         watching: asyncio.Task[None] | None = None
         if isinstance(self._device, WatchedDevice):
             watching = asyncio.create_task(self._device.watch(self._on_health))
-        backoff_s = _BACKOFF_S
+        lost_s = time.monotonic()
         try:
             while not self._leaving.is_set():
                 session = self._session = _Session(
-                    self._config, self._device, self._files, self._lanes, self._leaving
+                    self._config, self._device, self._files, self._lanes, self._held, self._leaving
                 )
                 if self._health is not None:
                     session.tell_health(self._health)
@@ -117,22 +122,24 @@ class ControllerLink(Generic[M]):
                     end = await session.run()
                 finally:
                     self._session = None
-                    self._lanes.abandon()
+                    if not self._lanes.drop_actions():
+                        self._held.clear()
                 await self._let_steps_end()
                 if end is _End.DRAINED:
                     logger.info("drained: leaving")
                     return
                 if session.welcomed:
-                    backoff_s = _BACKOFF_S
+                    lost_s = time.monotonic()
                     self._lost_told = False
                 if not self._lost_told:
                     self._lost_told = True
                     logger.warning(
                         "controller %s: %s; trying again", self._config.controller, session.problem
                     )
+                pause_s = _PAUSE_PART * (time.monotonic() - lost_s)
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._leaving.wait(), backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+                    async with asyncio.timeout(min(max(pause_s, _PAUSE_S), _PAUSE_S_MAX)):
+                        await self._leaving.wait()
         finally:
             if watching is not None:
                 watching.cancel()
@@ -163,7 +170,7 @@ class ControllerLink(Generic[M]):
             self._session.tell_health(health)
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        # Called from any thread, with the lanes' lock held: none comes after `abandon` of what was before.
+        # Called from any thread, with the lanes' lock held: none comes after `drop_actions` of what was before.
         session = self._session
         if session is not None and session.data is not None:
             session.data.send(*outcome)
@@ -186,13 +193,15 @@ class _Session(Generic[M]):
         device: Device[M],
         files: FileStore,
         lanes: LaneThreads[M],
+        held: dict[ModelId, tuple[bytes, M]],
         leaving: asyncio.Event,
     ) -> None:
         self._config = config
         self._device = device
         self._lanes = lanes
+        self._held = held
         self._leaving = leaving
-        self._offers: Offers[M] = Offers(device, files, self._send, lanes.add_model)
+        self._offers: Offers[M] = Offers(device, files, self._send, self._hold)
         self._outgoing: deque[bytes] = deque()
         # A heartbeat is stamped when it is written: time in our queue is no delay of the network.
         self._heartbeat_due = False
@@ -342,6 +351,9 @@ class _Session(Generic[M]):
         """Handle messages until the stream ends."""
         async with asyncio.timeout(_WELCOME_LIMIT_S):
             welcome = await self._read_welcome(call)
+        # Before any action can come.
+        for model_id in self._held.keys() - set(welcome.keep):
+            self._drop(ModelId(model_id))
         self.data = ControllerSocket(self._config.controller_host, welcome, self._take)
         self.welcomed = True
         logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
@@ -424,7 +436,7 @@ class _Session(Generic[M]):
             case "model_drop":
                 model_id = ModelId(message.model_drop.model_id)
                 self._offers.withdraw(model_id)
-                self._lanes.remove_model(model_id)
+                self._drop(model_id)
             case "welcome" | "rejected" as kind:
                 raise ProtocolError(f"sent a second {kind!r}")
             case _:
@@ -435,7 +447,16 @@ class _Session(Generic[M]):
                         self._config.controller,
                     )
 
+    def _hold(self, model: M, offer_digest: bytes) -> None:
+        self._held[model.model_id] = offer_digest, model
+        self._lanes.add_model(model)
+
+    def _drop(self, model_id: ModelId) -> None:
+        self._held.pop(model_id, None)
+        self._lanes.remove_model(model_id)
+
     def _register(self) -> pb.Register:
+        resident = set(self._lanes.resident())
         return pb.Register(
             protocol_version=wire.PROTOCOL_VERSION,
             worker_id=self._config.name,
@@ -447,6 +468,14 @@ class _Session(Generic[M]):
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
+            held=[
+                pb.Held(
+                    ready=encode_ready(model),
+                    offer_digest=digest,
+                    resident=model_id in resident,
+                )
+                for model_id, (digest, model) in self._held.items()
+            ],
         )
 
 
