@@ -43,6 +43,7 @@ from clockwright.frames import (
     encode_withdrawal,
     mapped_number,
 )
+from clockwright.leadership import Term
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import (
     DURATION_NS_MAX,
@@ -139,6 +140,8 @@ class WorkerLink:
     message_bytes_max: int
     #: Where large tensors lie for workers of this host.
     slabs: Slabs
+    #: The controller's, which orders carry; 0: they carry none.
+    generation: int = 0
     #: Told when the worker has mapped memory, and of its outputs' memory when the worker is gone.
     shared: Callable[[WorkerLink], object] = lambda _: None
     unshared: Callable[[Arena], object] = lambda _: None
@@ -220,7 +223,16 @@ class WorkerLink:
             header_bytes = PLAIN_HEADER_BYTES + LENGTH_BYTES * len(action.rows) * len(row_bytes)
             if header_bytes > reader.header_bytes_max:
                 reader.header_bytes_max = header_bytes
-        data.send(encode_action(action, payload, places=places, room=room, shift_ns=offset_ns))
+        data.send(
+            encode_action(
+                action,
+                payload,
+                places=places,
+                room=room,
+                shift_ns=offset_ns,
+                generation=self.generation,
+            )
+        )
 
     def _places(self, payload: Sequence[Buffer]) -> Sequence[int]:
         """Find the tensors that the worker can read where they are; empty: there is none."""
@@ -246,7 +258,7 @@ class WorkerLink:
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
         assert self._data is not None
-        self._data.send(encode_withdrawal(action_id))
+        self._data.send(encode_withdrawal(action_id, generation=self.generation))
 
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
@@ -728,12 +740,14 @@ class WorkerLinks:
         *,
         message_bytes_max: int,
         slabs: Slabs,
+        term: Term = Term(),  # noqa: B008  it is frozen
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
         self._slabs = slabs
+        self._term = term
         #: Where workers, and fronts, come for their second connection.
         self.listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
@@ -820,6 +834,7 @@ class WorkerLinks:
             context,
             self._message_bytes_max,
             self._slabs,
+            self._term.generation if register.takes_generations else 0,
             self._worker_shares,
             self._worker_is_gone,
         )
@@ -895,6 +910,8 @@ class WorkerLinks:
             socket_path=self.listener.path,
             socket_port=self.listener.port,
             token=token,
+            lineage=self._term.lineage,
+            generation=self._term.generation,
             keep=[held.ready.model_id for held in link.keeps],
         )
         await link.context.write(pb.ToWorker(welcome=welcome).SerializeToString())
@@ -1055,8 +1072,7 @@ def _offer(model: Entry) -> pb.ModelOffer:
         ],
         batch_sizes=folder.settings.batch_sizes,
         fixed_dimensions=[
-            pb.Dimension(name=name, size=size)
-            for name, size in folder.settings.dimensions.items()
+            pb.Dimension(name=name, size=size) for name, size in folder.settings.dimensions.items()
         ],
         # Not the id: generations and copies of a model cost the same.
         profile=folder.settings.profile or folder.name,

@@ -31,6 +31,8 @@ from clockwright.actions import Action
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.frames import Withdrawal
+from clockwright.leader_search import LeaderSearch
+from clockwright.leadership import Fence, Term, host_of
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
@@ -70,6 +72,10 @@ _STEP_LOOK_S = 0.02
 _CLOCK_SAMPLES = 64
 
 
+def _open_channel(address: str) -> Any:  # noqa: ANN401  grpc.aio's
+    return aio.insecure_channel(address, options=_OPTIONS)
+
+
 class _End(enum.Enum):
     """How a stream ended."""
 
@@ -89,6 +95,8 @@ class ControllerLink(Generic[M]):
         self._session: _Session[M] | None = None
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
+        #: Keeps orders out of controllers that others have followed.
+        self._fence = Fence()
         #: Models that are ready since whichever stream, and the digests of their offers.
         self._held: dict[ModelId, tuple[bytes, M]] = {}
         self._health: GpuHealth | None = None
@@ -112,40 +120,64 @@ class ControllerLink(Generic[M]):
             watching = asyncio.create_task(self._device.watch(self._on_health))
         lost_s = time.monotonic()
         try:
-            while not self._leaving.is_set():
-                session = self._session = _Session(
-                    self._config, self._device, self._files, self._lanes, self._held, self._leaving
-                )
-                if self._health is not None:
-                    session.tell_health(self._health)
-                try:
-                    end = await session.run()
-                finally:
-                    self._session = None
-                    if not self._lanes.drop_actions():
-                        self._held.clear()
-                await self._let_steps_end()
-                if end is _End.DRAINED:
-                    logger.info("drained: leaving")
-                    return
-                if session.welcomed:
-                    lost_s = time.monotonic()
-                    self._lost_told = False
-                if not self._lost_told:
-                    self._lost_told = True
-                    logger.warning(
-                        "controller %s: %s; trying again", self._config.controller, session.problem
-                    )
-                pause_s = _PAUSE_PART * (time.monotonic() - lost_s)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(max(pause_s, _PAUSE_S), _PAUSE_S_MAX)):
-                        await self._leaving.wait()
+            async with LeaderSearch(self._config.controllers, _open_channel) as search:
+                while not self._leaving.is_set():
+                    address = await search.find()
+                    problem = "none leads"
+                    if address is not None:
+                        session = await self._serve(search, address)
+                        if session.end is _End.DRAINED:
+                            logger.info("drained: leaving")
+                            return
+                        if session.welcomed:
+                            lost_s = time.monotonic()
+                            self._lost_told = False
+                        problem = session.problem
+                    if not self._lost_told:
+                        self._lost_told = True
+                        name = address or self._config.controller
+                        logger.warning("controller %s: %s; trying again", name, problem)
+                    pause_s = _PAUSE_PART * (time.monotonic() - lost_s)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(max(pause_s, _PAUSE_S), _PAUSE_S_MAX)):
+                            await self._leaving.wait()
         finally:
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
             if not self._hangs:
                 await asyncio.to_thread(self._lanes.stop)
+
+    async def _serve(self, search: LeaderSearch, address: str) -> _Session[M]:
+        """Serve a controller until its stream ends, or another leads."""
+        session = self._session = _Session(
+            self._config,
+            address,
+            self._device,
+            self._files,
+            self._lanes,
+            self._held,
+            self._fence,
+            self._leaving,
+        )
+        if self._health is not None:
+            session.tell_health(self._health)
+        watching = asyncio.create_task(self._watch(search, session))
+        try:
+            await session.run()
+        finally:
+            self._session = None
+            watching.cancel()
+            await asyncio.wait([watching])
+            if not self._lanes.drop_actions():
+                self._held.clear()
+        await self._let_steps_end()
+        return session
+
+    async def _watch(self, search: LeaderSearch, session: _Session[M]) -> None:
+        """End a session when another controller leads, whatever this one does or says."""
+        successor, term = await search.wait_for_successor(session.address, lambda: session.term)
+        session.give_way(f"controller {successor} leads now", term)
 
     async def _let_steps_end(self) -> None:
         """Wait for steps that still run when nobody waits for their results any more.
@@ -190,13 +222,22 @@ class _Session(Generic[M]):
     def __init__(
         self,
         config: WorkerConfig,
+        address: str,
         device: Device[M],
         files: FileStore,
         lanes: LaneThreads[M],
         held: dict[ModelId, tuple[bytes, M]],
+        fence: Fence,
         leaving: asyncio.Event,
     ) -> None:
         self._config = config
+        #: The controller that is dialled.
+        self.address = address
+        #: Its generation, once it has said so.
+        self.term: Term | None = None
+        self._fence = fence
+        #: Set when another controller leads.
+        self._given_way: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._device = device
         self._lanes = lanes
         self._held = held
@@ -212,7 +253,7 @@ class _Session(Generic[M]):
         self._heard_ns = 0
         #: Heartbeat intervals since the controller's last message.
         self._silent_ticks = 0
-        self._end = _End.LOST
+        self.end = _End.LOST
         self._unknown_told = False
         self._given_up = False
         self.welcomed = False
@@ -221,20 +262,21 @@ class _Session(Generic[M]):
         #: Why the stream ended, in words.
         self.problem = "closed the stream"
 
-    async def run(self) -> _End:
-        """Serve until the stream ends.
+    async def run(self) -> None:
+        """Serve until the stream ends; `end` and `problem` tell how it did.
 
         Raises:
             ConfigError: the controller rejected this worker.
         """
         self._send(pb.FromWorker(register=self._register()))
-        async with aio.insecure_channel(self._config.controller, options=_OPTIONS) as channel:
+        async with _open_channel(self.address) as channel:
             call = channel.stream_stream(wire.ATTACH_METHOD)()
             tasks = [
                 asyncio.create_task(self._write(call)),
                 asyncio.create_task(self._read(call)),
                 asyncio.create_task(self._ask_to_leave()),
                 asyncio.create_task(self._offers.run()),
+                asyncio.create_task(self._wait_for_successor()),
             ]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -249,7 +291,6 @@ class _Session(Generic[M]):
                     self.data.close()
                     # Its thread may run a step; nothing of this stream is submitted to the next.
                     await asyncio.wait([self.data.over], timeout=_PART_LIMIT_S)
-        return self._end
 
     def _conclude(self, task: asyncio.Task[None]) -> None:
         """Note why a task ended; only a rejection goes further up."""
@@ -267,6 +308,17 @@ class _Session(Generic[M]):
             # Our own bug. The stream starts afresh, and people get to see it.
             logger.exception("the stream failed")
             self.problem = f"{type(error).__name__}: {error}"
+
+    def give_way(self, reason: str, successor: Term) -> None:
+        """End the stream now: another controller leads, and this one's orders are of no account any more."""
+        self._fence.admits(successor)
+        if self.data is not None and self.term is not None:
+            self.data.oldest = max(self.term.generation + 1, successor.generation)
+        if not self._given_way.done():
+            self._given_way.set_result(reason)
+
+    async def _wait_for_successor(self) -> None:
+        raise ProtocolError(await self._given_way)
 
     def give_up(self, reason: str) -> None:
         """End the stream once what was queued is sent: the device is lost."""
@@ -338,7 +390,7 @@ class _Session(Generic[M]):
 
     async def _ask_to_leave(self) -> None:
         await self._leaving.wait()
-        self._end = _End.DRAINED
+        self.end = _End.DRAINED
         if self.welcomed:
             logger.info("asking the controller to be drained")
             self._send(pb.FromWorker(drain=pb.Drain(reason="the worker was told to stop")))
@@ -351,12 +403,19 @@ class _Session(Generic[M]):
         """Handle messages until the stream ends."""
         async with asyncio.timeout(_WELCOME_LIMIT_S):
             welcome = await self._read_welcome(call)
+        term = Term(welcome.lineage, welcome.generation)
+        if not self._fence.admits(term):
+            raise ProtocolError(
+                f"it leads in generation {term.generation}, and "
+                f"another has followed it in {self._fence.newest.generation}"
+            )
+        self.term = term
         # Before any action can come.
         for model_id in self._held.keys() - set(welcome.keep):
             self._drop(ModelId(model_id))
-        self.data = ControllerSocket(self._config.controller_host, welcome, self._take)
+        self.data = ControllerSocket(host_of(self.address), welcome, self._take)
         self.welcomed = True
-        logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
+        logger.info("attached to controller %s as %s", self.address, self._config.name)
         beat = asyncio.create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.silence_limit_ms)
         )
@@ -399,8 +458,7 @@ class _Session(Generic[M]):
         kind = message.WhichOneof("kind")
         if kind == "rejected":
             raise ConfigError(
-                f"controller {self._config.controller} rejected this worker: "
-                f"{message.rejected.reason}"
+                f"controller {self.address} rejected this worker: {message.rejected.reason}"
             )
         if kind != "welcome":
             raise ProtocolError(f"sent {kind!r} first, expected 'welcome'")
@@ -421,7 +479,7 @@ class _Session(Generic[M]):
             self._silent_ticks = 0
             for message, payload in _decode_all(data):
                 if message.WhichOneof("kind") == "drain":
-                    self._end = _End.DRAINED
+                    self.end = _End.DRAINED
                     return
                 self._handle(message, payload)
 
@@ -444,7 +502,7 @@ class _Session(Generic[M]):
                     self._unknown_told = True
                     logger.warning(
                         "controller %s sent a message of an unknown kind: ignored",
-                        self._config.controller,
+                        self.address,
                     )
 
     def _hold(self, model: M, offer_digest: bytes) -> None:
@@ -468,6 +526,7 @@ class _Session(Generic[M]):
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
+            takes_generations=True,
             held=[
                 pb.Held(
                     ready=encode_ready(model),

@@ -53,16 +53,20 @@ def deployment(tmp_path: Path) -> Iterator[Deployment]:
 
 
 def test_x(deployment):
-    r=deployment.ask(); print(r)
-    t=time.monotonic()
+    r = deployment.ask()
+    print(r)
+    t = time.monotonic()
     deployment.controller.kill()
     deployment.start_again()
-    print('listening', time.monotonic()-t)
+    print("listening", time.monotonic() - t)
     while 1:
         try:
-            r=deployment.ask(); break
-        except Exception as e: print(time.monotonic()-t, repr(e)); time.sleep(.02)
-    print('served', time.monotonic()-t, r)
+            r = deployment.ask()
+            break
+        except Exception as e:
+            print(time.monotonic() - t, repr(e))
+            time.sleep(0.02)
+    print("served", time.monotonic() - t, r)
     with Operator(deployment.address) as op:
         print(op.workers())
     assert 0
