@@ -42,6 +42,9 @@ worker's link on the right; its result comes in by the same link, becomes an eve
 command that follows from it tells whoever waits for the request. The answer is checked against its deadline once
 more on its way out, because the way out takes time too.
 
+Who calls, and may he? `access` says so to every door: callers' keys, certificates and tokens in, a caller with
+roles and a tenant out. It stands below `front`, asks nobody, and reads its files again when they change.
+
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 
 Fronts that are processes of their own (`front_process`) take the left column's top with them: `front.remote`

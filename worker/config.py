@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clockwright.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.leadership import parse_addresses
 from clockwright.units import PAGE_BYTES
@@ -32,6 +33,8 @@ class WorkerConfig:
 
     #: The controller's address, HOST:PORT, or those of several with commas between: one of them leads.
     controller: str
+    #: What it shows there, which is a token or a certificate where strangers may not join.
+    access: Access = field(default_factory=Access)
     #: `cpu`, `cuda:N`, `modelled:PROFILE` or `container:FOLDER`; in tests also `torch:cpu`, which is
     #: the GPU's code on the processor.
     device: str = "cpu"

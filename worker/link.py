@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import os
 import socket
@@ -29,6 +30,7 @@ from google.protobuf.message import DecodeError
 from clockwright import __version__, wire
 from clockwright.actions import Action
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
+from clockwright.channel import Access
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.frames import Withdrawal
 from clockwright.leader_search import LeaderSearch
@@ -60,6 +62,8 @@ _OPTIONS = [
 # Between attempts to reach a controller: a part of the time for which there has been none. So one that starts
 # again finds its workers at once, and one that is gone for long is left in peace.
 _PAUSE_PART, _PAUSE_S, _PAUSE_S_MAX = 0.1, 0.05, 2.0
+# Different reasons for which a controller is not there that are logged until it is.
+_PROBLEMS_TOLD = 4
 # The controller answers a Register at once; a peer that does not is no controller.
 _WELCOME_LIMIT_S = 10.0
 # How long the controller may take to end the stream after our last message.
@@ -72,8 +76,8 @@ _STEP_LOOK_S = 0.02
 _CLOCK_SAMPLES = 64
 
 
-def _open_channel(address: str) -> Any:  # noqa: ANN401  grpc.aio's
-    return aio.insecure_channel(address, options=_OPTIONS)
+def _open_channel(access: Access, address: str) -> Any:  # noqa: ANN401  grpc.aio's
+    return access.async_channel(address, options=_OPTIONS)
 
 
 class _End(enum.Enum):
@@ -94,11 +98,12 @@ class ControllerLink(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
-        self._lost_told = False
         #: Keeps orders out of controllers that others have followed.
         self._fence = Fence()
         #: Models that are ready since whichever stream, and the digests of their offers.
         self._held: dict[ModelId, tuple[bytes, M]] = {}
+        # Why there is no controller, in the words that were logged.
+        self._told: set[str] = set()
         self._health: GpuHealth | None = None
         #: A step never ends, so its lane's thread can never be joined.
         self._hangs = False
@@ -120,7 +125,8 @@ class ControllerLink(Generic[M]):
             watching = asyncio.create_task(self._device.watch(self._on_health))
         lost_s = time.monotonic()
         try:
-            async with LeaderSearch(self._config.controllers, _open_channel) as search:
+            dial = functools.partial(_open_channel, self._config.access)
+            async with LeaderSearch(self._config.controllers, dial) as search:
                 while not self._leaving.is_set():
                     address = await search.find()
                     problem = "none leads"
@@ -131,10 +137,12 @@ class ControllerLink(Generic[M]):
                             return
                         if session.welcomed:
                             lost_s = time.monotonic()
-                            self._lost_told = False
+                            self._told.clear()
                         problem = session.problem
-                    if not self._lost_told:
-                        self._lost_told = True
+                    # gRPC has no words of its own for a controller that ends the stream while the worker still
+                    # writes: then the reason comes with another attempt.
+                    if problem not in self._told and len(self._told) < _PROBLEMS_TOLD:
+                        self._told.add(problem)
                         name = address or self._config.controller
                         logger.warning("controller %s: %s; trying again", name, problem)
                     pause_s = _PAUSE_PART * (time.monotonic() - lost_s)
@@ -269,8 +277,9 @@ class _Session(Generic[M]):
             ConfigError: the controller rejected this worker.
         """
         self._send(pb.FromWorker(register=self._register()))
-        async with _open_channel(self.address) as channel:
-            call = channel.stream_stream(wire.ATTACH_METHOD)()
+        access = self._config.access
+        async with _open_channel(access, self.address) as channel:
+            call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=access.metadata)
             tasks = [
                 asyncio.create_task(self._write(call)),
                 asyncio.create_task(self._read(call)),

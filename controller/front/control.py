@@ -23,6 +23,7 @@ from clockwright.errors import (
 from clockwright.foreign import check_name_length
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
+from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
 from controller.front.methods import unary
@@ -295,7 +296,9 @@ class ControlService:
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
         response = pb.FeedbackResponse()
-        for index, result in enumerate(await self._applications.feedback(items), 1):
+        for index, result in enumerate(
+            await self._applications.feedback(items, asker=CALLER.get().owner), 1
+        ):
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
             response.outcomes.add(

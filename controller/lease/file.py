@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Final
 
 from clockwright.errors import StoreError
+from clockwright.units import NS_PER_S
 from controller.lease.lease import LEASE_NS, Record
 from controller.lease.stores import Found, decode, encode
-from clockwright.units import NS_PER_S
 
 log = logging.getLogger(__name__)
 
