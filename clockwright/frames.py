@@ -360,11 +360,14 @@ def decode_order(
         order = _decode_order(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no action: {error}") from None
-    if oldest and not isinstance(order, MemoryOffer | FurtherMemory | ForgetMemory):
-        if order.generation < oldest:
-            raise ProtocolError(
-                f"action {order.action_id} is of generation {order.generation}, expected {oldest} or later"
-            )
+    if (
+        oldest
+        and not isinstance(order, MemoryOffer | FurtherMemory | ForgetMemory)
+        and order.generation < oldest
+    ):
+        raise ProtocolError(
+            f"action {order.action_id} is of generation {order.generation}, expected {oldest} or later"
+        )
     if isinstance(order, _Infer):
         infer = Infer(
             action_id=ActionId(order.action_id),

@@ -24,13 +24,20 @@ _LIMIT_S = 1.0
 class LeaderSearch:
     """Knows the controllers' addresses, and holds a channel to each while there are several."""
 
-    def __init__(self, addresses: Sequence[str], open_channel: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        open_channel: Callable[[str], Any],
+        shown: Sequence[tuple[str, str]] = (),
+    ) -> None:
         """Ask nobody yet.
 
         Args:
             addresses: HOST:PORT of each. A single one is dialled without being asked.
             open_channel: makes grpc.aio's channel to one.
+            shown: headers by which they know who asks.
         """
+        self._shown = tuple(shown)
         self._leaders = Leaders(addresses)
         self._open_channel = open_channel
         self._asks: dict[str, Callable[..., Any]] = {}
@@ -100,7 +107,9 @@ class LeaderSearch:
 
     async def _ask(self, address: str) -> None:
         try:
-            answer = await self._asks[address](pb.GetTermRequest(), timeout=_LIMIT_S)
+            answer = await self._asks[address](
+                pb.GetTermRequest(), timeout=_LIMIT_S, metadata=self._shown
+            )
         except grpc.aio.AioRpcError as error:
             # One of an earlier version does not know the question: it leads, in no generation.
             is_old = error.code() is grpc.StatusCode.UNIMPLEMENTED

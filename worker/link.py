@@ -125,8 +125,9 @@ class ControllerLink(Generic[M]):
             watching = asyncio.create_task(self._device.watch(self._on_health))
         lost_s = time.monotonic()
         try:
-            dial = functools.partial(_open_channel, self._config.access)
-            async with LeaderSearch(self._config.controllers, dial) as search:
+            access = self._config.access
+            dial = functools.partial(_open_channel, access)
+            async with LeaderSearch(self._config.controllers, dial, access.metadata) as search:
                 while not self._leaving.is_set():
                     address = await search.find()
                     problem = "none leads"

@@ -54,7 +54,8 @@ class LeaseKeeper:
 
     async def take(self) -> Term:
         """Stand by until this controller leads."""
-        while await self._step() is not Role.LEADING:
+        # Others change the record, in other processes.
+        while await self._step() is not Role.LEADING:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_NS / NS_PER_S)
         return self.term
 
