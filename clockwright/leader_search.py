@@ -15,6 +15,14 @@ from clockwright.v1 import leadership_pb2 as pb
 
 METHOD = "/clockwright.v1.LeadershipService/GetTerm"
 
+#: Of the channels that are asked by: a controller that starts again is found as soon as it listens.
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # This one is how long an attempt may take.
+    ("grpc.min_reconnect_backoff_ms", 2000),
+)
+
 # Between two questions; a part of what it costs that a leader is followed by another.
 _PAUSE_S = 0.1
 # A controller that leads answers sooner.
@@ -34,7 +42,7 @@ class LeaderSearch:
 
         Args:
             addresses: HOST:PORT of each. A single one is dialled without being asked.
-            open_channel: makes grpc.aio's channel to one.
+            open_channel: makes grpc.aio's channel to one, with `OPTIONS`.
             shown: headers by which they know who asks.
         """
         self._shown = tuple(shown)
@@ -93,6 +101,8 @@ class LeaderSearch:
 
     async def _ask_all(self, wanted: Callable[[], str | None]) -> str | None:
         """Ask at all addresses, until it is known who is wanted or all have answered."""
+        # What was said before may hold no more.
+        self._leaders = Leaders(self._leaders.addresses)
         asking = {asyncio.create_task(self._ask(address)) for address in self._asks}
         waiting = asking
         try:

@@ -27,7 +27,7 @@ from typing import Any, Generic
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from clockwright import __version__, wire
+from clockwright import __version__, leader_search, wire
 from clockwright.actions import Action
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.channel import Access
@@ -58,6 +58,7 @@ _OPTIONS = [
     # No keepalive: our heartbeats show more, that the other side's event loop turns.
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
+    *leader_search.OPTIONS,
 ]
 # Between attempts to reach a controller: a part of the time for which there has been none. So one that starts
 # again finds its workers at once, and one that is gone for long is left in peace.

@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from clockwright import wire
+from clockwright import leader_search, wire
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.channel import OPTIONS, Access
 from clockwright.data_socket import dial, prepare
@@ -56,6 +56,7 @@ _CHANNEL_OPTIONS = (
     *OPTIONS,
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
+    *leader_search.OPTIONS,
 )
 
 # A controller that is there answers sooner.
