@@ -8,17 +8,15 @@ import os
 import resource
 import signal
 import socket
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
-from clockwright.errors import ConfigError, ModelError
+from clockwright.errors import ConfigError, ModelError, StoreError
 from clockwright.leadership import Term
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
@@ -39,13 +37,15 @@ from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.stores import open_store
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
+from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
-from controller.spool import Spool
 from controller.standby import standing_by as standing_by_at
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
+from controller.uploads import Uploads
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Controller:
         applications: Applications,
         slabs: Slabs,
         guard: Guard,
+        state: StateFile,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -79,6 +80,7 @@ class Controller:
         self.applications = applications
         self.slabs = slabs
         self.guard = guard
+        self.state = state
 
     async def drain(self, limit_s: float, *, notice_s: float) -> None:
         """Be ready no more, then admit nothing more, finish what is admitted, and leave workers and fronts waiting.
@@ -124,10 +126,16 @@ async def running(
             await writer.start()
             stack.push_async_callback(writer.close)
             telemetry.write_to(writer.add, writer.add)
-        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
-        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
+        folder = config.state_dir
+        state = StateFile(None if folder is None else folder / "state.sqlite")
+        stack.push_async_callback(state.close)
+        scratch = stack.enter_context(scratch_folder())
+        asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
+        uploads = Uploads(
+            (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
+        )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
-        catalogue = Catalogue(runtime, config.models_dir)
+        catalogue = Catalogue(runtime, config.models_dir, uploads)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -138,19 +146,19 @@ async def running(
             slabs=slabs,
             term=term,
         )
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         try:
-            links.listen(config.host, config.worker_port, sockets / "workers")
+            links.listen(config.host, config.worker_port, scratch / "workers")
         except OSError as error:
             where = f"port {config.worker_port} of {config.host}"
             raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error
         stack.callback(links.stop_listening)
-        if config.models_dir is not None:
-            try:
+        try:
+            await catalogue.restore()
+            if config.models_dir is not None:
                 await catalogue.scan()
-            except ModelError as error:
-                raise ConfigError(str(error)) from error
-        applications = Applications(runtime, catalogue, config.selection)
+        except (ModelError, OSError, StoreError) as error:
+            raise ConfigError(str(error)) from error
+        applications = Applications(runtime, catalogue, config.selection, state)
         stack.push_async_callback(applications.close)
         await applications.restore()
         door = Door(
@@ -209,7 +217,7 @@ async def running(
             applications,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
-            spool=spool,
+            uploads=uploads,
         )
         leadership = leadership_handler(lambda: None if runtime.draining else term)
         handlers = (*control.handlers(), links.handler(), fronts.handler(), leadership)
@@ -232,6 +240,7 @@ async def running(
             applications=applications,
             slabs=slabs,
             guard=guard,
+            state=state,
         )
 
 

@@ -116,6 +116,13 @@ class ControllerFlags(FrontFlags):
             "of models that are containers runs here."
         ),
     ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for added models, applications and what they learn. Unset: the user's state folder for "
+            "`controller`, and for `up` they are gone with the process."
+        ),
+    ] = None
     worker_port: Annotated[
         int,
         typer.Option(
@@ -127,7 +134,7 @@ class ControllerFlags(FrontFlags):
         str | None,
         typer.Option(
             metavar="FILE|URL",
-            help="For applications and what they learn: a file, or redis://HOST:PORT/DB; else gone with the process.",
+            help="For applications and what they learn, if not the state folder: a file, or redis://HOST:PORT/DB.",
         ),
     ] = None
     slo_ms: Annotated[
@@ -180,6 +187,7 @@ class ControllerFlags(FrontFlags):
             port=self.port,
             worker_port=self.worker_port,
             models_dir=self.models,
+            state_dir=self.state,
             telemetry_dir=self.telemetry,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
@@ -302,9 +310,12 @@ def controller(
 ) -> None:
     """Serve models with workers that are started elsewhere."""
     from clockwright.cli.local_workers import LocalWorkers
+    from controller.config import default_state_dir
     from controller.up import up as run_up
 
     log(verbose)
+    if flags.state is None:
+        flags = replace(flags, state=default_state_dir())
     config = replace(flags.config(host, scheduler), lease=lease, notice_s=notice_s)
     raise typer.Exit(run_up(config, LocalWorkers()))
 

@@ -15,6 +15,13 @@ from controller.core import SchedulerConfig
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
 
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/clockwright`, or `~/.local/state/clockwright`."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "clockwright"
+
+
 #: Servers of gRPC, for the same handlers.
 FRONTS = ("http2", "grpc")
 
@@ -87,6 +94,9 @@ class ControllerConfig:
     worker_port: int = 0
     #: One folder per model; None starts without models.
     models_dir: Path | None = None
+    #: Folder for what survives: models that were added, applications and what they have learned. Only one
+    #: controller at a time may use it. None: all of that goes with the process.
+    state_dir: Path | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     #: SLO of requests that name none, to models that have none.
     default_slo_ns: int = 100 * NS_PER_MS

@@ -7,10 +7,8 @@ import logging
 import os
 import secrets
 import signal
-import tempfile
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -25,6 +23,7 @@ from controller.app import run
 from controller.config import ControllerConfig
 from controller.local_fronts import LocalFronts
 from controller.preparation import Preparation
+from controller.scratch import scratch_folder
 
 _catalogue_log = logging.getLogger("controller.catalogue")
 
@@ -97,9 +96,9 @@ def up(
             # They end what is open, and take nothing new, while the controller still answers.
             fronts.tell_to_leave()
 
-    with tempfile.TemporaryDirectory(prefix="clockwright-") as folder:
+    with scratch_folder() as folder:
         # On a command line or in an environment others could read it.
-        token_file = Path(folder) / "token"
+        token_file = folder / "token"
         token_file.write_text(key)
         try:
             code = run(config, started=started, draining=draining, standing_by=standing_by)

@@ -55,6 +55,8 @@ def worker(
         engine=flags.engine,
         host_bytes=flags.host_mib * _MIB,
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
+        compile_bytes=None if flags.compile_memory_mib is None else flags.compile_memory_mib * _MIB,
+        compile_cpu_s=flags.compile_cpu_s,
         cores=() if flags.cores is None else parse_cores(flags.cores),
         threads=flags.threads,
     )

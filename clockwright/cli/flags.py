@@ -156,6 +156,15 @@ class WorkerFlags:
     cache_dir: Annotated[
         Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
     ] = None
+    compile_memory_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory for compiling a model; by default six times the arena, and 2048 for activations."
+        ),
+    ] = None
+    compile_cpu_s: Annotated[
+        float, typer.Option(help="Processor time for compiling a model, in seconds.")
+    ] = 300
     threads: Annotated[
         int | None,
         typer.Option(

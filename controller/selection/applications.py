@@ -38,6 +38,7 @@ from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
 from controller.selection.queries import Answered, Queries, row_id
 from controller.selection.stores import Store
+from controller.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,19 @@ class Applications:
     """All applications of a controller."""
 
     def __init__(
-        self, runtime: Runtime, catalogue: Catalogue, config: SelectionConfig | None = None
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        config: SelectionConfig | None = None,
+        state: StateFile | None = None,
     ) -> None:
         """Start empty; `restore` brings back the applications in the store.
+
+        Args:
+            runtime: asks the models.
+            catalogue: knows them.
+            config: the settings.
+            state: keeps the applications, unless the settings name another store.
 
         Raises:
             ConfigError: the store cannot be opened.
@@ -73,7 +84,7 @@ class Applications:
         config = config or SelectionConfig()
         self._catalogue = catalogue
         self._clock = runtime.clock
-        self._store = Store(config.store)
+        self._store = Store(config.store or state)
         self._states = ContextStates(self._store, capacity=config.contexts_max)
         self._journal = Journal(
             capacity=config.feedback_max, ttl_ns=round(config.feedback_ttl_s * NS_PER_S)

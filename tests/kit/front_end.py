@@ -40,8 +40,9 @@ from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
 from controller.slabs import Slabs
-from controller.spool import Spool
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
+from controller.uploads import Uploads
 from controller.worker_link import WorkerLinks
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
 
@@ -68,6 +69,7 @@ class FrontEnd:
     links: WorkerLinks
     slabs: Slabs
     regions: Regions
+    uploads: Uploads
     #: The address of the controller itself, where a front of its own has the other.
     controller: str = ""
     fronts: FrontLinks | None = None
@@ -98,7 +100,10 @@ async def controlling(
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.onnx").write_bytes(b"scripted")
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
-    catalogue = Catalogue(runtime, directory)
+    state = StateFile(None)
+    uploads = Uploads(directory / ".uploads", state, bytes_max=1 << 30)
+    catalogue = Catalogue(runtime, directory, uploads)
+    await catalogue.restore()
     slabs = Slabs(SLAB_BYTES)
     regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
@@ -108,9 +113,10 @@ async def controlling(
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions, uploads)
     finally:
         await applications.close()
+        await state.close()
         slabs.close()
 
 
@@ -173,7 +179,7 @@ async def serving(
             front_end.applications,
             policy="clockwork",
             default_slo_ns=100 * NS_PER_MS,
-            spool=Spool(directory, bytes_max=1 << 30),
+            uploads=front_end.uploads,
         )
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
