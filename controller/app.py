@@ -42,7 +42,7 @@ from controller.selection.applications import Applications
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
 from controller.standby import standing_by as standing_by_at
-from controller.state_file import StateFile
+from controller.state_file import StateFile, begin_term
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
 from controller.uploads import Uploads
@@ -113,7 +113,7 @@ async def running(
 
     Args:
         config: its settings.
-        term: the generation in which it leads; by default nobody follows it.
+        term: the generation in which it leads; by default the next of its state folder, if it has one.
 
     Raises:
         ConfigError: the port is taken, or a directory cannot be used.
@@ -129,6 +129,12 @@ async def running(
         folder = config.state_dir
         state = StateFile(None if folder is None else folder / "state.sqlite")
         stack.push_async_callback(state.close)
+        if folder is not None and not term.generation:
+            try:
+                term = await state.run(begin_term)
+            except StoreError as error:
+                # A full disk, perhaps. It serves all the same, and workers do not ask who was before.
+                log.warning("%s: this controller has no generation", error)
         scratch = stack.enter_context(scratch_folder())
         asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
         uploads = Uploads(
