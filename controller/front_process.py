@@ -105,7 +105,7 @@ async def serving(
             )
         InferenceService(backend, door=door, regions=regions).mount(server)
         forwarding = Forwarding(
-            lambda: backend.channel, config.joining.metadata, client_shm=regions is not None
+            backend.wait_for_channel, config.joining.metadata, client_shm=regions is not None
         )
         server.add_generic_rpc_handlers((forwarding,))
         try:

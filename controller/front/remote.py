@@ -119,6 +119,7 @@ class RemoteBackend:
         self.message_bytes_max = 0
         #: For calls that the controller answers itself; None: it is not there.
         self.channel: Any = None
+        self._reachable = asyncio.Event()
         #: Set when a controller is there for the first time.
         self.attached = asyncio.Event()
         self._controllers = parse_addresses(controller)
@@ -190,6 +191,13 @@ class RemoteBackend:
             return None
         slo_ns = self._slos_ns[name]
         return slo_ns if slo_ns is not None else self.default_slo_ns
+
+    async def wait_for_channel(self, limit_s: float) -> Any:  # noqa: ANN401  grpc.aio's
+        """The channel for calls that the controller answers itself; None: it was not there in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._reachable.wait()
+        return self.channel
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a refusal, for the controller to hear."""
@@ -509,6 +517,7 @@ class RemoteBackend:
         data.reader.header_bytes_max = HEADER_BYTES_MAX
         data.reader.payload_bytes_max = PAYLOAD_BYTES_MAX
         self._data, self.channel = data, channel
+        self._reachable.set()
         data.send_now([greeting(welcome.token)])
         arena = self._slabs.inputs
         if arena is not None and data.hands_over:
@@ -528,6 +537,7 @@ class RemoteBackend:
     def _detach(self) -> None:
         """The controller is gone: what is open is held."""
         self._data = self.channel = None
+        self._reachable.clear()
         self._recovering = self._recovering or self._joined
         self._joined = False
         self._clock_sync = ClockSync()
