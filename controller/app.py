@@ -119,8 +119,8 @@ async def running(
         ConfigError: the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
-        guard = Guard(config.access)
         telemetry = Telemetry(config.telemetry_capacity)
+        guard = Guard(config.access, count=telemetry.denied)
         if config.telemetry_dir is not None:
             writer = TelemetryWriter(config.telemetry_dir)
             await writer.start()
@@ -224,6 +224,8 @@ async def running(
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,
+            knows_callers=config.access.knows_callers,
+            has_tls=config.tls_certificate is not None,
         )
         leadership = leadership_handler(lambda: None if runtime.draining else term)
         handlers = (*control.handlers(), links.handler(), fronts.handler(), leadership)
