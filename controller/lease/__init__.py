@@ -14,5 +14,5 @@ that was given back, or whose holder is known to have ended, is taken at once.
 
 Generations go with every order to a worker, which obeys none older than the newest that it has heard of
 (`clockwright.leadership`). A leader that was stopped, and goes on without knowing how late it is, is harmless
-therefore; it finds that its time is over, and ends.
+therefore. It leads on if it can still renew the record, for then nobody else has led; else it ends.
 """

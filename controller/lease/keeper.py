@@ -65,10 +65,12 @@ class LeaseKeeper:
             now_ns = clock_ns()
             pause_ns = max(self._lease.next_look_ns() - now_ns, LOOK_NS)
             await asyncio.sleep(pause_ns / NS_PER_S)
-            if self._lease.check(clock_ns()) is Role.LEADING:
-                await self._step()
-            if self._lease.check(clock_ns()) is Role.LOST:
-                return self._problem or "the lease was not renewed in time, or is another's"
+            # One that was stopped, or starved, leads on where nobody has followed it meanwhile.
+            role = await self._step()
+            if role is Role.LOST:
+                return "another controller has taken the lease"
+            if role is Role.DOUBTFUL:
+                return self._problem or "the lease was not renewed in time"
 
     async def give_back(self) -> None:
         """Have the next one lead at once."""

@@ -41,7 +41,10 @@ class Role(enum.Enum):
 
     STANDBY = "standby"
     LEADING = "leading"
-    #: It has led, and others may lead now: it may do nothing more.
+    #: It has led, and others may lead now: it may do nothing before a renewal has succeeded, which shows that nobody
+    #: else has led meanwhile.
+    DOUBTFUL = "doubtful"
+    #: Another has led since.
     LOST = "lost"
 
 
@@ -76,7 +79,7 @@ class Lease:
     def check(self, now_ns: int) -> Role:
         """Say what this controller may do now: time alone can end its lead."""
         if self.role is Role.LEADING and now_ns >= self._until_ns:
-            self.role = Role.LOST
+            self.role = Role.DOUBTFUL
         return self.role
 
     def next_look_ns(self) -> int:
@@ -94,7 +97,7 @@ class Lease:
             has_ended: its holder runs no more, as somebody knows for sure.
         """
         match self.check(now_ns):
-            case Role.LEADING:
+            case Role.LEADING | Role.DOUBTFUL:
                 return self._renewal(found)
             case Role.STANDBY:
                 return self._claim(found, now_ns, has_ended)
@@ -134,7 +137,8 @@ class Lease:
 
     def give_back(self, found: Record | None) -> Record | None:
         """Lead no more; returns what to put in place of the record that was found, None: nothing."""
-        led, self.role = self.role is Role.LEADING, Role.LOST
+        led = self.role in (Role.LEADING, Role.DOUBTFUL)
+        self.role = Role.LOST
         if not led or found is None or found not in (self._seen, self._tried):
             return None
         return replace(found, released=True)

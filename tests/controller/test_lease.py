@@ -49,7 +49,7 @@ def test_a_leader_that_does_not_renew_has_lost_before_another_may_lead() -> None
     assert standby.propose(FIRST, now_ns=0) is None
     assert lease.check(HELD_NS - 1) is Role.LEADING
     assert standby.propose(FIRST, now_ns=LEASE_NS - 1) is None
-    assert lease.check(HELD_NS) is Role.LOST
+    assert lease.check(HELD_NS) is Role.DOUBTFUL
     assert standby.propose(FIRST, now_ns=LEASE_NS) == Record(Term("l", 2), "b")
 
 
@@ -73,7 +73,19 @@ def test_a_renewal_of_which_nobody_knows_whether_it_succeeded_is_recognised() ->
     for found in (tried, FIRST):
         again = lease.propose(found, now_ns=2 * RENEW_NS)
         assert again == Record(FIRST.term, "a", found.renewals + 1)
-    assert lease.check(HELD_NS) is Role.LOST  # it was never told that one stands
+    assert lease.check(HELD_NS) is Role.DOUBTFUL  # it was never told that one stands
+
+
+def test_a_leader_that_was_stopped_leads_on_where_nobody_has_followed_it() -> None:
+    lease, late_ns = leading(), 100 * LEASE_NS
+    assert lease.check(late_ns) is Role.DOUBTFUL
+    renewed = lease.propose(FIRST, now_ns=late_ns)
+    assert renewed == Record(FIRST.term, "a", 1)
+    lease.put(renewed, asked_ns=late_ns)
+    assert lease.check(late_ns) is Role.LEADING
+    lease.check(2 * late_ns)
+    assert lease.propose(Record(Term("l", 2), "b"), now_ns=2 * late_ns) is None
+    assert lease.role is Role.LOST
 
 
 @pytest.mark.parametrize("found", [None, Record(Term("l", 2), "b")])
