@@ -15,7 +15,7 @@ from clockwright.v1 import leadership_pb2 as pb
 
 METHOD = "/clockwright.v1.LeadershipService/GetTerm"
 
-#: Of the channels that are asked by: a controller that starts again is found as soon as it listens.
+#: Options of the channels by which it is asked: a controller that starts again is found as soon as it listens.
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 200),

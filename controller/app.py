@@ -34,7 +34,7 @@ from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
-from controller.lease.stores import open_store
+from controller.lease.places import open_store
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder

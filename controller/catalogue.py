@@ -83,7 +83,7 @@ class Entry:
     disagreeing: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
-    #: Of what workers are offered; empty until somebody needed it.
+    #: A digest of what workers are offered; empty until somebody needed it.
     offer_digest: bytes = b""
     #: What brought its files; None: they are not ours.
     upload: Upload | None = None

@@ -82,7 +82,7 @@ class Setting:
 
 
 @dataclass(slots=True)
-class Asked:
+class Inquiry:
     """One request, and what became of it."""
 
     kind: str
@@ -109,11 +109,11 @@ class Asked:
         return self.end == "OK" and late_s > self.stood_s - self.stood_before_s
 
 
-class Client:
+class StreamClient:
     """Asks at a rate by a stream per front, until it is told to stop."""
 
     def __init__(self, fronts: Sequence[str], rate: float) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[Inquiry] = []
         self._rate = rate
         self._queues: dict[str, asyncio.Queue[int]] = {front: asyncio.Queue() for front in fronts}
         self._stopped = asyncio.Event()
@@ -178,7 +178,7 @@ class Client:
             now_s = time.monotonic()
             while begin_s + number / self._rate <= now_s:
                 kind = ("short", "long")[number % 2]
-                self.asked.append(Asked(kind, now_s, stood_before_s=self._stood_s))
+                self.asked.append(Inquiry(kind, now_s, stood_before_s=self._stood_s))
                 self._put(number)
                 number += 1
             await asyncio.sleep(1 / self._rate)
@@ -234,13 +234,13 @@ class Client:
         words = message.error_message
         self._end(self.asked[number], words.partition(":")[0] if words else "OK")
 
-    def _end(self, asked: Asked, end: str) -> None:
+    def _end(self, asked: Inquiry, end: str) -> None:
         asked.num_ends += 1
         if asked.num_ends == 1:
             asked.end, asked.done_s, asked.stood_s = end, time.monotonic(), self._stood_s
 
 
-def account(asked: Sequence[Asked]) -> dict[str, float]:
+def account(asked: Sequence[Inquiry]) -> dict[str, float]:
     """Count what a client saw."""
     return {
         "requests": len(asked),
@@ -288,7 +288,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the process that was started last."""
+        """Its number, of the process that was started last."""
         assert self.popen is not None
         return self.popen.pid
 
@@ -404,11 +404,11 @@ async def _says_ready(ready: Callable[[bytes], Any]) -> bool:
 
 
 async def _loaded(
-    deployment: Deployment, setting: Setting, play: Callable[[Client], Any]
-) -> Client:
+    deployment: Deployment, setting: Setting, play: Callable[[StreamClient], Any]
+) -> StreamClient:
     """Play something under load."""
     await deployment.until_ready()
-    client = Client([front.address for front in deployment.fronts], setting.rate)
+    client = StreamClient([front.address for front in deployment.fronts], setting.rate)
     running = asyncio.create_task(client.run())
     try:
         await client.calm()
@@ -428,7 +428,7 @@ def faults(setting: Setting, folder: Path) -> dict[str, float]:
     takeovers: dict[str, list[float]] = {"killed": [], "stopped": []}
     ended: list[int] = []
 
-    async def play(client: Client, deployment: Deployment) -> None:
+    async def play(client: StreamClient, deployment: Deployment) -> None:
         for _ in range(setting.times):
             for target in setting.targets:
                 for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -457,7 +457,7 @@ def faults(setting: Setting, folder: Path) -> dict[str, float]:
     return figures
 
 
-async def _fault(client: Client, deployment: Deployment, target: str, number: int) -> float:
+async def _fault(client: StreamClient, deployment: Deployment, target: str, number: int) -> float:
     """Do one thing to one process, and put things right; gives the time until an answer came."""
     if target == "writer":
         pid = deployment.writer()
@@ -501,7 +501,7 @@ def back(setting: Setting, folder: Path) -> dict[str, float]:
     """Kill the only controller, and start it again at once."""
     took_s: list[float] = []
 
-    async def play(client: Client, deployment: Deployment) -> None:
+    async def play(client: StreamClient, deployment: Deployment) -> None:
         controller = deployment.controllers[0]
         for _ in range(setting.times):
             controller.send(signal.SIGKILL)
@@ -530,7 +530,7 @@ def upgrade(setting: Setting, folder: Path) -> dict[str, float]:
     """Replace every process of an earlier revision, one at a time."""
     source = _source_of(setting.previous, folder / "previous")
 
-    async def play(client: Client, deployment: Deployment) -> None:
+    async def play(client: StreamClient, deployment: Deployment) -> None:
         # Fronts hold requests and workers wait while one controller follows the other.
         old = deployment.controllers.pop()
         old.send(signal.SIGTERM)

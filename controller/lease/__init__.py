@@ -1,7 +1,8 @@
 """The lease: of several controllers that serve the same workers, one leads, and the others stand by.
 
     lease     who leads, and until when; no I/O and no clock
-    stores    what a place for the record has to do, and the place that a setting names
+    stores    what a place for the record has to do
+    places    the place that a setting names
     file      the record is a file, for controllers of one host
     etcd      the record is a key of etcd, for controllers anywhere
     keeper    looks at the record at its times, renews it, gives it back

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from clockwright.errors import ConfigError, StoreError
-from controller.lease.lease import Record
+from controller.lease.lease import LeaseRecord
 from controller.lease.stores import EXPECTED, Found, decode, encode
 
 # A member that takes longer is passed over. With several, all are asked within a lease.
 _LIMIT_S: Final = 0.7
 
 
-class EtcdStore:
+class LeaseKey:
     """A record under a key."""
 
     def __init__(self, endpoints: Sequence[str], key: str) -> None:
@@ -56,7 +56,7 @@ class EtcdStore:
             raise StoreError(f"lease {self._where}: {error!r} in its answer") from error
         return Found(decode(value, where=self._where), revision=revision)
 
-    def swap(self, found: Found, record: Record) -> bool:
+    def swap(self, found: Found, record: LeaseRecord) -> bool:
         """Do what `LeaseStore` says."""
         unchanged = {
             "key": self._key,

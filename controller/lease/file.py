@@ -23,7 +23,7 @@ from typing import Final
 
 from clockwright.errors import StoreError
 from clockwright.units import NS_PER_S
-from controller.lease.lease import LEASE_NS, Record
+from controller.lease.lease import LEASE_NS, LeaseRecord
 from controller.lease.stores import Found, decode, encode
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _TURN_LIMIT_S: Final = LEASE_NS / NS_PER_S
 _END_LIMIT_S: Final = 5.0
 
 
-class FileStore:
+class LeaseFile:
     """A record in a file.
 
     The locks are the process's: there is one store of a file in a process.
@@ -60,7 +60,7 @@ class FileStore:
             )
             return Found(record, has_ended)
 
-    def swap(self, found: Found, record: Record) -> bool:
+    def swap(self, found: Found, record: LeaseRecord) -> bool:
         """Do what `LeaseStore` says."""
         with self._turn() as locks:
             if self._record() != found.record:
@@ -82,7 +82,7 @@ class FileStore:
             os.close(self._locks)
             self._locks = None
 
-    def _record(self) -> Record | None:
+    def _record(self) -> LeaseRecord | None:
         try:
             return decode(self._path.read_bytes(), where=str(self._path))
         except FileNotFoundError:
@@ -123,7 +123,7 @@ class FileStore:
         return StoreError(f"lease {self._path}: {error.strerror}")
 
 
-def _byte(record: Record) -> int:
+def _byte(record: LeaseRecord) -> int:
     """The byte that a record's holder keeps locked."""
     return _TURN + record.term.generation
 

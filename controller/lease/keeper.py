@@ -13,7 +13,7 @@ from pathlib import Path
 from clockwright.errors import StoreError
 from clockwright.leadership import Term
 from clockwright.units import NS_PER_S
-from controller.lease.lease import LOOK_NS, Lease, Role
+from controller.lease.lease import LOOK_NS, Lease, Standing
 from controller.lease.stores import Found, LeaseStore
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class LeaseKeeper:
     async def take(self) -> Term:
         """Stand by until this controller leads."""
         # Others change the record, in other processes.
-        while await self._step() is not Role.LEADING:  # noqa: ASYNC110
+        while await self._step() is not Standing.LEADING:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_NS / NS_PER_S)
         return self.term
 
@@ -66,10 +66,10 @@ class LeaseKeeper:
             pause_ns = max(self._lease.next_look_ns() - now_ns, LOOK_NS)
             await asyncio.sleep(pause_ns / NS_PER_S)
             # One that was stopped, or starved, leads on where nobody has followed it meanwhile.
-            role = await self._step()
-            if role is Role.LOST:
+            standing = await self._step()
+            if standing is Standing.LOST:
                 return "another controller has taken the lease"
-            if role is Role.DOUBTFUL:
+            if standing is Standing.DOUBTFUL:
                 return self._problem or "the lease was not renewed in time"
 
     async def give_back(self) -> None:
@@ -84,7 +84,7 @@ class LeaseKeeper:
         finally:
             self._store.close()
 
-    async def _step(self) -> Role:
+    async def _step(self) -> Standing:
         """Look at the record once, and put what the rules say."""
         try:
             found = await asyncio.to_thread(self._store.read)

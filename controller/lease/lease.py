@@ -24,7 +24,7 @@ HELD_NS = LEASE_NS - 150 * NS_PER_MS
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LeaseRecord:
     """What is kept where all can see it."""
 
     term: Term
@@ -36,7 +36,7 @@ class Record:
     released: bool = False
 
 
-class Role(enum.Enum):
+class Standing(enum.Enum):
     """What a controller may do."""
 
     STANDBY = "standby"
@@ -58,37 +58,37 @@ class Lease:
             holder: this controller. Of two processes with the same name, the other has ended.
             lineage: what to call the lease if there is none yet.
         """
-        self.role = Role.STANDBY
+        self.standing = Standing.STANDBY
         self._holder = holder
-        self._new = Record(Term(lineage, 1), holder)
+        self._new = LeaseRecord(Term(lineage, 1), holder)
         #: The latest record that was seen, or put by this controller, and since when it stands.
-        self._seen: Record | None = None
+        self._seen: LeaseRecord | None = None
         self._since_ns = 0
         #: A renewal that was tried, and perhaps succeeded.
-        self._tried: Record | None = None
+        self._tried: LeaseRecord | None = None
         #: While it leads: until then.
         self._until_ns = 0
 
     @property
     def term(self) -> Term:
         """The generation in which this controller leads, or led."""
-        assert self.role is not Role.STANDBY, "a standby has no generation"
+        assert self.standing is not Standing.STANDBY, "a standby has no generation"
         assert self._seen is not None
         return self._seen.term
 
-    def check(self, now_ns: int) -> Role:
+    def check(self, now_ns: int) -> Standing:
         """Say what this controller may do now: time alone can end its lead."""
-        if self.role is Role.LEADING and now_ns >= self._until_ns:
-            self.role = Role.DOUBTFUL
-        return self.role
+        if self.standing is Standing.LEADING and now_ns >= self._until_ns:
+            self.standing = Standing.DOUBTFUL
+        return self.standing
 
     def next_look_ns(self) -> int:
         """When a leader is to renew, at the earliest."""
         return self._since_ns + RENEW_NS
 
     def propose(
-        self, found: Record | None, *, now_ns: int, has_ended: bool = False
-    ) -> Record | None:
+        self, found: LeaseRecord | None, *, now_ns: int, has_ended: bool = False
+    ) -> LeaseRecord | None:
         """Decide on what to put in place of the record that was found; None: leave it.
 
         Args:
@@ -97,22 +97,22 @@ class Lease:
             has_ended: its holder runs no more, as somebody knows for sure.
         """
         match self.check(now_ns):
-            case Role.LEADING | Role.DOUBTFUL:
+            case Standing.LEADING | Standing.DOUBTFUL:
                 return self._renewal(found)
-            case Role.STANDBY:
+            case Standing.STANDBY:
                 return self._claim(found, now_ns, has_ended)
-            case Role.LOST:
+            case Standing.LOST:
                 return None
 
-    def _renewal(self, found: Record | None) -> Record | None:
+    def _renewal(self, found: LeaseRecord | None) -> LeaseRecord | None:
         assert self._seen is not None
         if found is None or found not in (self._seen, self._tried):
-            self.role = Role.LOST
+            self.standing = Standing.LOST
             return None
         self._tried = replace(found, renewals=found.renewals + 1)
         return self._tried
 
-    def _claim(self, found: Record | None, now_ns: int, has_ended: bool) -> Record | None:
+    def _claim(self, found: LeaseRecord | None, now_ns: int, has_ended: bool) -> LeaseRecord | None:
         if found is None:
             return self._new
         if found != self._seen:
@@ -120,25 +120,25 @@ class Lease:
         has_lapsed = now_ns - self._since_ns >= LEASE_NS
         if not (found.released or has_ended or has_lapsed or found.holder == self._holder):
             return None
-        return Record(found.term.next(), self._holder)
+        return LeaseRecord(found.term.next(), self._holder)
 
-    def put(self, record: Record, *, asked_ns: int) -> None:
+    def put(self, record: LeaseRecord, *, asked_ns: int) -> None:
         """What was proposed stands.
 
         Args:
             record: as `propose` gave it.
             asked_ns: the `now_ns` that it was proposed at.
         """
-        if self.role is Role.LOST:
+        if self.standing is Standing.LOST:
             return
-        self.role = Role.LEADING
+        self.standing = Standing.LEADING
         self._seen, self._since_ns = record, asked_ns
         self._until_ns = asked_ns + HELD_NS
 
-    def give_back(self, found: Record | None) -> Record | None:
+    def give_back(self, found: LeaseRecord | None) -> LeaseRecord | None:
         """Lead no more; returns what to put in place of the record that was found, None: nothing."""
-        led = self.role in (Role.LEADING, Role.DOUBTFUL)
-        self.role = Role.LOST
+        led = self.standing in (Standing.LEADING, Standing.DOUBTFUL)
+        self.standing = Standing.LOST
         if not led or found is None or found not in (self._seen, self._tried):
             return None
         return replace(found, released=True)

@@ -1,15 +1,14 @@
-"""Where a lease's record is kept: what such a place has to do, and the one that a setting names."""
+"""Where a lease's record is kept: what such a place has to do, and the record as bytes."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
-from clockwright.errors import ConfigError, StoreError
+from clockwright.errors import StoreError
 from clockwright.leadership import Term
-from controller.lease.lease import Record
+from controller.lease.lease import LeaseRecord
 
 #: What can come of a setting, for people.
 EXPECTED = "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY]"
@@ -20,7 +19,7 @@ class Found:
     """What was read."""
 
     #: None: there is no record yet.
-    record: Record | None
+    record: LeaseRecord | None
     #: The record's holder runs no more, for sure.
     has_ended: bool = False
     #: Names this state of the place, for `swap`.
@@ -37,7 +36,7 @@ class LeaseStore(Protocol):
             StoreError: the place cannot be reached, or holds something else.
         """
 
-    def swap(self, found: Found, record: Record) -> bool:
+    def swap(self, found: Found, record: LeaseRecord) -> bool:
         """Put a record in place of what was found, unless that has changed; tells whether it did so.
 
         Raises:
@@ -48,27 +47,7 @@ class LeaseStore(Protocol):
         """Let the place go."""
 
 
-def open_store(setting: str) -> LeaseStore:
-    """Make the store that a setting names, without reaching for it.
-
-    Raises:
-        ConfigError: it names none.
-    """
-    # Imported here, because each brings what the other does without.
-    kind, _, rest = setting.partition(":")
-    if kind == "file" and rest:
-        from controller.lease.file import FileStore
-
-        return FileStore(Path(rest))
-    if kind == "etcd" and rest.startswith("//"):
-        from controller.lease.etcd import EtcdStore
-
-        endpoints, _, key = rest[2:].partition("/")
-        return EtcdStore(endpoints.split(","), key or "clockwright/lease")
-    raise ConfigError(f"lease is {setting!r}, expected {EXPECTED}")
-
-
-def encode(record: Record) -> bytes:
+def encode(record: LeaseRecord) -> bytes:
     """Make a record's bytes."""
     fields = {
         "lineage": record.term.lineage,
@@ -80,7 +59,7 @@ def encode(record: Record) -> bytes:
     return json.dumps(fields).encode()
 
 
-def decode(data: bytes, *, where: str) -> Record:
+def decode(data: bytes, *, where: str) -> LeaseRecord:
     """Read a record.
 
     Raises:
@@ -99,4 +78,4 @@ def decode(data: bytes, *, where: str) -> Record:
         or not (isinstance(renewals, int) and isinstance(released, bool))
     ):
         raise StoreError(f"lease {where}: found {data[:80]!r}, expected a record of a lease")
-    return Record(Term(lineage, generation), holder, renewals, released)
+    return LeaseRecord(Term(lineage, generation), holder, renewals, released)

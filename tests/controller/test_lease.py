@@ -21,12 +21,21 @@ from clockwright.errors import ConfigError, StoreError
 from clockwright.leadership import Term
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.lease.keeper import LeaseKeeper
-from controller.lease.lease import HELD_NS, LEASE_NS, LOOK_NS, RENEW_NS, Lease, Record, Role
-from controller.lease.stores import Found, LeaseStore, decode, encode, open_store
+from controller.lease.lease import (
+    HELD_NS,
+    LEASE_NS,
+    LOOK_NS,
+    RENEW_NS,
+    Lease,
+    LeaseRecord,
+    Standing,
+)
+from controller.lease.places import open_store
+from controller.lease.stores import Found, LeaseStore, decode, encode
 from tests.kit.etcd_server import etcd_server
 from tests.kit.processes import PATIENCE_S
 
-FIRST = Record(Term("l", 1), "a")
+FIRST = LeaseRecord(Term("l", 1), "a")
 
 
 def leading(now_ns: int = 0) -> Lease:
@@ -41,16 +50,16 @@ def leading(now_ns: int = 0) -> Lease:
 
 def test_who_finds_no_record_leads_first() -> None:
     lease = leading()
-    assert (lease.role, lease.term) == (Role.LEADING, Term("l", 1))
+    assert (lease.standing, lease.term) == (Standing.LEADING, Term("l", 1))
 
 
 def test_a_leader_that_does_not_renew_has_lost_before_another_may_lead() -> None:
     lease, standby = leading(), Lease("b", lineage="m")
     assert standby.propose(FIRST, now_ns=0) is None
-    assert lease.check(HELD_NS - 1) is Role.LEADING
+    assert lease.check(HELD_NS - 1) is Standing.LEADING
     assert standby.propose(FIRST, now_ns=LEASE_NS - 1) is None
-    assert lease.check(HELD_NS) is Role.DOUBTFUL
-    assert standby.propose(FIRST, now_ns=LEASE_NS) == Record(Term("l", 2), "b")
+    assert lease.check(HELD_NS) is Standing.DOUBTFUL
+    assert standby.propose(FIRST, now_ns=LEASE_NS) == LeaseRecord(Term("l", 2), "b")
 
 
 def test_a_renewal_keeps_the_others_waiting() -> None:
@@ -62,7 +71,7 @@ def test_a_renewal_keeps_the_others_waiting() -> None:
         assert renewed is not None
         lease.put(renewed, asked_ns=second * RENEW_NS)
         found = renewed
-    assert lease.role is Role.LEADING
+    assert lease.standing is Standing.LEADING
 
 
 def test_a_renewal_of_which_nobody_knows_whether_it_succeeded_is_recognised() -> None:
@@ -72,46 +81,48 @@ def test_a_renewal_of_which_nobody_knows_whether_it_succeeded_is_recognised() ->
     # The answer was lost. The record stands, or it does not: both are its own.
     for found in (tried, FIRST):
         again = lease.propose(found, now_ns=2 * RENEW_NS)
-        assert again == Record(FIRST.term, "a", found.renewals + 1)
-    assert lease.check(HELD_NS) is Role.DOUBTFUL  # it was never told that one stands
+        assert again == LeaseRecord(FIRST.term, "a", found.renewals + 1)
+    assert lease.check(HELD_NS) is Standing.DOUBTFUL  # it was never told that one stands
 
 
 def test_a_leader_that_was_stopped_leads_on_where_nobody_has_followed_it() -> None:
     lease, late_ns = leading(), 100 * LEASE_NS
-    assert lease.check(late_ns) is Role.DOUBTFUL
+    assert lease.check(late_ns) is Standing.DOUBTFUL
     renewed = lease.propose(FIRST, now_ns=late_ns)
-    assert renewed == Record(FIRST.term, "a", 1)
+    assert renewed == LeaseRecord(FIRST.term, "a", 1)
     lease.put(renewed, asked_ns=late_ns)
-    assert lease.check(late_ns) is Role.LEADING
+    assert lease.check(late_ns) is Standing.LEADING
     lease.check(2 * late_ns)
-    assert lease.propose(Record(Term("l", 2), "b"), now_ns=2 * late_ns) is None
-    assert lease.role is Role.LOST
+    assert lease.propose(LeaseRecord(Term("l", 2), "b"), now_ns=2 * late_ns) is None
+    assert lease.standing is Standing.LOST
 
 
-@pytest.mark.parametrize("found", [None, Record(Term("l", 2), "b")])
-def test_a_leader_that_finds_somebody_elses_record_or_none_has_lost(found: Record | None) -> None:
+@pytest.mark.parametrize("found", [None, LeaseRecord(Term("l", 2), "b")])
+def test_a_leader_that_finds_somebody_elses_record_or_none_has_lost(
+    found: LeaseRecord | None,
+) -> None:
     lease = leading()
     assert lease.propose(found, now_ns=RENEW_NS) is None
-    assert lease.role is Role.LOST
+    assert lease.standing is Standing.LOST
     assert lease.propose(FIRST, now_ns=RENEW_NS) is None
 
 
 def test_a_released_record_and_one_of_a_dead_holder_are_taken_at_once() -> None:
     released = leading().give_back(FIRST)
-    assert released == Record(FIRST.term, "a", released=True)
+    assert released == LeaseRecord(FIRST.term, "a", released=True)
     for found, has_ended, holder in (
         (released, False, "b"),
         (FIRST, True, "b"),
         (FIRST, False, "a"),
     ):
         lease = Lease(holder, lineage="m")
-        claim = Record(Term("l", 2), holder)
+        claim = LeaseRecord(Term("l", 2), holder)
         assert lease.propose(found, now_ns=0, has_ended=has_ended) == claim
 
 
 def test_who_does_not_lead_gives_nothing_back() -> None:
     assert Lease("b", lineage="m").give_back(FIRST) is None
-    assert leading().give_back(Record(Term("l", 2), "b")) is None
+    assert leading().give_back(LeaseRecord(Term("l", 2), "b")) is None
 
 
 class Play:
@@ -119,7 +130,7 @@ class Play:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.record: Record | None = None
+        self.record: LeaseRecord | None = None
         self.now_ns = 0
         self.agenda: list[tuple[int, int, Callable[[], None]]] = []
         self.num_events = 0
@@ -153,7 +164,10 @@ class Player:
     @property
     def may_act(self) -> bool:
         """As its next look at the clock would tell it."""
-        return self.lease.role is Role.LEADING and self.lease.check(self.clock()) is Role.LEADING
+        return (
+            self.lease.standing is Standing.LEADING
+            and self.lease.check(self.clock()) is Standing.LEADING
+        )
 
     def start(self) -> None:
         # A process of its own name: whether the last one has ended is not known to the others.
@@ -170,8 +184,8 @@ class Player:
         found = self.play.record
         self.play.later(self.delay(), lambda: self.decide(found))
 
-    def decide(self, found: Record | None) -> None:
-        if self.lease.check(self.clock()) is Role.LOST:
+    def decide(self, found: LeaseRecord | None) -> None:
+        if self.lease.check(self.clock()) is Standing.LOST:
             self.start()
             return
         asked_ns = self.clock()
@@ -193,11 +207,11 @@ class Player:
 
         self.play.later(self.delay(), swap)
 
-    def answered(self, record: Record, asked_ns: int, succeeded: bool) -> None:
+    def answered(self, record: LeaseRecord, asked_ns: int, succeeded: bool) -> None:
         if succeeded:
             self.lease.put(record, asked_ns=asked_ns)
         self.play.later(
-            RENEW_NS if self.lease.role is Role.LEADING else LOOK_NS,
+            RENEW_NS if self.lease.standing is Standing.LEADING else LOOK_NS,
             self.look,
         )
 
@@ -241,9 +255,9 @@ def test_a_place_keeps_a_record_and_swaps_only_what_was_found(place: Place) -> N
     assert not store.swap(nothing, FIRST)
     found = store.read()
     assert found.record == FIRST
-    second = Record(Term("l", 1), "a", 1)
+    second = LeaseRecord(Term("l", 1), "a", 1)
     assert store.swap(found, second)
-    assert not store.swap(found, Record(Term("l", 1), "a", 2))
+    assert not store.swap(found, LeaseRecord(Term("l", 1), "a", 2))
     assert store.read().record == second
     store.close()
 
@@ -268,7 +282,7 @@ def test_leaders_follow_each_other_by_a_place(place: Place) -> None:
 HOLDER = """
 import asyncio, sys
 from controller.lease.keeper import LeaseKeeper
-from controller.lease.stores import open_store
+from controller.lease.places import open_store
 async def main():
     keeper = LeaseKeeper(open_store(sys.argv[1]), sys.argv[2])
     await keeper.take()

@@ -33,7 +33,7 @@ LIMIT_S = 180.0
 
 
 # Long enough that no test ends by silence unless it wants to.
-BEATS = {"heartbeat_interval_ms": 20, "silence_limit_ms": 200_000}
+BEATS: dict[str, Any] = {"heartbeat_interval_ms": 20, "silence_limit_ms": 200_000}
 WELCOME = pb.Welcome(**BEATS)
 
 

@@ -142,7 +142,7 @@ class LoopbackWorker(ScriptedWorker):
         #: Everything received, by kind; the payload beside it.
         self.received: dict[str, list[tuple[Any, list[Buffer]]]] = {}
         self.files: dict[str, bytes] = {}
-        #: Of each order by the socket; 0 where it has none.
+        #: What each order by the socket carries; 0 where it carries none.
         self.generations: list[int] = []
         #: Why the stream ended: Rejected's reason, "drain: ...", or the RPC's details.
         self.end = ""
