@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
+from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
@@ -42,7 +44,7 @@ from controller.selection.applications import Applications
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
 from controller.standby import standing_by as standing_by_at
-from controller.state_file import StateFile, begin_term
+from controller.state_file import StateFile, begin_term, keep_digests, read_digests
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
 from controller.uploads import Uploads
@@ -141,7 +143,11 @@ async def running(
             (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
         )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
-        catalogue = Catalogue(runtime, config.models_dir, uploads)
+        known_digests: dict[str, str] = {}
+        with suppress(StoreError):  # Then all files are read.
+            known_digests = await state.run(read_digests)
+        digests = FileDigests(known_digests)
+        catalogue = Catalogue(runtime, config.models_dir, uploads, digests)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -162,6 +168,9 @@ async def running(
             await catalogue.restore()
             if config.models_dir is not None:
                 await catalogue.scan()
+                if digests.seen != known_digests:
+                    with suppress(StoreError):  # A full disk: the next start reads the files again.
+                        await state.run(functools.partial(keep_digests, digests=digests.seen))
         except (ModelError, OSError, StoreError) as error:
             raise ConfigError(str(error)) from error
         applications = Applications(runtime, catalogue, config.selection, state)

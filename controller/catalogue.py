@@ -23,6 +23,7 @@ from clockwright.errors import ModelError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
+from controller.digests import FileDigests
 from controller.model_folder import ModelFolder, check_name, read_model_folder
 from controller.runtime import Runtime
 from controller.uploads import Upload, Uploads
@@ -127,6 +128,7 @@ class Catalogue:
         runtime: Runtime,
         directory: Path | None = None,
         uploads: Uploads | None = None,
+        digests: FileDigests | None = None,
     ) -> None:
         """Start empty.
 
@@ -134,10 +136,12 @@ class Catalogue:
             runtime: is told of models that come, get ready and go.
             directory: one folder per model; for `scan` and `reload`.
             uploads: keep models that come by upload; for `restore` and `add`.
+            digests: know the directory's files that an earlier run has read.
         """
         self._runtime = runtime
         self._directory = directory
         self._uploads = uploads
+        self._digests = digests
         #: Another number whenever a name means another model or application, or one takes other tensors or
         #: batches.
         self.generation = 0
@@ -270,7 +274,7 @@ class Catalogue:
             if not path.is_dir() or any(m.upload for m in self._instances(path.name)):
                 continue
             try:
-                folder = await asyncio.to_thread(read_model_folder, path)
+                folder = await asyncio.to_thread(read_model_folder, path, self._digests)
                 self._check_free(folder.instance_names)
             except ModelError as error:
                 log.warning("model %s is unavailable: %s", path.name, error)
