@@ -72,12 +72,18 @@ bench-cpu: $(STAMP)
 # controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
 # made, where that is there.
 NATIVE = $(if $(wildcard build/native),--native)
-.PHONY: bench-live bench-controller
+.PHONY: bench-live bench-controller bench-crowd
 bench-live: $(STAMP)
 	@$(BIN)/python -m experiments.bench_live $(NATIVE)
 
 bench-controller: $(STAMP)
 	@$(BIN)/python -m experiments.bench_controller $(NATIVE)
+
+# Beside the last commit whose front was grpcio's.
+BEFORE ?= 3af5630
+bench-crowd: $(STAMP)
+	@rm -rf build/before && mkdir -p build/before && git archive $(BEFORE) | tar -x -C build/before
+	@$(BIN)/python -m experiments.bench_crowd --beside build/before
 
 # The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
 # `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.

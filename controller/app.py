@@ -34,6 +34,7 @@ from controller.front.leadership import leadership_handler
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle, thread_times
 from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
@@ -183,6 +184,8 @@ async def running(
         )
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
+        turns: Turns
+        throttle: Throttle
         if config.front == "http2":
             server = Http2Server(
                 clock=runtime.clock,
@@ -192,6 +195,7 @@ async def running(
                 slabs=slabs,
                 authoriser=guard.authoriser,
             )
+            turns, throttle = server.turns, server.throttle
             use_tls(server, config, guard)
         else:
             interceptor = AccessInterceptor(guard.authoriser)
@@ -200,6 +204,8 @@ async def running(
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
+            throttle = Throttle(runtime.clock, thread_times())
+        runtime.unread_ns = turns.unread_ns
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -220,6 +226,7 @@ async def running(
             links,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             door=door,
+            throttle=throttle,
             message_bytes_max=config.max_message_bytes,
             knows_callers=config.access.knows_callers,
             term=term,

@@ -95,6 +95,7 @@ async def serving(
             slabs=slabs,
             authoriser=guard.authoriser,
         )
+        server.throttle.whose = "the front itself"
         use_tls(server, config, guard)
         regions: Regions | None = None
         if config.allow_client_shm:

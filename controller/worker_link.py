@@ -199,7 +199,7 @@ class WorkerLink:
     # --- what the runtime and the catalogue ask for -------------------------------------------
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
-        """Send an action, its window translated to the worker's clock."""
+        """Send an action, its window translated to the worker's clock, at the next `flush`."""
         offset_ns, data = self.clock.offset_ns, self._data
         assert offset_ns is not None, f"worker {self.worker_id} got an action before its clock"
         assert data is not None, f"worker {self.worker_id} got an action before it dialled"
@@ -223,7 +223,7 @@ class WorkerLink:
             header_bytes = PLAIN_HEADER_BYTES + LENGTH_BYTES * len(action.rows) * len(row_bytes)
             if header_bytes > reader.header_bytes_max:
                 reader.header_bytes_max = header_bytes
-        data.send(
+        data.hold(
             encode_action(
                 action,
                 payload,
@@ -233,6 +233,14 @@ class WorkerLink:
                 generation=self.generation,
             )
         )
+
+    def flush(self, *, now: bool) -> None:
+        """Send the actions that wait for it."""
+        if self._data is not None:
+            if now:
+                self._data.flush()
+            else:
+                self._data.send(())
 
     def _places(self, payload: Sequence[Buffer]) -> Sequence[int]:
         """Find the tensors that the worker can read where they are; empty: there is none."""

@@ -140,6 +140,10 @@ class ActionSucceeded:
     received_ns: int | None = None
     #: When the inputs of an Infer were in place; likewise.
     staged_ns: int | None = None
+    #: How long the controller's process held the action back, and may have left its result unread, because it was
+    #: busy. Neither is the link's doing.
+    unsent_ns: int = 0
+    unread_ns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -152,6 +156,8 @@ class ActionFailed:
     message: str = ""
     #: When the worker had the action; None where that is not known.
     received_ns: int | None = None
+    #: As of an action that succeeded.
+    unsent_ns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_US
 
 
 class Door:
@@ -90,24 +89,4 @@ class Door:
             Refusal.OVERLOADED,
             f"the front is full: found {found} {what}, expected {bound} at most",
             figures={"found": found, "bound": bound},
-        )
-
-    def busy(self, rate_rps: int, *, request_ns: int, offered_rps: int) -> RefusedError:
-        """Make the refusal of a request for which the event loop has no time; not counted here.
-
-        Args:
-            rate_rps: requests per second that are let in.
-            request_ns: what each takes of the loop, as measured; 0: nobody knows yet.
-            offered_rps: requests per second that came lately.
-        """
-        cost = f", a request takes {request_ns / NS_PER_US:.0f} us of it" if request_ns else ""
-        return RefusedError(
-            Refusal.OVERLOADED,
-            f"the controller itself is busy all the time{cost}: it lets in {rate_rps} requests/s, "
-            f"{offered_rps} arrive",
-            figures={
-                "rate_rps": rate_rps,
-                "controller_ns": request_ns,
-                "offered_rps": offered_rps,
-            },
         )

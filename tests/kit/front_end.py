@@ -36,6 +36,7 @@ from controller.front.interceptor import AccessInterceptor
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
@@ -136,6 +137,7 @@ async def serving(
     access: AccessConfig | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
@@ -189,6 +191,7 @@ async def serving(
                 catalogue,
                 links,
                 door=door,
+                throttle=throttle or Throttle(clock, lambda: (0, 0)),
                 message_bytes_max=MESSAGE_BYTES_MAX,
                 knows_callers=access is not None and access.knows_callers,
             )
@@ -264,6 +267,7 @@ def serving_in_thread(
     authoriser: Authoriser | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()

@@ -517,6 +517,9 @@ class InLoopWorker(ScriptedWorker):
         else:
             asyncio.get_running_loop().call_soon(self._finish, action, payload)
 
+    def flush(self, *, now: bool) -> None:
+        pass
+
     def release(self) -> None:
         self.slow.clear()
         for action, payload in self.take_held():
