@@ -68,6 +68,13 @@ bench-broken: $(STAMP)
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m experiments.bench_cpu
 
+# Millions of broken messages for all that reads what comes from outside, in this process and over sockets: some
+# five minutes, or `make bench-fuzz MESSAGES=100000`.
+MESSAGES = 10000000
+.PHONY: bench-fuzz
+bench-fuzz: $(STAMP)
+	@$(BIN)/python -m experiments.bench_fuzz --messages $(MESSAGES)
+
 # What a request costs a live server, beside bare servers of grpcio, in three minutes; and how many requests one
 # controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
 # made, where that is there.
@@ -103,6 +110,11 @@ bench-costs: $(STAMP)
 .PHONY: bench-restart
 bench-restart: $(STAMP)
 	@$(BIN)/python -m experiments.bench_restart
+
+# What keys and TLS cost a request; on a machine with nothing else to do.
+.PHONY: bench-guard
+bench-guard: $(STAMP)
+	@$(BIN)/python -m experiments.bench_guard
 
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing

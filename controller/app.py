@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -23,6 +23,7 @@ from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import ControllerConfig
+from controller.core.events import TenantsWeighed
 from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
@@ -38,6 +39,8 @@ from controller.front.throttle import Throttle, thread_times
 from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
+from controller.memory import MemoryWatch
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
@@ -149,6 +152,14 @@ async def running(
             known_digests = await state.run(read_digests)
         digests = FileDigests(known_digests)
         catalogue = Catalogue(runtime, config.models_dir, uploads, digests)
+        quotas = QuotaBook(
+            file=config.quotas_file,
+            state=state,
+            changed=functools.partial(_quotas_changed, runtime, catalogue),
+        )
+        await quotas.start()
+        if quotas.file is not None:
+            guard.watch([quotas.file], quotas.read_again)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -182,6 +193,8 @@ async def running(
             max_bytes=config.max_open_bytes,
             count=telemetry.refused_at_door,
         )
+        memory = MemoryWatch(door, config.memory_limit_bytes)
+        await stack.enter_async_context(memory.looking())
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         turns: Turns
@@ -214,11 +227,20 @@ async def running(
                 request_bytes_max=config.max_message_bytes,
             )
         backend = LocalBackend(
-            runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
+            runtime,
+            catalogue,
+            applications,
+            default_slo_ns=config.default_slo_ns,
+            quotas=quotas.quotas,
         )
         InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, applications, client_shm=regions is not None
+            runtime,
+            catalogue,
+            backend,
+            applications,
+            door=door,
+            client_shm=regions is not None,
         ).mount(server)
         fronts = FrontLinks(
             backend,
@@ -240,6 +262,8 @@ async def running(
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,
+            quotas=quotas,
+            memory=memory.pressure,
             knows_callers=config.access.knows_callers,
             has_tls=config.tls_certificate is not None,
         )
@@ -266,6 +290,12 @@ async def running(
             guard=guard,
             state=state,
         )
+
+
+def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str, float]) -> None:
+    """Have other quotas take effect: with the scheduler, and with whoever keeps how to ask for a model."""
+    runtime.tell(TenantsWeighed(weights=weights))
+    catalogue.renew()
 
 
 async def serve(

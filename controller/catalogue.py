@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from clockwright.errors import ModelError, UnknownModelError
+from clockwright.errors import ModelError, NoRoomError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
@@ -35,6 +35,8 @@ RETIRE_LIMIT_S = 10
 
 # Instances of a folder that anybody may upload. Each is offered to each worker and waits for its word.
 UPLOADED_COPIES_MAX = 1000
+#: Models in all, those on trial too; a scheduler with more of them was never tried.
+MODELS_MAX = 100_000
 # Models that are offered before requests get their turn.
 _OFFERS_SLICE = 64
 
@@ -129,6 +131,8 @@ class Catalogue:
         directory: Path | None = None,
         uploads: Uploads | None = None,
         digests: FileDigests | None = None,
+        *,
+        models_max: int = MODELS_MAX,
     ) -> None:
         """Start empty.
 
@@ -137,7 +141,9 @@ class Catalogue:
             directory: one folder per model; for `scan` and `reload`.
             uploads: keep models that come by upload; for `restore` and `add`.
             digests: know the directory's files that an earlier run has read.
+            models_max: beyond so many none is added.
         """
+        self._models_max = models_max
         self._runtime = runtime
         self._directory = directory
         self._uploads = uploads
@@ -309,6 +315,7 @@ class Catalogue:
         Raises:
             ModelError: the folder is malformed, a name is taken, every worker refused a model, or
                 there is no worker.
+            NoRoomError: there are too many models.
             StoreError: the disk does not take it.
         """
         folder = await asyncio.to_thread(read_model_folder, path)
@@ -319,6 +326,11 @@ class Catalogue:
             )
         replaced = self._instances(folder.name) if replace else []
         names = folder.instance_names
+        if len(self._by_id) + len(names) > self._models_max:
+            raise NoRoomError(
+                f"found {len(self._by_id)} models and {len(names)} more, expected"
+                f" {self._models_max} at most"
+            )
         self._check_free(name for name in names if name not in {m.name for m in replaced})
         claimed = {folder.name, *names}
         if clash := self._busy & claimed:

@@ -160,6 +160,12 @@ class ControllerFlags(FrontFlags):
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
+    quotas: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of what tenants may have, read again when it changes; else operators set that."
+        ),
+    ] = None
     upload_limit_mib: Annotated[
         int, typer.Option(help="Disk for models that `models add` brings, together.")
     ] = 16384
@@ -201,6 +207,8 @@ class ControllerFlags(FrontFlags):
             allow_client_shm=self.allow_client_shm,
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
+            quotas_file=self.quotas,
+            memory_limit_bytes=self.memory_limit_bytes,
             upload_limit_bytes=self.upload_limit_mib << 20,
         )
 
@@ -357,6 +365,7 @@ def front(
             max_connections=flags.max_connections,
             shared_memory_bytes=flags.shared_memory_bytes,
             allow_client_shm=flags.allow_client_shm,
+            memory_limit_bytes=flags.memory_limit_bytes,
         )
         code = run_front(config, started=None if parent_pid is not None else _say_where(host))
     except ConfigError as error:

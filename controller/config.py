@@ -12,6 +12,7 @@ from clockwright.leadership import parse_addresses
 from clockwright.units import NS_PER_MS
 from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
+from controller.memory import available_bytes
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
 
@@ -32,7 +33,7 @@ _SHARED_PART = 8
 
 def default_shared_bytes() -> int:
     """How much memory may be shared with workers, unless somebody says: a part of what there is."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARED_PART
+    return available_bytes() // _SHARED_PART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,14 @@ class FrontConfig:
     #: controller's.
     shared_memory_bytes: int = field(default_factory=default_shared_bytes)
     allow_client_shm: bool = False
+    memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
         parse_addresses(self.controller)
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise ConfigError(
+                f"memory_limit_bytes is {self.memory_limit_bytes}, expected more than 0"
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}, expected 0 to 65535")
         if not self.host:
@@ -135,6 +141,11 @@ class ControllerConfig:
     max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.
     upload_limit_bytes: int = 16 << 30
+    #: File of tenants' quotas (controller/quota_book.py), read again when it changes; None: operators set them.
+    quotas_file: Path | None = None
+    #: What this process may take up of memory, with what it shares with workers: near it requests are refused.
+    #: None: what its control group may, or the machine has.
+    memory_limit_bytes: int | None = None
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
@@ -168,6 +179,10 @@ class ControllerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise ConfigError(
+                f"memory_limit_bytes is {self.memory_limit_bytes}, expected more than 0"
+            )
         if self.shared_memory_bytes < 0:
             raise ConfigError(
                 f"shared_memory_bytes is {self.shared_memory_bytes}, expected 0 or more"

@@ -25,6 +25,7 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
+from controller.memory import MemoryWatch
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
 
@@ -87,6 +88,7 @@ async def serving(
             max_bytes=config.max_open_bytes,
             count=backend.refused_at_door,
         )
+        await stack.enter_async_context(MemoryWatch(door, config.memory_limit_bytes).looking())
         server = Http2Server(
             clock=backend.clock,
             door=door,
@@ -106,7 +108,10 @@ async def serving(
             )
         InferenceService(backend, door=door, regions=regions).mount(server)
         forwarding = Forwarding(
-            backend.wait_for_channel, config.joining.metadata, client_shm=regions is not None
+            backend.wait_for_channel,
+            config.joining.metadata,
+            door=door,
+            client_shm=regions is not None,
         )
         server.add_generic_rpc_handlers((forwarding,))
         try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
 from clockwright.errors import ModelError
-from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, SLO_NS_MAX
 from controller.digests import FileDigests
 
 #: Names that a model may have.
@@ -28,6 +28,8 @@ MODEL_FILE = "model.onnx"
 # A value beyond these is a slip of the pen, not a wish.
 BATCH_SIZE_MAX = 1024
 COPIES_MAX = 100_000
+#: A table of some lines is read in the event loop's process; this one takes a millisecond.
+CONFIG_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +203,10 @@ def _read_config(path: Path) -> str:
     if not path.resolve().is_relative_to(path.parent.resolve()):
         raise ModelError(f"{CONFIG_FILE} leads outside the model's folder")
     try:
+        if (num_bytes := path.stat().st_size) > CONFIG_BYTES_MAX:
+            raise ModelError(
+                f"{CONFIG_FILE}: found {num_bytes} bytes, expected {CONFIG_BYTES_MAX} at most"
+            )
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{CONFIG_FILE}: {error}") from error
@@ -209,7 +215,8 @@ def _read_config(path: Path) -> str:
 def _settings_in(config: str) -> ModelSettings:
     try:
         return _parse_settings(tomllib.loads(config))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # A number of many digits is no TOMLDecodeError, nor is a list that is nested deeply.
         raise ModelError(f"{CONFIG_FILE}: {error}") from error
 
 
@@ -253,9 +260,10 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
 
 
 def _slo_ns(value: object) -> int:
-    # The upper bound, a year, also keeps infinity and NaN out.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 3.2e10:
-        raise _unexpected("slo_ms", value, "a positive number of milliseconds")
+    # The upper bound also keeps infinity and NaN out.
+    most = SLO_NS_MAX // NS_PER_MS
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise _unexpected("slo_ms", value, f"a positive number of milliseconds, {most} at most")
     return round(value * NS_PER_MS)
 
 

@@ -80,9 +80,14 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 
 # A worker that was told to leave and has not left after this long has its stream cut.
 LEAVE_LIMIT_S = 5.0
+# A worker that says nothing of what it was offered is not waited for by whoever adds a model. An honest one gives a
+# model up that takes 600 s to compile, and says so.
+OFFER_SILENCE_S = 900.0
 
 # Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
+#: Each has a stream, a socket and a place in every look at the cluster.
+WORKERS_MAX = 1024
 
 # Largest of what there is, and generously more. A petabyte of weights still fits in.
 _ARENA_BYTES_MAX = 1 << 50
@@ -163,6 +168,8 @@ class WorkerLink:
     keeps: Sequence[pb.Held] = ()
     #: Models that were offered to the worker, which has not answered yet.
     _unanswered: set[ModelId] = field(default_factory=set)
+    #: Heartbeat intervals since it last said something of any of them.
+    _mute_ticks: int = 0
     #: Messages in order. They leave before any chunk.
     _outgoing: deque[bytes] = field(default_factory=deque)
     #: Chunks of files, in order.
@@ -460,6 +467,7 @@ class WorkerLink:
             self._wake_writer.set()
             await asyncio.sleep(interval_ms / 1000)
             self.silent_ticks += 1
+            self._look_at_offers(interval_ms)
             ticks, fault = self.silent_ticks, "silent"
             if self._data is None:
                 undialled_ticks += 1
@@ -472,6 +480,17 @@ class WorkerLink:
             if ticks * interval_ms > self.heartbeats.silence_limit_ms:
                 self.cut(f"{fault} for {ticks * interval_ms} ms")
                 return
+
+    def _look_at_offers(self, interval_ms: int) -> None:
+        """Take a worker that says nothing of its offers for one that refuses them."""
+        self._mute_ticks = self._mute_ticks + 1 if self._unanswered else 0
+        if self._mute_ticks * interval_ms <= OFFER_SILENCE_S * 1000:
+            return
+        self._mute_ticks = 0
+        reason = f"worker {self.worker_id} has said nothing of it for {OFFER_SILENCE_S:g} s"
+        for model_id in list(self._unanswered):
+            self.forget_model(model_id)
+            self._refused(model_id, reason)
 
     async def _send_files(self) -> None:
         while True:
@@ -514,7 +533,10 @@ class WorkerLink:
     def _take(self, envelope: pb.FromWorker, received_ns: int) -> None:
         if self._ended.done():
             return
-        match envelope.WhichOneof("kind"):
+        kind = envelope.WhichOneof("kind")
+        if kind != "heartbeat":
+            self._mute_ticks = 0
+        match kind:
             case "heartbeat":
                 self._take_heartbeat(envelope.heartbeat, received_ns)
             case "model_needed":
@@ -968,6 +990,8 @@ class WorkerLinks:
         """Make room for a worker under its name, or say why it cannot have it."""
         old = self._links.get(WorkerId(register.worker_id))
         if old is None:
+            if len(self._links) >= WORKERS_MAX:
+                return f"there are {len(self._links)} workers, expected {WORKERS_MAX} at most"
             return ""
         same_process = (old.register.host, old.register.pid) == (register.host, register.pid)
         if not same_process and old.silent_ticks < _SUSPICIOUS_TICKS:

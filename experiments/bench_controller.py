@@ -8,7 +8,8 @@ batch size, and has room for all models. Arrivals are Poisson, popularity is Zip
 The rate rises by steps as long as every request of a step is answered in time. A step counts as passed as soon
 as one of three tries passes it, since whoever else uses the machine can only make a try fail. The figure is
 what was answered per second in the last step that passed: `fed_rps_15` and `fed_rps_4000` by models in use, and
-with `_native` what `make native` compiled.
+with `_native` what `make native` compiled. Then it is asked three times as much for a while; `recovered_s` is how
+long it takes until half of what it can do is answered in time again.
 
     python -m experiments.bench_controller [--native] [--directory FOLDER]
 """
@@ -67,9 +68,13 @@ CALM_RPS = 200.0
 FIRST_RPS, GROWTH = 10_000.0, 1.1
 STEP_S, WARM_S = 2.0, 0.5
 TRIES = 3
+# Asked for so many times what it can do, and then watched for so long at most.
+OVERLOAD, RECOVERY_STEP_S, RECOVERY_LIMIT_S = 3.0, 0.25, 10.0
 _CALM_STEPS_MAX = 20
 # Until every model is loaded somewhere, no request is in a hurry.
 _PATIENCE_NS = 10 * NS_PER_S
+# A machine that has other work takes its time to describe 4,000 models.
+_JOIN_LIMIT_NS = 100 * NS_PER_S
 # A message of a front leaves after so long, full or not.
 _MESSAGE_WAITS_NS = NS_PER_MS
 # A controller that leaves so many requests open is behind; more would fill the sockets both ways.
@@ -322,7 +327,7 @@ class Pump:
 
     def join(self) -> None:
         """Let the controller know the fronts' clocks, and learn what it calls the models."""
-        limit_ns = time.monotonic_ns() + _PATIENCE_NS
+        limit_ns = time.monotonic_ns() + _JOIN_LIMIT_NS
         for front in self._fronts:
             front.beat()
         self._turn_until(lambda: all(front.is_known for front in self._fronts), limit_ns)
@@ -547,8 +552,22 @@ def climb(
         rate_rps *= GROWTH
 
 
+def recovered_after_s(pump: Feeder, rate_rps: float) -> float:
+    """Overload a controller that answers so many requests per second, and then ask half of that.
+
+    Returns:
+        After how many seconds all is in time again, by steps; `RECOVERY_LIMIT_S`: not before that.
+    """
+    pump.run(OVERLOAD * rate_rps, STEP_S, 1)
+    num_steps = round(RECOVERY_LIMIT_S / RECOVERY_STEP_S)
+    for number in range(num_steps):
+        if pump.run(rate_rps / 2, RECOVERY_STEP_S, number + 2).passed:
+            return number * RECOVERY_STEP_S
+    return RECOVERY_LIMIT_S
+
+
 def _calm(pump: Feeder, seeds: Iterator[int]) -> None:
-    """Have the controller forget what it learned of an overload before: it does so only when little is asked."""
+    """Wait until nothing is left of an overload before."""
     for _ in range(_CALM_STEPS_MAX):
         if pump.run(CALM_RPS, WARM_S, next(seeds)).passed:
             return
@@ -600,6 +619,7 @@ def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]
         pump.ask_each()
         freeze_garbage()
         rate_rps, step = climb(pump, lambda: cpu_ns([pid]), _show)
+        recovered_s = recovered_after_s(pump, rate_rps)
     latencies_ns = sorted(step.latencies_ns)
     return {
         "fed_rps": step.num_in_time / STEP_S,
@@ -608,6 +628,7 @@ def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]
         "cpu_us": step.cpu_ns / step.num_in_time / 1e3,
         "p50_ms": latencies_ns[len(latencies_ns) // 2] / NS_PER_MS,
         "p99_ms": latencies_ns[int(len(latencies_ns) * 0.99)] / NS_PER_MS,
+        "recovered_s": recovered_s,
     }
 
 

@@ -36,29 +36,10 @@ COMPILED = (
     "clockwright/actions.py",
     *_CORE,
     "controller/ledger.py",
-    "controller/runtime.py",
-    "controller/telemetry.py",
-    # What carries requests live, a client's and a front's, but for modules of protocols, which would take
-    # nothing but what is compiled.
+    # What carries requests live, as far as it compiles: not modules of protocols, which would take nothing but
+    # what is compiled, nor `clockwright.frames`, whose records are msgspec's.
     "clockwright/bulk.py",
-    "clockwright/frames.py",
-    *(
-        f"controller/front/{name}.py"
-        for name in (
-            "door",
-            "front_link",
-            "http2",
-            "http2_server",
-            "link_frames",
-            "server",
-            "templates",
-            "throttle",
-            "turns",
-        )
-    ),
-    "controller/worker_socket.py",
-    "worker/controller_socket.py",
-    "worker/lane_threads.py",
+    *(f"controller/front/{name}.py" for name in ("door", "http2", "templates", "throttle")),
     "worker/core/lanes.py",
     "worker/core/io_pool.py",
     "worker/core/pages.py",

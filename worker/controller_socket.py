@@ -85,8 +85,8 @@ class ControllerSocket:
         self._is_full = False
         self._is_finished = False
         self._is_closed = False
-        self._actions_thread = threading.Thread(target=self._run, name="actions", daemon=True)
-        self._actions_thread.start()
+        self._thread = threading.Thread(target=self._run, name="actions", daemon=True)
+        self._thread.start()
 
     def send(self, result: Result, outputs: Sequence[Buffer]) -> None:
         """Send a result; from any thread, at once."""

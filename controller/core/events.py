@@ -161,6 +161,14 @@ class ActionFailed:
 
 
 @dataclass(slots=True, kw_only=True)
+class TenantsWeighed:
+    """Tenants' shares of the GPUs are other ones from now on."""
+
+    #: Tenant -> how many times the fair share of one that is named neither here nor in the settings.
+    weights: Mapping[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
 class AdmissionClosed:
     """The controller is shutting down: refuse what arrives, finish what is admitted."""
 
@@ -184,6 +192,7 @@ Event = (
     | ModelWanted
     | ActionSucceeded
     | ActionFailed
+    | TenantsWeighed
     | AdmissionClosed
     | TimerFired
 )

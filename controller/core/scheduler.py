@@ -62,6 +62,7 @@ from controller.core.events import (
     RequestArrived,
     RequestCancelled,
     RequestsArrived,
+    TenantsWeighed,
     TimerFired,
     WithdrawAction,
     WorkerDraining,
@@ -171,6 +172,7 @@ class Scheduler:
             ModelReady: self._model_ready,
             ModelRemoved: self._model_removed,
             ModelWanted: self._model_wanted,
+            TenantsWeighed: self._tenants_weighed,
             AdmissionClosed: self._admission_closed,
         }
 
@@ -379,6 +381,9 @@ class Scheduler:
         if self._predicts:
             return judge(request, self._now_ns, self._books.load_lanes)
         return judge_without_prediction(request)
+
+    def _tenants_weighed(self, event: TenantsWeighed) -> None:
+        self._policy.weigh_tenants(event.weights)
 
     def _resort(self, model: Model) -> None:
         """Where no worker offers the model that is trusted, take those that are not: slow beats never."""

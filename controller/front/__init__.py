@@ -5,6 +5,7 @@
     tls           TLS of one connection: ciphertext in, plaintext out; no I/O
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
+    pressure      what is refused when memory gets short; no I/O
     interceptor   asks of each call of grpc.aio whether its caller may make it
     throttle      how many requests a busy event loop takes
     server        the Open Inference Protocol: inference

@@ -16,11 +16,17 @@ from clockwright.errors import Refusal, RefusedError
 from clockwright.v1 import control_pb2, inference_pb2
 from controller.access.caller import CALLER, FORWARDED, tell
 from controller.front.control import SERVICE as CONTROL_SERVICE
+from controller.front.door import Door
 from controller.front.methods import unary
 from controller.front.repository import HEALTH_SERVICE, SHARED_MEMORY_EXTENSION
 from controller.front.server import SERVICE
 from controller.front.statuses import fail
 
+# What a front says that is not ready, whatever its controller is.
+_NOT_READY = {
+    f"/{SERVICE}/ServerReady": inference_pb2.ServerReadyResponse(ready=False).SerializeToString(),
+    f"/{HEALTH_SERVICE}/Check": b"\x08\x02",
+}
 _DETAILS = "grpc-status-details-bin"
 
 # How long a call that has not been handed on waits for a controller.
@@ -36,6 +42,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         channel: Callable[[float], Awaitable[Any]],
         shown: Sequence[tuple[str, str]] = (),
         *,
+        door: Door,
         client_shm: bool,
     ) -> None:
         """Hand calls on.
@@ -44,10 +51,12 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
             channel: waits so many seconds at most for the controller, and gives grpc.aio's channel to it; None
                 where it is not there.
             shown: headers by which the controller knows the front.
+            door: is shut when the front has no memory for requests: then it is not ready.
             client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
         """
         self._channel = channel
         self._shown = shown
+        self._door = door
         self._client_shm = client_shm
         live = unary("ServerLive", inference_pb2.ServerLiveRequest, _server_live)
         # Not whatever is asked: a server remembers each method that it has found.
@@ -69,6 +78,9 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
+        if self._door.is_shut and method in _NOT_READY:
+            await context.write(_NOT_READY[method])
+            return
         name = method.rpartition("/")[2]
         # A controller that ends is followed within seconds. Whoever asks how it is wants to know now.
         remaining_s = context.time_remaining()

@@ -30,7 +30,14 @@ import grpc
 
 from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
-from clockwright.errors import ClockwrightError, Denial, ProtocolError, Refusal, RefusedError
+from clockwright.errors import (
+    ClockwrightError,
+    Denial,
+    NoRoomError,
+    ProtocolError,
+    Refusal,
+    RefusedError,
+)
 from clockwright.foreign import printable
 from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
 from clockwright.leadership import Term
@@ -39,7 +46,7 @@ from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
-from controller.front.backend import Answerer, LocalBackend, LocalModel, ToldAnswer
+from controller.front.backend import LocalAnswerer, LocalBackend, ToldAnswer
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
@@ -55,6 +62,8 @@ log = logging.getLogger(__name__)
 
 SERVICE = "clockwright.v1.FrontService"
 
+#: Fronts at once; each has memory of its own that workers map.
+FRONTS_MAX = 256
 # A front that asked for the way to the socket comes at once.
 _DIAL_LIMIT_S = 10.0
 # A front that leaves so many bytes of answers unread is as good as gone.
@@ -69,7 +78,7 @@ _BESIDE_BYTES = 1 << 20
 class _Description:
     """What fronts were told of a model or an application."""
 
-    answerer: Answerer
+    answerer: LocalAnswerer
     #: The generation of the catalogue at which it was found to hold.
     generation: int
     #: Bytes of a row of each input.
@@ -80,7 +89,7 @@ class _Description:
     @property
     def keeps_inputs(self) -> bool:
         """Whether something may be learned from inputs when their request is over."""
-        return type(self.answerer) is not LocalModel
+        return self.answerer.keeps_inputs
 
     @property
     def name(self) -> str:
@@ -454,7 +463,10 @@ class FrontLink:
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
-            asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+            try:
+                asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+            except RefusedError as error:
+                self.failed(asked, error)
 
     def _too_late(self, ask: frames.Ask, waited_ns: int) -> None:
         """Refuse a request that waited for longer than its SLO before this loop looked at it."""
@@ -576,7 +588,7 @@ class FrontLinks:
             return None
         if description.generation != self.catalogue.generation:
             try:
-                answerer: Answerer | None = self._backend.find(description.name, "")
+                answerer: LocalAnswerer | None = self._backend.find(description.name, "")
             except ClockwrightError:
                 answerer = None
             if answerer is None or answerer.servable != description.answerer.servable:
@@ -665,6 +677,8 @@ class FrontLinks:
                 "the front lets everybody in, and the controller does not: expected --keys (or"
                 " --jwt-issuer) there too"
             )
+        if len(self._links) >= FRONTS_MAX:
+            raise NoRoomError(f"found {len(self._links)} fronts, expected {FRONTS_MAX} at most")
         name = f"{printable(request.host, 80)}-{request.pid}"
         caller = CALLER.get()
         token = self._listener.expect(lambda sock: self._dialled(sock, name, caller))

@@ -361,7 +361,9 @@ class Http2Connection:
             data = self._partial + view
             self._arrival_ns = self._partial_since_ns
         elif self.held_bytes >= DIRECT_BYTES_MIN:
-            data = bytes(view[self._gather_frames(view, events) :])
+            # The call stands before the slice: inside it, mypyc runs the call once per type that `view` may have.
+            begin = self._gather_frames(view, events)
+            data = bytes(view[begin:])
         else:
             data = bytes(view)
         position, end = 0, len(data)
@@ -1026,6 +1028,11 @@ class Http2Connection:
         self._resets_left = min(self._resets_left + RESETS_MAX // 10, RESETS_MAX)
 
     # --- what there is ------------------------------------------------------------------------
+
+    def bytes_held_by(self, stream_id: int) -> int:
+        """Bytes of a stream's messages that are not complete, or that nobody has read."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else stream.gathered + stream.unread
 
     def holding(self) -> Sequence[int]:
         """Streams with bytes of a message that is not complete, or that nobody has read; linear in streams."""

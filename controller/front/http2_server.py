@@ -53,7 +53,6 @@ from controller.front.http2 import (
     StreamReset,
     status_block,
 )
-from controller.front.methods import CallDetails
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
@@ -923,6 +922,8 @@ class _Peer:
         door = self.server.door
         before, self._held_bytes = self._held_bytes, self.connection.held_bytes
         door.num_bytes += self._held_bytes - before
+        if self._held_bytes > before and door.is_short:
+            self._give_up_large()
         if self._held_bytes > before and not door.has_room:
             for stream_id in self.connection.holding():
                 if door.has_room:
@@ -930,6 +931,16 @@ class _Peer:
                 call = self._calls.get(stream_id)
                 if call is not None and not call.method.spared:
                     call.give_up(door.no_room(0))  # Which weighs again what is left.
+
+    def _give_up_large(self) -> None:
+        """Give up calls whose messages take up more than there is memory for, before all of a message is here."""
+        door = self.server.door
+        for stream_id in self.connection.holding():
+            call = self._calls.get(stream_id)
+            if call is None or not call.method.bounded:
+                continue  # Operators and workers still get in.
+            if self.connection.bytes_held_by(stream_id) > door.refused_from:
+                call.give_up(door.no_memory())
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""
@@ -1285,7 +1296,7 @@ class Http2Server:
 
     def method(self, request: CallHeaders) -> Method | None:
         """Find out what to do with the first call of a method; None: there is no such method."""
-        call = CallDetails(request.path, request.metadata)
+        call = _CallDetails(request.path, request.metadata)
         for generic in self._generic:
             handler = generic.service(call)
             if handler is not None:
@@ -1489,6 +1500,12 @@ class Http2Server:
             unread_bytes -= greediest.num_unread_bytes
             greediest.leave_unread()
         self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+
+
+@dataclass(slots=True)
+class _CallDetails(grpc.HandlerCallDetails):
+    method: str
+    invocation_metadata: Any
 
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}

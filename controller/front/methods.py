@@ -6,7 +6,6 @@ gRPC's own hook would log a traceback for each message that is none, and end the
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
 from typing import Any, TypeVar
 
@@ -18,17 +17,6 @@ from clockwright.errors import NotAllowedError
 from controller.front.statuses import fail
 
 MessageT = TypeVar("MessageT", bound=Message)
-
-
-@dataclass(slots=True)
-class CallDetails(grpc.HandlerCallDetails):
-    """What is called, for those who know handlers (`grpc.GenericRpcHandler`).
-
-    It stands here because mypyc compiles nothing that derives from a class of grpcio (`make native`).
-    """
-
-    method: str
-    invocation_metadata: Any
 
 
 def unary(

@@ -14,6 +14,7 @@ from clockwright.errors import BadRequestError, UnknownModelError
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, ModelState
 from controller.front.backend import LocalBackend
+from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
@@ -47,6 +48,7 @@ class RepositoryService:
         backend: LocalBackend,
         applications: Applications | None = None,
         *,
+        door: Door,
         client_shm: bool = False,
     ) -> None:
         """Serve one controller.
@@ -56,12 +58,14 @@ class RepositoryService:
             catalogue: knows the models.
             backend: describes what a client names.
             applications: know the applications; None: there are none.
+            door: is shut when there is no memory for requests.
             client_shm: clients may keep tensors in shared memory of theirs.
         """
         self._runtime = runtime
         self._catalogue = catalogue
         self._backend = backend
         self._applications = applications
+        self._door = door
         self._client_shm = client_shm
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
@@ -101,7 +105,7 @@ class RepositoryService:
         return pb.ServerReadyResponse(ready=self._is_ready())
 
     def _is_ready(self) -> bool:
-        return self._catalogue.ready and not self._runtime.draining
+        return self._catalogue.ready and not self._runtime.draining and not self._door.is_shut
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         try:

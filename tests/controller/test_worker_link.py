@@ -15,11 +15,12 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from typing_extensions import override
 
 from clockwright import frames, wire
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
-from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.errors import ModelError, ProtocolError, Refusal, RefusedError
 from clockwright.leadership import Term
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2, control_pb2_grpc
@@ -766,6 +767,37 @@ def test_a_strangers_description_is_gone_with_the_stranger(tmp_path: Path) -> No
             assert [bytes(output) for output in answer.outputs] == [ROW]
             assert model.refused_by == {}
             await honest.__aexit__(None, None, None)
+
+    run(test)
+
+
+class MuteWorker(LoopbackWorker):
+    """Lives, and says nothing of what it is offered."""
+
+    @override
+    async def _judge(self, offer: pb.ModelOffer) -> None:
+        pass
+
+
+def test_a_worker_that_says_nothing_of_a_model_keeps_nobody_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        def refuse(name: str) -> str:
+            return "" if name == "m" else "bad"
+
+        async with (
+            running(config(make_models(tmp_path / "served", "m"))) as controller,
+            MuteWorker(controller.port, "mute") as mute,
+            LoopbackWorker(controller.port, "good", refuse=refuse),
+        ):
+            await until_ready(controller)
+            monkeypatch.setattr(worker_link, "OFFER_SILENCE_S", 0.5)
+            new = make_models(tmp_path / "new", "other") / "other"
+            with pytest.raises(ModelError) as caught:
+                await controller.catalogue.add(new)
+            assert "worker mute has said nothing of it for 0.5 s" in str(caught.value)
+            assert await mute.wait_for("model_drop", 2)
 
     run(test)
 

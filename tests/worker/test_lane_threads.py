@@ -441,14 +441,10 @@ def test_a_short_infer_on_idle_lanes_costs_no_more_lines_than_it_did(tmp_path: P
     with running(device) as harness:
         harness.lanes.add_model(model)
         harness.ok(harness.load("echo"))
-
-        def infer() -> None:
-            harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
-
-        infer()
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
         before = sys.gettrace()
         sys.settrace(count)
-        infer()
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
         sys.settrace(before)
     # Steps that are reported one by one, each under the lock, came to 445.
     assert 0 < num_lines < 230
