@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from clockwright.errors import ConfigError, StoreError
 from controller.lease.lease import LeaseRecord
-from controller.lease.stores import EXPECTED, Found, decode, encode
+from controller.lease.stores import EXPECTED, FoundRecord, decode, encode
 
 # A member that takes longer is passed over. With several, all are asked within a lease.
 _LIMIT_S: Final = 0.7
@@ -43,20 +43,20 @@ class LeaseKey:
         self._key = base64.b64encode(key.encode()).decode()
         self._where = f"etcd {','.join(endpoints)}/{key}"
 
-    def read(self) -> Found:
+    def read(self) -> FoundRecord:
         """Do what `LeaseStore` says."""
         # Linearizable, as etcd reads by default: a member that is cut off from the others does not answer.
         answer = self._call("range", {"key": self._key})
         try:
             [kept] = answer.get("kvs") or [None]
             if kept is None:
-                return Found(None)
+                return FoundRecord(None)
             value, revision = base64.b64decode(kept["value"]), int(kept["mod_revision"])
         except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"lease {self._where}: {error!r} in its answer") from error
-        return Found(decode(value, where=self._where), revision=revision)
+        return FoundRecord(decode(value, where=self._where), revision=revision)
 
-    def swap(self, found: Found, record: LeaseRecord) -> bool:
+    def swap(self, found: FoundRecord, record: LeaseRecord) -> bool:
         """Do what `LeaseStore` says."""
         unchanged = {
             "key": self._key,

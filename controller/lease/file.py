@@ -24,7 +24,7 @@ from typing import Final
 from clockwright.errors import StoreError
 from clockwright.units import NS_PER_S
 from controller.lease.lease import LEASE_NS, LeaseRecord
-from controller.lease.stores import Found, decode, encode
+from controller.lease.stores import FoundRecord, decode, encode
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ class LeaseFile:
         #: Opened once. Closing any handle of a file gives all locks of the process on it back.
         self._locks: int | None = None
 
-    def read(self) -> Found:
+    def read(self) -> FoundRecord:
         """Do what `LeaseStore` says."""
         with self._turn() as locks:
             record = self._record()
             has_ended = (
                 record is not None and not record.released and _locker(locks, _byte(record)) is None
             )
-            return Found(record, has_ended)
+            return FoundRecord(record, has_ended)
 
-    def swap(self, found: Found, record: LeaseRecord) -> bool:
+    def swap(self, found: FoundRecord, record: LeaseRecord) -> bool:
         """Do what `LeaseStore` says."""
         with self._turn() as locks:
             if self._record() != found.record:

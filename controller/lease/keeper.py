@@ -14,7 +14,7 @@ from clockwright.errors import StoreError
 from clockwright.leadership import Term
 from clockwright.units import NS_PER_S
 from controller.lease.lease import LOOK_NS, Lease, Standing
-from controller.lease.stores import Found, LeaseStore
+from controller.lease.stores import FoundRecord, LeaseStore
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class LeaseKeeper:
             self._problem = ""
         return self._lease.check(clock_ns())
 
-    async def _put(self, found: Found) -> None:
+    async def _put(self, found: FoundRecord) -> None:
         asked_ns = clock_ns()
         record = self._lease.propose(found.record, now_ns=asked_ns, has_ended=found.has_ended)
         if record is not None and await asyncio.to_thread(self._store.swap, found, record):

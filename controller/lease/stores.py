@@ -15,7 +15,7 @@ EXPECTED = "file:PATH or etcd://HOST:PORT[,HOST:PORT...][/KEY]"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecord:
     """What was read."""
 
     #: None: there is no record yet.
@@ -29,14 +29,14 @@ class Found:
 class LeaseStore(Protocol):
     """Keeps the record. Called from one thread at a time, which may be another each time."""
 
-    def read(self) -> Found:
+    def read(self) -> FoundRecord:
         """Read the record.
 
         Raises:
             StoreError: the place cannot be reached, or holds something else.
         """
 
-    def swap(self, found: Found, record: LeaseRecord) -> bool:
+    def swap(self, found: FoundRecord, record: LeaseRecord) -> bool:
         """Put a record in place of what was found, unless that has changed; tells whether it did so.
 
         Raises:

@@ -31,7 +31,7 @@ from controller.lease.lease import (
     Standing,
 )
 from controller.lease.places import open_store
-from controller.lease.stores import Found, LeaseStore, decode, encode
+from controller.lease.stores import FoundRecord, LeaseStore, decode, encode
 from tests.kit.etcd_server import etcd_server
 from tests.kit.processes import PATIENCE_S
 
@@ -364,5 +364,5 @@ def test_members_of_etcd_that_do_not_answer_are_passed_over(etcd: str) -> None:
     store = open_store(f"etcd://127.0.0.1:1,{etcd}/passed-over")
     with pytest.raises(StoreError, match="refused"):
         store.read()
-    assert store.read() == Found(None)
+    assert store.read() == FoundRecord(None)
     store.close()
