@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from clockwright.cli.flags import (
     SERVER,
-    Server,
+    Controllers,
     Telemetry,
     Verbose,
     WorkerFlags,
@@ -301,6 +301,18 @@ def controller(
     host: Annotated[
         str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
     ] = "127.0.0.1",
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="file:PATH|etcd://HOST:PORT",
+            help="Where controllers that follow each other keep who of them leads; the others stand by. "
+            "file: is for those of one host.",
+        ),
+    ] = None,
+    notice_s: Annotated[
+        float,
+        typer.Option(help="How long it serves on, and is not ready, when it is told to end."),
+    ] = 0,
     scheduler: SchedulerFlags,
     verbose: Verbose = False,
 ) -> None:
@@ -312,13 +324,14 @@ def controller(
     log(verbose)
     if flags.state is None:
         flags = replace(flags, state=default_state_dir())
-    raise typer.Exit(run_up(flags.config(host, scheduler), LocalWorkers()))
+    config = replace(flags.config(host, scheduler), lease=lease, notice_s=notice_s)
+    raise typer.Exit(run_up(config, LocalWorkers()))
 
 
 @takes_flags
 def front(
     *,
-    controller: Server = SERVER,
+    controller: Controllers = SERVER,
     flags: FrontFlags,
     join: FrontJoinFlags,
     host: Annotated[

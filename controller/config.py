@@ -8,6 +8,7 @@ from pathlib import Path
 
 from clockwright.channel import Access
 from clockwright.errors import ConfigError
+from clockwright.leadership import parse_addresses
 from clockwright.units import NS_PER_MS
 from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
@@ -39,7 +40,7 @@ def default_shared_bytes() -> int:
 class FrontConfig:
     """Everything about a front process that can be tuned; what `ControllerConfig` has too means the same."""
 
-    #: HOST:PORT of the controller.
+    #: HOST:PORT of the controller, or of several with commas between: one of them leads.
     controller: str
     host: str = "127.0.0.1"
     port: int = 8001
@@ -61,12 +62,11 @@ class FrontConfig:
     memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
+        parse_addresses(self.controller)
         if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
             raise ConfigError(
                 f"memory_limit_bytes is {self.memory_limit_bytes}, expected more than 0"
             )
-        if not self.controller.rpartition(":")[0]:
-            raise ConfigError(f"controller is {self.controller!r}, expected HOST:PORT")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}, expected 0 to 65535")
         if not self.host:
@@ -152,6 +152,12 @@ class ControllerConfig:
     telemetry_dir: Path | None = None
     #: Rows of telemetry kept in memory, per table.
     telemetry_capacity: int = CAPACITY
+    #: Where controllers that follow each other keep who of them leads (`controller.lease`); None: this is the only
+    #: one.
+    lease: str | None = None
+    #: How long a shutdown says that the controller is not ready before it refuses requests: time for a load
+    #: balancer to ask, and to send them elsewhere. Fronts and workers need none.
+    notice_s: float = 0.0
     #: How long a shutdown waits for admitted requests to be answered.
     drain_limit_s: float = 10.0
 
@@ -190,8 +196,9 @@ class ControllerConfig:
         if self.tls_certificate is not None and self.front != "http2":
             raise ConfigError(f"front is {self.front!r}, which has no TLS here, expected http2")
         self.access.check(self.host, has_tls=self.tls_certificate is not None)
-        if self.drain_limit_s < 0:
-            raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
+        for name in ("drain_limit_s", "notice_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError(
                 f"silence_limit_ms ({self.silence_limit_ms}) is below twice heartbeat_interval_ms "

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from clockwright.errors import ConfigError
 from clockwright.process import freeze_garbage
 from controller.access.guard import Guard
-from controller.app import run_loop, signals_to_end, use_tls
+from controller.app import run_loop, signals_to_end
 from controller.config import FrontConfig
 from controller.front.door import Door
 from controller.front.forwarding import Forwarding
@@ -26,6 +26,7 @@ from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
 from controller.memory import MemoryWatch
+from controller.server_tls import use_tls
 from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ async def serving(
             )
         InferenceService(backend, door=door, regions=regions).mount(server)
         forwarding = Forwarding(
-            lambda: backend.channel,
+            backend.wait_for_channel,
             config.joining.metadata,
             door=door,
             client_shm=regions is not None,

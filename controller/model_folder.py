@@ -7,7 +7,6 @@ judges the rest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tomllib
@@ -19,6 +18,7 @@ from typing import Any
 from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
 from clockwright.errors import ModelError
 from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, SLO_NS_MAX
+from controller.digests import FileDigests
 
 #: Names that a model may have.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -138,11 +138,12 @@ def check_name(name: str) -> None:
         )
 
 
-def read_model_folder(folder: Path) -> ModelFolder:
-    """Read and check a model's folder; hashes every file, so it takes time.
+def read_model_folder(folder: Path, digests: FileDigests | None = None) -> ModelFolder:
+    """Read and check a model's folder; hashes every file that is not known, so it takes time.
 
     Args:
         folder: its last component is the model's name.
+        digests: know files that were read before.
 
     Raises:
         ModelError: what is wrong with it.
@@ -154,7 +155,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
         config = _read_config(folder / CONFIG_FILE)
         settings = _settings_in(config)
         version = latest_version(folder)
-        files = _read_files(folder, folder / version)
+        files = _read_files(folder, folder / version, digests or FileDigests())
         _check_files(files, version, settings.container)
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
@@ -163,7 +164,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     )
 
 
-def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
+def _read_files(folder: Path, version_folder: Path, digests: FileDigests) -> tuple[ModelFile, ...]:
     root = folder.resolve()
     files = []
     for path in sorted(version_folder.rglob("*")):
@@ -175,9 +176,7 @@ def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
             continue
         if not path.is_file():
             raise ModelError(f"{name} is not a regular file")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            num_bytes = file.tell()
+        digest, num_bytes = digests.of(path)
         files.append(ModelFile(name, path, num_bytes, digest))
     return tuple(files)
 

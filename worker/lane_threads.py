@@ -149,13 +149,36 @@ class LaneThreads(Generic[M]):
             self._after_change()
 
     def abandon(self) -> None:
-        """Forget all models and actions: the controller has gone, so nobody waits for them."""
+        """Forget all models and actions: nobody waits for them."""
         with self._lock:
             self._core.abandon()
-            self._payloads.clear()
-            self._rooms.clear()
-            self._lost = False
-            self._after_change()
+            self._dropped()
+
+    def drop_actions(self) -> bool:
+        """Forget all actions: the controller has gone, so nobody waits for them.
+
+        Returns:
+            Whether the models are still there; those of a device that is lost are not.
+        """
+        with self._lock:
+            was_lost = self._lost
+            if was_lost:
+                self._core.abandon()
+            else:
+                self._core.drop_actions()
+            self._dropped()
+        return not was_lost
+
+    def _dropped(self) -> None:
+        self._payloads.clear()
+        self._rooms.clear()
+        self._lost = False
+        self._after_change()
+
+    def resident(self) -> list[ModelId]:
+        """The models whose weights are loaded."""
+        with self._lock:
+            return self._core.resident()
 
     @property
     def num_pending(self) -> int:

@@ -18,7 +18,11 @@ from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, Reques
 
 @dataclass(slots=True, kw_only=True)
 class WorkerJoined:
-    """A worker registered: one GPU with an empty weights cache and no models yet."""
+    """A worker registered: one GPU without models yet.
+
+    Its weights cache is empty but for models of which `ModelReady` says that they are resident. It says so of
+    all of them before the scheduler hears of any other model there.
+    """
 
     worker_id: WorkerId
     gpu_kind: GpuKind
@@ -73,6 +77,8 @@ class ModelReady:
     clock_mhz: int = 0
     #: Size of one row's outputs; 0 where that is not known.
     output_row_bytes: int = 0
+    #: The weights are in the worker's cache already, since an earlier controller.
+    resident: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

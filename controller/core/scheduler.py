@@ -918,9 +918,13 @@ class Scheduler:
             readiness = Readiness(event.num_pages, event.architecture_id, estimates)
             self._books.ready(model, worker, readiness)
             model.output_row_bytes = event.output_row_bytes
+            if event.resident:
+                self._books.find_resident(model, worker, readiness)
             for sick in self._health.replaced(model, self._now_ns):
                 self._trust_changed(sick, [model])
-            if len(model.copies) < len(model.ready):
+            if event.resident and model.queue:
+                self._dispatch.place(model, self._now_ns)
+            elif len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns)
 
     def _model_wanted(self, event: ModelWanted) -> None:

@@ -11,6 +11,7 @@
     server        the Open Inference Protocol: inference
     repository    the rest of it: health, metadata, the model repository
     regions       clients' own shared memory: what is registered, and copies in and out
+    leadership    whether this controller leads
     control       operators: workers, models, applications, feedback
     calls         a request for inference, whichever server or stream it came by
     backend       what a front needs of a controller, and the controller of this process

@@ -7,7 +7,7 @@ the front that is asked whether it lives. Clients' shared memory is the front's 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -29,13 +29,17 @@ _NOT_READY = {
 }
 _DETAILS = "grpc-status-details-bin"
 
+# How long a call that has not been handed on waits for a controller.
+_HOLD_S = 5.0
+_AT_ONCE = frozenset(("ServerReady", "Check"))
+
 
 class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
     """The methods of a controller that is elsewhere."""
 
     def __init__(
         self,
-        channel: Callable[[], Any],
+        channel: Callable[[float], Awaitable[Any]],
         shown: Sequence[tuple[str, str]] = (),
         *,
         door: Door,
@@ -44,7 +48,8 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         """Hand calls on.
 
         Args:
-            channel: gives grpc.aio's channel to the controller; None while it is not there.
+            channel: waits so many seconds at most for the controller, and gives grpc.aio's channel to it; None
+                where it is not there.
             shown: headers by which the controller knows the front.
             door: is shut when the front has no memory for requests: then it is not ready.
             client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
@@ -76,8 +81,11 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         if self._door.is_shut and method in _NOT_READY:
             await context.write(_NOT_READY[method])
             return
-        channel = self._channel()
         name = method.rpartition("/")[2]
+        # A controller that ends is followed within seconds. Whoever asks how it is wants to know now.
+        remaining_s = context.time_remaining()
+        hold_s = 0.0 if name in _AT_ONCE else _HOLD_S
+        channel = await self._channel(hold_s if remaining_s is None else min(hold_s, remaining_s))
         if channel is None:
             text = "the controller cannot be reached"
             fail(context, RefusedError(Refusal.NO_WORKER, text), method=name)

@@ -40,6 +40,7 @@ from clockwright.errors import (
 )
 from clockwright.foreign import printable
 from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
+from clockwright.leadership import Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import front_pb2 as pb
 from controller.access.caller import CALLER, Caller
@@ -498,6 +499,7 @@ class FrontLinks:
         throttle: Throttle,
         message_bytes_max: int,
         knows_callers: bool = False,
+        term: Term = Term(),  # noqa: B008  it is frozen
     ) -> None:
         """Take fronts.
 
@@ -510,7 +512,9 @@ class FrontLinks:
             throttle: this event loop's, whoever asks it.
             message_bytes_max: bytes of the largest request.
             knows_callers: clients have to show something, and so at fronts.
+            term: the generation in which this controller leads.
         """
+        self._term = term
         self._knows_callers = knows_callers
         self.clock = backend.clock
         self.catalogue = catalogue
@@ -690,6 +694,8 @@ class FrontLinks:
             token=token,
             default_slo_ns=self._backend.default_slo_ns,
             message_bytes_max=self.message_bytes_max,
+            lineage=self._term.lineage,
+            generation=self._term.generation,
         )
 
     def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:

@@ -25,6 +25,10 @@ from controller.selection.applications import Applications
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
+#: Answers of a health check, as they travel.
+SERVING = b"\x08\x01"
+NOT_SERVING = b"\x08\x02"
+
 # Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
@@ -152,7 +156,7 @@ class RepositoryService:
                 raise UnknownModelError(f"there is no service {quote(name)}, expected {SERVICE}")
         except Exception as error:
             return fail(context, error, method="Check")
-        return b"\x08\x01" if self._is_ready() else b"\x08\x02"
+        return SERVING if self._is_ready() else NOT_SERVING
 
     # --- the model repository -----------------------------------------------------------------
 

@@ -821,3 +821,31 @@ def test_io_slots_never_overlap_and_leave_no_crumbs(seed: int) -> None:
     for offset in slots:
         pool.release(offset)
     assert pool.acquire(4096) == 0
+
+
+def test_when_a_controller_has_gone_models_and_loaded_weights_stay_and_actions_do_not() -> None:
+    driver = LanesByHand()
+    driver.resident(A)
+    driver.add(B)
+    driver.load(B)
+    loading = driver.start(Lane.LOAD)
+    driver.infer(A)
+    driver.run(Lane.INPUT)
+    running = driver.start(Lane.EXEC)
+    driver.infer(A)
+    driver.core.drop_actions()
+    driver.core.check()
+    # What was on its way is gone when its step ends.
+    assert driver.core.resident() == [A]
+    for step in (loading, running):
+        driver.finish(step)
+    driver.core.check()
+    assert driver.core.resident() == [A]
+    assert driver.core.num_pending == 0
+    driver.load(B)
+    driver.run(Lane.LOAD)
+    driver.infer(A)
+    for lane in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
+        driver.run(lane)
+    assert driver.errors() == [ActionError.NONE] * 2
+    assert driver.core.resident() == [A, B]

@@ -206,10 +206,10 @@ class Core(Generic[M]):
         entry = self._models.get(model_id)
         return entry.model if entry else None
 
-    def abandon(self) -> None:
-        """Forget all models and actions, silently: the controller that asked has gone.
+    def drop_actions(self) -> None:
+        """Forget all actions, silently: the controller that asked has gone.
 
-        Running steps are finished as usual, but give no result.
+        Running steps are finished as usual, but give no result. Models stay, and weights that are loaded.
         """
         running = self._all_running()
         for job in list(self._jobs.values()):
@@ -221,10 +221,17 @@ class Core(Generic[M]):
         for queue in (self._load, self._input, self._exec, self._output):
             queue.clear()
         for entry in self._models.values():
+            if entry.residency is not None and not entry.residency.loaded:
+                self._evict(entry)
+        self._results.clear()
+
+    def abandon(self) -> None:
+        """Forget all models and actions, as silently."""
+        self.drop_actions()
+        for entry in self._models.values():
             entry.removed = True
             self._evict(entry)
         self._models.clear()
-        self._results.clear()
 
     # --- actions --------------------------------------------------------------------------------
 

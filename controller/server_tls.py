@@ -1,0 +1,28 @@
+"""A server's certificate and authorities, which are read again when their files change."""
+
+from __future__ import annotations
+
+from controller.access.guard import Guard
+from controller.config import ControllerConfig, FrontConfig
+from controller.front.http2_server import Http2Server
+from controller.front.tls import server_context
+
+
+def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: Guard) -> None:
+    """Have a server show its certificate, and those who connect once it has changed the new one.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    certificate, key = config.tls_certificate, config.tls_key
+    if certificate is None or key is None:
+        return
+    client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
+
+    def read() -> None:
+        server.tls = server_context(certificate, key, client_ca, worker_ca)
+
+    # First, so that what changes while it is read is read again.
+    files = (certificate, key, client_ca, worker_ca)
+    guard.watch([path for path in files if path is not None], read)
+    read()
