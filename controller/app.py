@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -86,8 +87,14 @@ class Controller:
 
 
 @asynccontextmanager
-async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
+async def running(
+    config: ControllerConfig, *, clock: Callable[[], int] = time.monotonic_ns
+) -> AsyncIterator[Controller]:
     """Start a controller in the running event loop; stop it, without draining, at the end.
+
+    Args:
+        config: its settings.
+        clock: the present in ns, at the pace of the monotonic clock.
 
     Raises:
         ConfigError: the port is taken, or a directory cannot be used.
@@ -101,7 +108,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             telemetry.write_to(writer.add, writer.add)
         uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
-        runtime = Runtime(make_scheduler(config.scheduler), telemetry)
+        runtime = Runtime(make_scheduler(config.scheduler), telemetry, clock=clock)
         catalogue = Catalogue(runtime, config.models_dir)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
