@@ -48,8 +48,9 @@ class Clients:
     asked: list[Asked] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     num_open: int = 0
+    #: Since somebody looked.
+    just_ended: list[Asked] = field(default_factory=list)
     _channels: dict[str, Channel] = field(default_factory=dict)
-    _late_answers: int = 0
 
     def __post_init__(self) -> None:
         self.process = Process(self.plant.world, self.host, "clients")
@@ -132,6 +133,7 @@ class Clients:
         asked.outcome, asked.ended_ns = outcome, world.now_ns
         asked.num_ends += 1
         self.num_open -= 1
+        self.just_ended.append(asked)
         self.outcomes[outcome] += 1
         world.say(f"request {asked.number} to {asked.model}: {outcome} {details[:100]}")
 

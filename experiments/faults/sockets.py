@@ -505,7 +505,7 @@ class Socket:
             self.has_end = True
             self.notify()
 
-    def close(self) -> None:
+    def close(self, *, silently: bool = False) -> None:
         if self.is_closed:
             return
         self.is_closed = True
@@ -524,7 +524,9 @@ class Socket:
                 for fd in segment.ancillary:
                     os.close(fd)
             self._incoming.received.clear()
-            if unread and not self._error:
+            if silently:
+                pass
+            elif unread and not self._error:
                 self._outgoing.break_off()
             else:
                 self._outgoing.end()

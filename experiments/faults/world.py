@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import errno
+import functools
 import heapq
+import os
 import random
 import traceback
 from collections import deque
@@ -26,6 +29,8 @@ T = TypeVar("T")
 
 # Callbacks of a turn take no time; between two turns of a loop passes so much.
 _TURN_NS = 20 * NS_PER_US
+# What writes to a disk, as threads are handed it.
+_WRITES = frozenset({"add", "finish", "write"})
 # Waking a thread or a loop takes so long, at most.
 _WAKE_NS = 50 * NS_PER_US
 
@@ -62,6 +67,18 @@ class Host:
         """When the monotonic clock will show a time, rounded up."""
         passed_ns = clock_ns - self.base_ns
         return self.since_ns + -(-passed_ns * 10**6 // (10**6 + self.drift_ppm))
+
+    def before_work(self, work: Callable[..., object]) -> None:
+        """Fail what would write, while the disk is full.
+
+        Raises:
+            OSError: it is.
+        """
+        if self.world.now_ns < self.disk_full_until_ns:
+            if isinstance(work, functools.partial) and len(work.args) > 0:
+                work = work.args[0]  # asyncio.to_thread has put it there
+            if getattr(work, "__name__", "") in _WRITES:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def jump(self, by_ns: int) -> None:
         """The monotonic clock jumps forward."""
@@ -199,14 +216,18 @@ class Process:
         """Nothing of it runs for a while, as after SIGSTOP."""
         self.frozen_until_ns = max(self.frozen_until_ns, self.world.now_ns + for_ns)
 
-    def kill(self) -> None:
-        """It ends at once, as by SIGKILL: its kernel closes its sockets."""
+    def kill(self, *, silently: bool = False) -> None:
+        """It ends at once, as by SIGKILL: its kernel closes its sockets.
+
+        Args:
+            silently: its host lost power, and nobody hears of it but by asking.
+        """
         if not self.alive:
             return
         self.alive = False
         self.host.processes.remove(self)
         for sock in list(self.sockets):
-            sock.close()
+            sock.close(silently=silently)
         for told in self.on_end:
             told()
 
@@ -576,6 +597,7 @@ class Loop(asyncio.AbstractEventLoop):
             assert thread is not None
             thread.block(self._world.random.randrange(2 * process.host.work_ns))
             try:
+                process.host.before_work(func)
                 result = func(*args)
             except Exception as error:
                 fault = error

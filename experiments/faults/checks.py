@@ -1,0 +1,54 @@
+"""What must hold whatever happens: after each event, and when all is at rest."""
+
+from __future__ import annotations
+
+from experiments.faults.clients import Clients
+from experiments.faults.plant import Plant
+from experiments.faults.world import Violation
+
+
+def after_each(plant: Plant, clients: Clients) -> None:
+    """What holds after every event.
+
+    Raises:
+        Violation: it does not.
+    """
+    for asked in clients.just_ended:
+        if asked.num_ends != 1:
+            raise Violation(f"request {asked.number} ended {asked.num_ends} times")
+    clients.just_ended.clear()
+
+
+def at_rest(plant: Plant, clients: Clients) -> None:
+    """What holds when everybody has what he asked for, and nothing goes wrong.
+
+    Raises:
+        Violation: it does not.
+    """
+    for asked in clients.asked:
+        if asked.num_ends != 1:
+            raise Violation(f"request {asked.number} ended {asked.num_ends} times")
+    controller = plant.controller
+    if controller is None:
+        raise Violation("there is no controller")
+    if controller.runtime.num_waiting:
+        raise Violation(f"{controller.runtime.num_waiting} requests wait that nobody asks")
+    statistics = controller.runtime.statistics()
+    if statistics.num_waiting or statistics.num_sent:
+        raise Violation(f"{statistics.num_waiting} requests wait, {statistics.num_sent} are sent")
+    for told in statistics.workers:
+        worker = plant.workers[told.worker_id]
+        believed = {*told.resident, *told.loading}
+        if told.loading or told.num_in_flight:
+            raise Violation(f"{told.worker_id} is at work: {told}")
+        if believed != worker.core.resident():
+            raise Violation(
+                f"{told.worker_id} has {sorted(worker.core.resident())},"
+                f" and the books say {sorted(believed)}"
+            )
+    inputs = controller.slabs.inputs
+    if inputs is not None and inputs.used_bytes:
+        raise Violation(f"{inputs.used_bytes} bytes of slabs are held for nobody")
+    for link in controller.links.links:
+        if link.outputs is not None and link.outputs.used_bytes:
+            raise Violation(f"{link.outputs.used_bytes} bytes of outputs are held for nobody")
