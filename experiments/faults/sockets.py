@@ -432,7 +432,7 @@ class Socket:
         room = pipe.room()
         draw = self.network.world.random
         if room and len(data) > 1 and not draw.randrange(16):
-            room = draw.randrange(1, len(data))  # in pieces
+            room = min(room, draw.randrange(1, len(data)))  # in pieces
         if not room:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         part = data[:room]

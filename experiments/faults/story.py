@@ -29,6 +29,7 @@ from experiments.faults.world import Host, Process, Violation, World
 # Where folders are made that last as long as a story.
 _SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 _START_LIMIT_NS = 20 * NS_PER_S
+_RESTART_NS = 200 * NS_PER_MS
 _STEP_NS = 20 * NS_PER_MS
 # When nothing goes wrong any more, everything is well again after so long.
 _RECOVERY_LIMIT_NS = 60 * NS_PER_S
@@ -60,20 +61,24 @@ class Outcome:
     digest: int
 
 
-class _Errors(logging.Handler):
-    """Takes what the product logs as errors, which are its own bugs."""
+class _Log(logging.Handler):
+    """Takes what the product logs into the transcript. Errors are its own bugs."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(logging.ERROR)
+        super().__init__(logging.INFO)
         self._world = world
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        if not self._world.over and self._world.current is not None:
-            words = record.getMessage()
-            if record.exc_info:
-                words += f"\n{logging.Formatter().formatException(record.exc_info)}"
-            self._world.fail(f"{self._world.current.name} logged an error: {words}")
+        world = self._world
+        if world.over or world.current is None:
+            return
+        words = f"{world.current.name} says: {record.getMessage()}"
+        if record.exc_info:
+            words += f"\n{logging.Formatter().formatException(record.exc_info)}"
+        world.say(words)
+        if record.levelno >= logging.ERROR:
+            world.fail(words)
 
 
 class Story:
@@ -316,6 +321,7 @@ class Play:
             name: self.controller_host if name in story.near else world.host(f"host of {name}")
             for name in story._names()
         }
+        self._down_until_ns = dict.fromkeys(self.names, 0)
         self._hosts["controller"] = self.controller_host
         self._hosts["clients"] = self.clients.host
 
@@ -323,7 +329,7 @@ class Play:
 
     def start(self, name: str) -> None:
         """Start a process, unless it runs."""
-        if self.process(name) is not None:
+        if self.process(name) is not None or self.world.now_ns < self._down_until_ns[name]:
             return
         host = self._hosts[name]
         if name == "controller":
@@ -332,6 +338,10 @@ class Play:
             self.plant.start_front(name, host, self.controller_host)
         else:
             self.plant.start_worker(name, host, self.controller_host, self.story.num_pages)
+        process = self.process(name)
+        assert process is not None
+        # Whoever looks after processes starts it again, whyever it has ended.
+        process.on_end.append(lambda: self.world.after(_RESTART_NS, lambda: self.start(name)))
 
     def process(self, name: str) -> Process | None:
         """Find a process that runs."""
@@ -350,6 +360,7 @@ class Play:
     def crash(self, name: str, down_ns: int, *, silently: bool = False) -> None:
         process = self.process(name)
         if process is not None:
+            self._down_until_ns[name] = self.world.now_ns + down_ns
             process.kill(silently=silently)
         self.world.after(down_ns, lambda: self.start(name))
 
@@ -461,13 +472,14 @@ class Play:
         for process in world.processes:
             process.slowness = 1
         for name in self.names:
+            self._down_until_ns[name] = 0
             self.start(name)
 
     def _wait(self, is_so: Callable[[], bool], limit_ns: int, otherwise: str) -> None:
         until_ns = self.world.now_ns + limit_ns
         while not is_so():
             if self.world.now_ns > until_ns:
-                raise Violation(otherwise)
+                raise Violation(f"{otherwise}: {self._state()}")
             self.world.run(self.world.now_ns + _STEP_NS)
 
     def _is_ready(self) -> bool:
@@ -475,11 +487,28 @@ class Play:
         if controller is None or controller.fronts.num_fronts < self.story.num_fronts:
             return False
         statistics = controller.runtime.statistics()
-        ready = {model.model_id: model.ready_on for model in statistics.models}
+        # What a worker was too slow for is tried there again when it is asked for, and not before.
+        ready = Counter(model for worker in statistics.workers for model in worker.suspended)
+        ready.update({model.model_id: len(model.ready_on) for model in statistics.models})
         return len(statistics.workers) == self.story.num_workers and all(
-            len(ready.get(model.model_id, ())) == self.story.num_workers
+            ready[model.model_id] == self.story.num_workers
             for model in controller.catalogue.models
         )
+
+    def _state(self) -> str:
+        """Say who is there, for people."""
+        controller = self.plant.controller
+        if controller is None:
+            return "no controller"
+        statistics = controller.runtime.statistics()
+        models = [
+            f"{model.name} {controller.catalogue.state(model).value} {controller.catalogue.reason(model)}"
+            for model in controller.catalogue.models
+        ]
+        ready = [f"{model.model_id} on {model.ready_on}" for model in statistics.models]
+        workers = [worker.worker_id for worker in statistics.workers]
+        fronts = controller.fronts.num_fronts
+        return f"workers {workers}, {fronts} fronts, models {models}, ready {ready}"
 
     def _is_quiet(self) -> bool:
         return self.clients.num_open == 0
@@ -506,8 +535,9 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> Outcome
     violation = ""
     folder = Path(tempfile.mkdtemp(prefix="clockwright-faults-", dir=_SCRATCH))
     logger = logging.getLogger()
-    errors = _Errors(world)
-    logger.addHandler(errors)
+    log, level = _Log(world), logger.level
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
     outcomes: Counter[str] = Counter()
     try:
         for name, spec in story.specs.items():
@@ -535,7 +565,8 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> Outcome
                     world.say(f"VIOLATION: {violation}")
                 world.end()
     finally:
-        logger.removeHandler(errors)
+        logger.removeHandler(log)
+        logger.setLevel(level)
         shutil.rmtree(folder, ignore_errors=True)
     lines = "\n".join(world.transcript)
     digest = hash_of(f"{lines}{world.num_events}{world.random.random()}")
