@@ -26,6 +26,8 @@ from worker.models.model_files import MODEL_FILE, Limits
 from worker.models.served_model import Fetch, Offer, ServedModel, io_bytes_of
 
 _FLOAT_BYTES = 4
+# A device of this kind computes on however slowly, so what hangs ends some time.
+_HANG_NS = 3 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class SimulatedDevice(Device[SimulatedModel]):
     def _spend(self, duration_ns: int, what: str) -> None:
         draw = self._process.world.random
         if what and self._has(f"{what} hangs"):
-            duration_ns += 3600 * NS_PER_S
+            duration_ns += draw.randrange(_HANG_NS)
         noise = draw.randrange(950, 1050) / 1000
         time.sleep(duration_ns * self.slowness * noise / NS_PER_S)
         if what and self._has(f"{what} fails"):

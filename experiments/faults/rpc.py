@@ -57,6 +57,8 @@ class Call:
         #: When the server wrote the end of the answer, and when its host had got the first byte of the request.
         self.ended_ns = 0
         self.came_ns = 0
+        #: The network did not take the answer as it was ready.
+        self.was_held_up = False
         self.position = 0
         self._deadline: asyncio.TimerHandle | None = None
         if timeout is not None:
@@ -384,6 +386,7 @@ class Channel:
                 assert self._socket is not None
                 call.ended_ns = self._socket.last_sent_ns
                 call.came_ns = self._socket.arrived_ns(call.position)
+                call.was_held_up = self._socket.was_full(call.came_ns)
                 call.trailers({_text(name): _value(name, value) for name, value in headers.items()})
         elif kind == _RST:
             if call is not None:

@@ -113,6 +113,8 @@ class _Pipe:
         self.writer: Socket | None = None
         self.ended = False
         self._last_ns = 0
+        #: When there was no room last.
+        self.full_ns = 0
         #: How many bytes had arrived when, ascending.
         self.arrivals: list[tuple[int, int]] = []
         self._num_arrived = 0
@@ -193,7 +195,7 @@ class _Pipe:
             else:
                 segment.data = segment.data[len(part) :]
         if self.writer is not None:
-            self.writer.notify_writable()
+            self.writer.notify()
         return b"".join(parts), files, segment
 
 
@@ -248,8 +250,14 @@ class Socket:
         outgoing = self._outgoing
         return self._error != 0 or (outgoing is not None and outgoing.room() > 0)
 
+    def was_full(self, since_ns: int) -> bool:
+        """Whether the network has kept the peer waiting with what it had to say, since a time."""
+        assert self._incoming is not None
+        return self._incoming.full_ns >= since_ns
+
     def notify(self) -> None:
-        """Something has come."""
+        """Something has come, or gone."""
+        self.process.loop.mark(self)
         self.process.wake_soon()
         waiting, self._waiting = self._waiting, []
         for told in waiting:
@@ -261,10 +269,6 @@ class Socket:
         arrivals = self._outgoing.arrivals
         index = bisect.bisect_right(arrivals, (position, 1 << 62))
         return arrivals[index][1] if index < len(arrivals) else 0
-
-    def notify_writable(self) -> None:
-        """There is room again."""
-        self.notify()
 
     def reset(self, error: int) -> None:
         """The connection is over."""
@@ -432,7 +436,9 @@ class Socket:
         room = pipe.room()
         draw = self.network.world.random
         if room and len(data) > 1 and not draw.randrange(16):
-            room = min(room, draw.randrange(1, len(data)))  # in pieces
+            data = data[: draw.randrange(1, len(data))]  # in pieces
+        if len(data) > room:
+            pipe.full_ns = self.network.world.now_ns
         if not room:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         part = data[:room]

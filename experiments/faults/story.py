@@ -455,7 +455,7 @@ class Play:
         self._wait(self._is_quiet, _RECOVERY_LIMIT_NS, "requests stay open")
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         self._serves_again()
-        world.run(world.now_ns + 300 * NS_PER_MS)
+        self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
         checks.at_rest(plant, self.clients)
 
     def _heal(self) -> None:
@@ -512,6 +512,13 @@ class Play:
 
     def _is_quiet(self) -> bool:
         return self.clients.num_open == 0
+
+    def _is_idle(self) -> bool:
+        controller = self.plant.controller
+        return controller is not None and not any(
+            worker.num_in_flight or worker.loading
+            for worker in controller.runtime.statistics().workers
+        )
 
     def _serves_again(self) -> None:
         """Ask each model by each front until it answers, which it does soon."""

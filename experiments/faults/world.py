@@ -429,6 +429,8 @@ class Loop(asyncio.AbstractEventLoop):
         self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
         self._readers: dict[Any, asyncio.Handle] = {}
         self._writers: dict[Any, asyncio.Handle] = {}
+        #: Sockets that something may be done with now.
+        self._marked: dict[Any, None] = {}
         self._tasks: dict[_Task[Any], None] = {}
 
     # --- time ---------------------------------------------------------------------------------
@@ -480,11 +482,16 @@ class Loop(asyncio.AbstractEventLoop):
     def turn(self) -> None:
         """Look at sockets and timers, and run what is ready now."""
         ready = self._ready
-        due = [handle for sock, handle in self._readers.items() if sock.is_readable()]
-        due += [handle for sock, handle in self._writers.items() if sock.is_writable()]
-        if len(due) > 1:
-            self._world.random.shuffle(due)
-        ready.extend(due)
+        if self._marked:
+            due = []
+            for sock in list(self._marked):
+                handles = self._handles(sock)
+                due += handles
+                if not handles:
+                    del self._marked[sock]
+            if len(due) > 1:
+                self._world.random.shuffle(due)
+            ready.extend(due)
         timers = self._timers
         now_ns = self._process.host.clock_ns()
         while timers and timers[0][0] <= now_ns:
@@ -498,9 +505,7 @@ class Loop(asyncio.AbstractEventLoop):
 
     def due_ns(self) -> int | None:
         """When the next turn is to be; None: whenever somebody wakes it."""
-        if self._ready or any(sock.is_readable() for sock in self._readers):
-            return self._world.now_ns
-        if any(sock.is_writable() for sock in self._writers):
+        if self._ready or any([self._handles(sock) for sock in self._marked]):
             return self._world.now_ns
         timers = self._timers
         while timers and timers[0][2].cancelled():
@@ -513,6 +518,7 @@ class Loop(asyncio.AbstractEventLoop):
         self._timers.clear()
         self._readers.clear()
         self._writers.clear()
+        self._marked.clear()
         for task in list(self._tasks):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             for _ in range(9):  # what awaits on its way out is closed again
@@ -529,10 +535,23 @@ class Loop(asyncio.AbstractEventLoop):
 
     # --- sockets ------------------------------------------------------------------------------
 
+    def mark(self, sock: Any) -> None:  # noqa: ANN401  a socket, or a process's file
+        """Look at a socket in the next turns, until there is nothing to do with it."""
+        self._marked[sock] = None
+
+    def _handles(self, sock: Any) -> list[asyncio.Handle]:  # noqa: ANN401
+        handles = []
+        if (reader := self._readers.get(sock)) is not None and sock.is_readable():
+            handles.append(reader)
+        if (writer := self._writers.get(sock)) is not None and sock.is_writable():
+            handles.append(writer)
+        return handles
+
     @override
     def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
         fd = self._world_socket(fd)
         self._readers[fd] = asyncio.Handle(callback, args, self, None)
+        self._marked[fd] = None
         if fd.is_readable():
             self._process.wake_soon()
 
@@ -546,6 +565,7 @@ class Loop(asyncio.AbstractEventLoop):
     @override
     def add_writer(self, fd: Any, callback: Any, *args: Any) -> None:
         self._writers[fd] = asyncio.Handle(callback, args, self, None)
+        self._marked[fd] = None
         if fd.is_writable():
             self._process.wake_soon()
 
@@ -641,7 +661,12 @@ class ProcessFile:
     def __init__(self, process: Process, watcher: Process) -> None:
         self._process = process
         self._number = process.world.number()
-        process.on_end.append(watcher.wake_soon)
+
+        def tell() -> None:
+            watcher.loop.mark(self)
+            watcher.wake_soon()
+
+        process.on_end.append(tell)
 
     def __hash__(self) -> int:
         return self._number
