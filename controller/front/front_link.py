@@ -8,8 +8,8 @@ A front checks requests against the description of a model that it was given, wh
 request is asked here, its description is looked at again if anything has changed since: one that holds no more
 makes the request stale, and the front begins it afresh.
 
-A front is not trusted: what the protocol does not allow ends its link, and so does silence, or too much that
-it leaves unread. To the scheduler its requests are withdrawn then, and no other front notices.
+A front is believed who its clients are, and nothing else: what the protocol does not allow ends its link, and
+so does silence, or too much that it leaves unread, or the end of what it has shown. To the scheduler its requests are withdrawn then, and no other front notices.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from clockwright.errors import ClockwrightError, ProtocolError, Refusal, Refused
 from clockwright.foreign import printable
 from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
 from clockwright.v1 import front_pb2 as pb
+from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
@@ -143,9 +144,10 @@ class _Asked:
 class FrontLink:
     """One front's socket, and its open requests."""
 
-    def __init__(self, links: FrontLinks, sock: socket.socket, name: str) -> None:
-        """Begin to hear a front that has shown its token."""
+    def __init__(self, links: FrontLinks, sock: socket.socket, name: str, caller: Caller) -> None:
+        """Begin to hear a front that has shown its token, and is this caller."""
         self.name = name
+        self._caller = caller
         #: Beats since the last sign of life.
         self.silent_ticks = 0
         self._links = links
@@ -268,6 +270,9 @@ class FrontLink:
 
     def tick(self) -> None:
         """Called at each beat: give a sign of life, and give up a front that gives none."""
+        if self._caller.over:
+            self.lost("what it has shown is good no more, or means something else")
+            return
         self.silent_ticks += 1
         self._data.tick()
         ticks, fault = self.silent_ticks, "silent"
@@ -437,6 +442,7 @@ class FrontLinks:
         *,
         door: Door,
         message_bytes_max: int,
+        knows_callers: bool = False,
     ) -> None:
         """Take fronts.
 
@@ -447,7 +453,9 @@ class FrontLinks:
             heartbeats: how often each side gives a sign of life.
             door: bounds what all of them have open at once.
             message_bytes_max: bytes of the largest request.
+            knows_callers: clients have to show something, and so at fronts.
         """
+        self._knows_callers = knows_callers
         self.clock = backend.clock
         self.catalogue = catalogue
         self.heartbeats = heartbeats or HeartbeatConfig()
@@ -589,8 +597,14 @@ class FrontLinks:
                 f"the front speaks protocol version {request.protocol_version}, "
                 f"the controller {wire.PROTOCOL_VERSION}"
             )
+        if self._knows_callers and not request.knows_callers:
+            raise ProtocolError(
+                "the front lets everybody in, and the controller does not: expected --keys (or"
+                " --jwt-issuer) there too"
+            )
         name = f"{printable(request.host, 80)}-{request.pid}"
-        token = self._listener.expect(lambda sock: self._dialled(sock, name))
+        caller = CALLER.get()
+        token = self._listener.expect(lambda sock: self._dialled(sock, name, caller))
         asyncio.get_running_loop().call_later(_DIAL_LIMIT_S, self._listener.forget, token)
         return pb.AttachFrontResponse(
             heartbeat_interval_ms=self.heartbeats.interval_ms,
@@ -602,8 +616,8 @@ class FrontLinks:
             message_bytes_max=self.message_bytes_max,
         )
 
-    def _dialled(self, sock: socket.socket, name: str) -> None:
-        self._links.add(FrontLink(self, sock, name))
+    def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
+        self._links.add(FrontLink(self, sock, name, caller))
         log.info("front %s joined", name)
         if self._timer is None:
             self._tick_later()
