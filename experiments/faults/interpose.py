@@ -6,9 +6,13 @@ import os
 import secrets
 import select
 import socket
+import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -16,6 +20,7 @@ import grpc
 
 import controller.front.http2_server
 import controller.selection.stores
+import controller.state_file
 import worker.controller_socket
 import worker.lane_threads
 from clockwright.units import NS_PER_S
@@ -25,14 +30,19 @@ from experiments.faults.world import PROCESS_FILES, ProcessFile, World, current_
 
 
 @contextmanager
-def interposed(world: World) -> Iterator[Network]:
+def interposed(world: World, folder: Path) -> Iterator[Network]:
     """Have the standard library's doors lead into a world.
 
     What no world's process calls goes where it always went.
+
+    Args:
+        world: whose.
+        folder: temporary files lie there.
     """
     network = Network(world)
     Socket.network = network
-    real_open_pidfd, real_memfd = os.pidfd_open, os.memfd_create
+    real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
+    real_connect = sqlite3.connect
 
     def in_world(inside: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
         def door(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -65,7 +75,7 @@ def interposed(world: World) -> Iterator[Network]:
         for process in world.processes:
             if process.pid == number and process.alive:
                 assert world.current is not None
-                fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                fd = open_file(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
                 PROCESS_FILES[fd] = ProcessFile(process, world.current)
                 return fd
         raise ProcessLookupError(3, "No such process")
@@ -74,7 +84,29 @@ def interposed(world: World) -> Iterator[Network]:
         assert world.current is not None
         if world.now_ns < world.current.host.no_memory_until_ns:
             raise OSError(12, "Cannot allocate memory")
-        return real_memfd(name, flags)
+        return kept(real_memfd(name, flags))
+
+    def kept(fd: int) -> int:
+        """Note a file that goes with its process."""
+        assert world.current is not None
+        world.current.files.add(fd)
+        return fd
+
+    def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:  # noqa: ANN401
+        return kept(real_open(path, flags, mode, dir_fd=dir_fd))
+
+    def close_file(fd: int) -> None:
+        process = world.current
+        assert process is not None
+        if process.alive or fd in process.files:
+            process.files.discard(fd)
+            real_close(fd)
+
+    def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:  # noqa: ANN401
+        assert world.current is not None
+        connection = real_connect(path, *args, **kwargs)
+        world.current.databases[connection] = str(path)
+        return connection
 
     def addresses(host: str, port: int, *_: object, **__: object) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
@@ -96,7 +128,13 @@ def interposed(world: World) -> Iterator[Network]:
         put(time, "sleep", sleep)
         put(os, "getpid", pid)
         put(os, "memfd_create", shared_memory)
-        stack.enter_context(mock.patch.object(os, "pidfd_open", in_world(open_process, real_open_pidfd)))
+        put(os, "open", open_file)
+        put(os, "close", close_file)
+        put(sqlite3, "connect", connect)
+        put(os, "pidfd_open", open_process)
+        names = map("{:08x}".format, count(1))
+        stack.enter_context(mock.patch.object(tempfile, "_name_sequence", names))
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", str(folder)))
         put(socket, "gethostname", host_name)
         put(socket, "socket", Socket)
         put(socket, "create_connection", create_connection)
@@ -112,8 +150,10 @@ def interposed(world: World) -> Iterator[Network]:
         # These ask the kernel about the machine's threads.
         for module in (worker.lane_threads, worker.controller_socket):
             stack.enter_context(mock.patch.object(module, "tune_thread", lambda **_: None))
-        stores = mock.patch.object(controller.selection.stores, "ThreadPoolExecutor", threads.Executor)
-        stack.enter_context(stores)
+        for module in (controller.selection.stores, controller.state_file):
+            stack.enter_context(
+                mock.patch.object(module, "ThreadPoolExecutor", threads.Executor)
+            )
         idle = mock.patch.object(
             controller.front.http2_server, "thread_busy_ns", lambda: lambda: 0
         )

@@ -15,6 +15,7 @@ from typing_extensions import override
 import controller.app
 import worker.lane_threads
 from clockwright.units import NS_PER_MS, ModelId
+from controller.access.config import AccessConfig
 from controller.app import Controller, running
 from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
@@ -85,6 +86,7 @@ class Plant:
     #: Settings that a story draws.
     heartbeat_ms: int = 50
     silence_ms: int = 500
+    keeps_state: bool = True
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     _ports: dict[str, int] = field(default_factory=dict)
@@ -123,6 +125,8 @@ class Plant:
             silence_limit_ms=self.silence_ms,
             shared_memory_bytes=_SHARED_BYTES,
             default_slo_ns=200 * NS_PER_MS,
+            state_dir=self.folder / "state" if self.keeps_state else None,
+            access=AccessConfig(insecure=True),
             telemetry_capacity=1000,
         )
 
@@ -151,6 +155,7 @@ class Plant:
             host=self.network.address(host),
             port=FRONT_PORT + len(self.fronts) if name not in self._ports else self._ports[name],
             shared_memory_bytes=_SHARED_BYTES,
+            access=AccessConfig(insecure=True),
         )
         self._ports[name] = config.port
 

@@ -10,7 +10,7 @@ import asyncio
 import socket
 import struct
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
@@ -42,7 +42,14 @@ def _literal(name: str, value: str) -> bytes:
 class Call:
     """One call; unary calls are streams of one message each way."""
 
-    def __init__(self, channel: Channel, method: str, timeout: float | None) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        method: str,
+        timeout: float | None,
+        metadata: Sequence[tuple[str, str]],
+    ) -> None:
+        self.metadata = metadata
         self._channel = channel
         self._method = method
         self.stream_id = 0
@@ -211,9 +218,11 @@ class Channel:
         """Make what begins calls of a method."""
 
         def begin(
-            requests: AsyncIterator[bytes] | None = None, timeout: float | None = None
+            requests: AsyncIterator[bytes] | None = None,
+            timeout: float | None = None,
+            metadata: Sequence[tuple[str, str]] = (),
         ) -> Call:
-            call = Call(self, method, timeout)
+            call = Call(self, method, timeout, metadata)
             self._begin(call)
             if requests is not None:
                 self._loop.create_task(_write_all(call, requests))
@@ -230,8 +239,12 @@ class Channel:
     ) -> Callable[..., Awaitable[Any]]:
         """Make what carries out calls of a method."""
 
-        async def ask(request: Any, timeout: float | None = None, **_: object) -> Any:  # noqa: ANN401
-            call = Call(self, method, timeout)
+        async def ask(
+            request: Any,  # noqa: ANN401
+            timeout: float | None = None,
+            metadata: Sequence[tuple[str, str]] = (),
+        ) -> Any:  # noqa: ANN401
+            call = Call(self, method, timeout, metadata)
             self._begin(call)
             try:
                 message = request_serializer(request)
@@ -272,6 +285,7 @@ class Channel:
             (":authority", "world"),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
+            *call.metadata,
         ]
         if call.timeout is not None:
             pairs.append(("grpc-timeout", f"{max(round(call.timeout * 1e6), 1)}u"))

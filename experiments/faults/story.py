@@ -552,7 +552,8 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> Outcome
         scheduler = SchedulerConfig(
             policy=story.policy, action_timeout_ns=story.action_timeout_ns
         )
-        with interposed(world) as network:
+        world.folder = str(folder)
+        with interposed(world, folder) as network:
             plant = Plant(
                 world,
                 network,

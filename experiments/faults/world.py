@@ -14,15 +14,18 @@ import functools
 import heapq
 import os
 import random
+import sqlite3
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import greenlet
 from typing_extensions import override
 
+from clockwright.errors import ClockwrightError
 from clockwright.units import NS_PER_S, NS_PER_US
 
 T = TypeVar("T")
@@ -101,6 +104,8 @@ class World:
         self.num_events = 0
         #: Asserted between two events.
         self.checks: list[Callable[[], None]] = []
+        #: A path that transcripts do not show, because it is another each time.
+        self.folder = ""
         self.violation: BaseException | None = None
         self.over = False
         self.hub = greenlet.getcurrent()
@@ -125,6 +130,8 @@ class World:
 
     def say(self, words: str) -> None:
         """Note what happened."""
+        if self.folder:
+            words = words.replace(self.folder, "")
         self.transcript.append(f"{self.now_ns / 1e6:12.6f} ms  {words}")
 
     def at(self, time_ns: int, event: Callable[[], object]) -> None:
@@ -180,6 +187,9 @@ class Process:
         self.on_end: list[Callable[[], None]] = []
         #: Sockets that its kernel closes.
         self.sockets: dict[Any, None] = {}
+        #: Real files that the kernel closes, and databases that are open, with their paths.
+        self.files: set[int] = set()
+        self.databases: dict[sqlite3.Connection, str] = {}
         self.loop = Loop(self)
         self.main_task: asyncio.Task[Any] | None = None
         self._threads: dict[Thread, None] = {}
@@ -205,9 +215,8 @@ class Process:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self.world.say(f"{self.name} ends: {type(error).__name__}: {error}")
-        if isinstance(error, Exception):
-            words = "".join(traceback.format_exception(error))
-            self.world.transcript.append(words)
+        if isinstance(error, Exception) and not isinstance(error, ClockwrightError):
+            self.world.fail(f"{self.name} failed: {''.join(traceback.format_exception(error))}")
         self.kill()
 
     # --- faults -------------------------------------------------------------------------------
@@ -228,16 +237,45 @@ class Process:
         self.host.processes.remove(self)
         for sock in list(self.sockets):
             sock.close(silently=silently)
+        self._close_files()
         for told in self.on_end:
             told()
+
+    def _close_files(self) -> None:
+        """Let go of its files; databases lie there as they were, with what was being written."""
+        for connection, path in self.databases.items():
+            if path == ":memory:":
+                connection.close()
+                continue
+            parts = [Path(path + suffix) for suffix in ("", "-wal")]
+            contents = [part.read_bytes() if part.exists() else None for part in parts]
+            connection.close()  # which writes
+            for part, content in zip(parts, contents, strict=True):
+                if content is not None:
+                    part.write_bytes(content)
+            if contents[1] is not None and self.world.random.random() < 0.5:
+                # A transaction that was under way, and of which nobody was told that it is done.
+                torn = contents[1][-self.world.random.randrange(1, 9000) :]
+                with parts[1].open("ab") as wal:
+                    wal.write(torn)
+        self.databases.clear()
+        for fd in self.files:
+            os.close(fd)
+            PROCESS_FILES.pop(fd, None)
+        self.files.clear()
 
     def vanish(self) -> None:
         """Let go of its threads and tasks; nothing of what they say on their way out is heard."""
         self.alive = False
-        for thread in list(self._threads):
-            thread.abandon()
-        self._threads.clear()
-        self.loop.abandon()
+        self._close_files()
+        self.world.current = self
+        try:
+            for thread in list(self._threads):
+                thread.abandon()
+            self._threads.clear()
+            self.loop.abandon()
+        finally:
+            self.world.current = None
 
     # --- running ------------------------------------------------------------------------------
 
