@@ -370,7 +370,7 @@ class Channel:
     def _readable(self) -> None:
         assert self._socket is not None
         try:
-            data = self._socket.recv(1 << 18)
+            data = self._socket.recv_segment()
         except BlockingIOError:
             return
         except OSError as error:

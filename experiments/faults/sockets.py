@@ -445,6 +445,11 @@ class Socket:
         pipe.send(part, files)
         return len(part)
 
+    def recv_segment(self) -> bytes:
+        """Receive what was sent at one time, `last_sent_ns`."""
+        pipe = self._incoming
+        return self.recv(len(pipe.received[0].data) if pipe is not None and pipe.received else 1)
+
     def recv(self, num_bytes: int, flags: int = 0) -> bytes:
         data, files, _ = self._receive(num_bytes)
         for fd in files:

@@ -269,12 +269,14 @@ class Process:
         self.alive = False
         self._close_files()
         self.world.current = self
+        asyncio._set_running_loop(self.loop)
         try:
             for thread in list(self._threads):
                 thread.abandon()
             self._threads.clear()
             self.loop.abandon()
         finally:
+            asyncio._set_running_loop(None)
             self.world.current = None
 
     # --- running ------------------------------------------------------------------------------
