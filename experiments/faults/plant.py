@@ -14,6 +14,7 @@ from typing_extensions import override
 
 import controller.app
 import worker.lane_threads
+from clockwright.actions import ActionError, Result
 from clockwright.units import NS_PER_MS, ModelId
 from controller.access.config import AccessConfig
 from controller.app import Controller, running
@@ -38,8 +39,29 @@ _ARENA_BYTES = 256 << 20
 _SHARED_BYTES = 32 << 20
 
 
+# The controller's books forbid what is answered so.
+_CONTRADICTIONS = (
+    ActionError.UNKNOWN_MODEL,
+    ActionError.NO_PAGES,
+    ActionError.ALREADY_RESIDENT,
+    ActionError.BAD_INPUT,
+)
+
+
 class ObservedCore(Core[SimulatedModel]):
-    """A worker's core that says what it has."""
+    """A worker's core that says what it has, and when the controller thinks it has something else."""
+
+    def __init__(self, world: World, *, num_pages: int, io_bytes: int) -> None:
+        super().__init__(num_pages=num_pages, io_bytes=io_bytes)
+        self._world = world
+
+    @override
+    def take_results(self) -> list[Result]:
+        results = super().take_results()
+        for result in results:
+            if result.error in _CONTRADICTIONS:
+                self._world.fail(f"a worker and the books differ: {result.error.name}: {result.message}")
+        return results
 
     def resident(self) -> set[ModelId]:
         """The models whose weights are in pages, or on their way there."""
@@ -97,7 +119,9 @@ class Plant:
         """Have workers' cores and schedulers be those that are looked into."""
 
         def make_core(*, num_pages: int, io_bytes: int) -> ObservedCore:
-            self._last_core = ObservedCore(num_pages=num_pages, io_bytes=io_bytes)
+            self._last_core = ObservedCore(
+                self.world, num_pages=num_pages, io_bytes=io_bytes
+            )
             return self._last_core
 
         with (

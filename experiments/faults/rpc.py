@@ -193,6 +193,8 @@ class Channel:
         self._unsent = bytearray()
         self._num_written = 0
         self._next_id = 1
+        #: Calls that the server has ended.
+        self._over: set[int] = set()
         self._window = _INITIAL_WINDOW
         self._initial_window = _INITIAL_WINDOW
         self._frame_bytes = _FRAME_BYTES
@@ -391,11 +393,16 @@ class Channel:
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         call = self.calls.get(stream_id)
+        if stream_id in self._over and kind in (_DATA, _HEADERS):
+            assert self._socket is not None
+            self._socket.process.world.fail(f"a call was answered again: {payload[:100]!r}")
         if kind == _DATA:
             if call is not None:
                 call.received(payload)
         elif kind == _HEADERS:
             headers = dict(self._decoder.decode(payload))
+            if flags & _END_STREAM:
+                self._over.add(stream_id)
             if call is not None and flags & _END_STREAM:
                 assert self._socket is not None
                 call.ended_ns = self._socket.last_sent_ns

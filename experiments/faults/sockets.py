@@ -42,10 +42,10 @@ class Link:
 
     def arrival_ns(self) -> int:
         """When what is sent now arrives."""
-        draw = self._world.random
-        delay_ns = self.delay_ns + draw.randrange(self.delay_ns)
-        if self.hiccup_one_in and not draw.randrange(self.hiccup_one_in):
-            delay_ns += draw.randrange(self.hiccup_ns)
+        below = self._world.below
+        delay_ns = self.delay_ns + below(self.delay_ns)
+        if self.hiccup_one_in and not below(self.hiccup_one_in):
+            delay_ns += below(self.hiccup_ns)
         now_ns = self._world.now_ns
         if now_ns < self.cut_until_ns:
             return self.cut_until_ns + delay_ns
@@ -434,9 +434,9 @@ class Socket:
         if pipe.ended:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
         room = pipe.room()
-        draw = self.network.world.random
-        if room and len(data) > 1 and not draw.randrange(16):
-            data = data[: draw.randrange(1, len(data))]  # in pieces
+        below = self.network.world.below
+        if len(data) > 1 and not below(16):
+            data = data[: 1 + below(len(data) - 1)]  # in pieces
         if len(data) > room:
             pipe.full_ns = self.network.world.now_ns
         if not room:

@@ -493,7 +493,10 @@ class Play:
         # What a worker was too slow for is tried there again when it is asked for, and not before.
         ready = Counter(model for worker in statistics.workers for model in worker.suspended)
         ready.update({model.model_id: len(model.ready_on) for model in statistics.models})
-        return len(statistics.workers) == self.story.num_workers and all(
+        workers = {name: worker.process.pid for name, worker in self.plant.workers.items()}
+        linked = {link.worker_id: link.register.pid for link in controller.links.links}
+        here = len(workers) == len(statistics.workers) == self.story.num_workers
+        return here and linked == workers and all(
             ready[model.model_id] == self.story.num_workers
             for model in controller.catalogue.models
         )

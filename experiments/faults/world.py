@@ -95,6 +95,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.draw = self.random.random
         self.now_ns = NS_PER_S
         self.current: Process | None = None
         self.hosts: dict[str, Host] = {}
@@ -112,6 +113,10 @@ class World:
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._sequence = 0
         self._last_number = 0
+
+    def below(self, limit: int) -> int:
+        """Draw a number from 0 up to a limit."""
+        return int(self.draw() * limit)
 
     def number(self) -> int:
         """Make a number that no other thing of this world has."""
@@ -292,7 +297,7 @@ class Process:
     def wake_soon(self) -> None:
         """Have a turn after what waking a process takes."""
         if not self._in_turn:
-            self.wake(self.world.now_ns + self.world.random.randrange(_WAKE_NS))
+            self.wake(self.world.now_ns + self.world.below(_WAKE_NS))
 
     def _turn(self, at_ns: int) -> None:
         if not self.alive or at_ns != self._turn_at_ns:
@@ -368,7 +373,7 @@ class Thread:
     def start(self) -> None:
         """Begin, soon."""
         self.process.add_thread(self)
-        self.wake_after(self.process.world.random.randrange(_WAKE_NS))
+        self.wake_after(self.process.world.below(_WAKE_NS))
 
     def resume(self) -> None:
         """Go on until it blocks again, or ends."""
@@ -399,7 +404,7 @@ class Thread:
 
     def wake(self) -> None:
         """Go on, after what waking a thread takes."""
-        self.wake_after(self.process.world.random.randrange(_WAKE_NS))
+        self.wake_after(self.process.world.below(_WAKE_NS))
 
     def waker(self) -> Callable[[], None]:
         """Make what wakes it from the block that it is about to begin, and from no later one."""
