@@ -564,8 +564,8 @@ def _play(story: Story, happenings: Sequence[Happening]) -> Outcome:
     violation = ""
     folder = Path(tempfile.mkdtemp(prefix="clockwright-faults-", dir=_SCRATCH))
     logger = logging.getLogger()
-    log, level = _Log(world), logger.level
-    logger.addHandler(log)
+    handlers, level = logger.handlers, logger.level
+    logger.handlers = [_Log(world)]
     logger.setLevel(logging.INFO)
     outcomes: Counter[str] = Counter()
     try:
@@ -596,7 +596,7 @@ def _play(story: Story, happenings: Sequence[Happening]) -> Outcome:
                 sys.unraisablehook = lambda _: None
                 world.end()
     finally:
-        logger.removeHandler(log)
+        logger.handlers = handlers
         logger.setLevel(level)
         shutil.rmtree(folder, ignore_errors=True)
     lines = "\n".join(world.transcript)
