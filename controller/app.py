@@ -105,8 +105,8 @@ async def running(
         ConfigError: the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
-        guard = Guard(config.access)
         telemetry = Telemetry(config.telemetry_capacity)
+        guard = Guard(config.access, count=telemetry.denied)
         if config.telemetry_dir is not None:
             writer = TelemetryWriter(config.telemetry_dir)
             await writer.start()
@@ -202,6 +202,8 @@ async def running(
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,
+            knows_callers=config.access.knows_callers,
+            has_tls=config.tls_certificate is not None,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)
