@@ -17,6 +17,8 @@ from experiments.faults.world import Host, Process
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _FLOAT_BYTES = 4
+# Stands for a model that was never there.
+_UNKNOWN = ModelSpec("", 2, 1, 1, 1, 1)
 
 
 @dataclass(eq=False)
@@ -45,6 +47,8 @@ class Clients:
     plant: Plant
     host: Host
     process: Process = field(init=False)
+    #: What each model is, or was, or may become.
+    versions: dict[str, list[ModelSpec]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     num_open: int = 0
@@ -53,6 +57,7 @@ class Clients:
     _channels: dict[str, Channel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.versions = {name: [spec] for name, spec in self.plant.specs.items()}
         self.process = Process(self.plant.world, self.host, "clients")
 
         async def main() -> None:
@@ -73,7 +78,7 @@ class Clients:
     ) -> None:
         """Have a client ask, soon."""
         world = self.plant.world
-        spec = self.plant.specs[model]
+        spec = self.versions[model][-1] if model in self.versions else _UNKNOWN
         number = len(self.asked) + 1
         content = world.random.randbytes(8) * (spec.num_inputs * _FLOAT_BYTES * rows // 8)
         asked = Asked(number, model, slo_ns, rows, front, content)
@@ -164,9 +169,4 @@ class Clients:
             asked.content[begin : begin + row_bytes]
             for begin in range(0, len(asked.content), row_bytes)
         ]
-        return [
-            b"".join(map(spec.answer, rows)) for spec in self._versions(asked.model)
-        ]
-
-    def _versions(self, model: str) -> list[ModelSpec]:
-        return [self.plant.specs[model]]
+        return [b"".join(map(spec.answer, rows)) for spec in self.versions[asked.model]]

@@ -43,12 +43,20 @@ class ModelSpec:
     exec_us: int
     batch_sizes: tuple[int, ...] = (1, 2, 4)
 
-    def write(self, folder: Path, *, version: int = 1, settings: str = "") -> None:
-        """Make the folder of a model."""
-        (folder / str(version)).mkdir(parents=True, exist_ok=True)
-        (folder / str(version) / MODEL_FILE).write_text(json.dumps(asdict(self)))
+    def files(self) -> dict[str, bytes]:
+        """The files of its folder, by their paths."""
         sizes = ", ".join(map(str, self.batch_sizes))
-        (folder / "config.toml").write_text(f"batch_sizes = [{sizes}]\n{settings}")
+        return {
+            f"1/{MODEL_FILE}": json.dumps(asdict(self)).encode(),
+            "config.toml": f"batch_sizes = [{sizes}]\n".encode(),
+        }
+
+    def write(self, folder: Path) -> None:
+        """Make its folder."""
+        for name, content in self.files().items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
     def answer(self, row: Buffer) -> bytes:
         """What a row is answered with."""

@@ -45,7 +45,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
     real_connect = sqlite3.connect
 
     def in_world(inside: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
-        def door(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        def door(*args: Any, **kwargs: Any) -> Any:
             return (inside if world.current is not None else outside)(*args, **kwargs)
 
         return door
@@ -92,7 +92,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
         world.current.files.add(fd)
         return fd
 
-    def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:  # noqa: ANN401
+    def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         return kept(real_open(path, flags, mode, dir_fd=dir_fd))
 
     def close_file(fd: int) -> None:
@@ -102,7 +102,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
             process.files.discard(fd)
             real_close(fd)
 
-    def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:  # noqa: ANN401
+    def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
         assert world.current is not None
         connection = real_connect(path, *args, **kwargs)
         world.current.databases[connection] = str(path)
@@ -116,7 +116,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
 
     with ExitStack() as stack:
 
-        def put(owner: Any, name: str, inside: Any) -> None:  # noqa: ANN401
+        def put(owner: Any, name: str, inside: Any) -> None:
             outside = getattr(owner, name)
             door = in_world(inside, outside) if not isinstance(inside, type) else inside
             stack.enter_context(mock.patch.object(owner, name, door))
@@ -151,11 +151,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
         for module in (worker.lane_threads, worker.controller_socket):
             stack.enter_context(mock.patch.object(module, "tune_thread", lambda **_: None))
         for module in (controller.selection.stores, controller.state_file):
-            stack.enter_context(
-                mock.patch.object(module, "ThreadPoolExecutor", threads.Executor)
-            )
-        idle = mock.patch.object(
-            controller.front.http2_server, "thread_busy_ns", lambda: lambda: 0
-        )
+            stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", threads.Executor))
+        idle = mock.patch.object(controller.front.http2_server, "thread_busy_ns", lambda: lambda: 0)
         stack.enter_context(idle)
         yield network

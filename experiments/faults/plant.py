@@ -22,7 +22,7 @@ from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
 from controller.core.invariants import check as check_books
-from controller.front_process import Front, serving
+from controller.front_process import serving
 from experiments.faults.device import ModelSpec, SimulatedDevice, SimulatedModel
 from experiments.faults.sockets import Network
 from experiments.faults.world import Host, Process, World
@@ -60,7 +60,9 @@ class ObservedCore(Core[SimulatedModel]):
         results = super().take_results()
         for result in results:
             if result.error in _CONTRADICTIONS:
-                self._world.fail(f"a worker and the books differ: {result.error.name}: {result.message}")
+                self._world.fail(
+                    f"a worker and the books differ: {result.error.name}: {result.message}"
+                )
         return results
 
     def resident(self) -> set[ModelId]:
@@ -119,9 +121,7 @@ class Plant:
         """Have workers' cores and schedulers be those that are looked into."""
 
         def make_core(*, num_pages: int, io_bytes: int) -> ObservedCore:
-            self._last_core = ObservedCore(
-                self.world, num_pages=num_pages, io_bytes=io_bytes
-            )
+            self._last_core = ObservedCore(self.world, num_pages=num_pages, io_bytes=io_bytes)
             return self._last_core
 
         with (
@@ -207,9 +207,7 @@ class Plant:
             num_pages=num_pages,
             cache_dir=self.folder / host.name,
         )
-        limits = Limits(
-            arena_bytes=_ARENA_BYTES, num_pages=num_pages, io_bytes=_IO_BYTES // 4
-        )
+        limits = Limits(arena_bytes=_ARENA_BYTES, num_pages=num_pages, io_bytes=_IO_BYTES // 4)
 
         async def main() -> None:
             files = FileStore(config.cache_dir)

@@ -88,7 +88,7 @@ class Call:
             await self._channel.connected()
             self._channel.send(self, b"", last=True)
 
-    async def read(self) -> Any:  # noqa: ANN401  bytes or EOF
+    async def read(self) -> Any:
         """Receive a message.
 
         Raises:
@@ -120,7 +120,7 @@ class Call:
         await self.code()
         return self._details
 
-    async def trailing_metadata(self) -> Any:  # noqa: ANN401  grpcio's
+    async def trailing_metadata(self) -> Any:
         """What came behind."""
         await self.code()
         return self._trailing
@@ -242,10 +242,10 @@ class Channel:
         """Make what carries out calls of a method."""
 
         async def ask(
-            request: Any,  # noqa: ANN401
+            request: Any,
             timeout: float | None = None,
             metadata: Sequence[tuple[str, str]] = (),
-        ) -> Any:  # noqa: ANN401
+        ) -> Any:
             call = Call(self, method, timeout, metadata)
             self._begin(call)
             try:
@@ -348,9 +348,7 @@ class Channel:
     async def _connect(self) -> None:
         host, _, port = self._address.rpartition(":")
         try:
-            sock = await asyncio.to_thread(
-                create_connection, (host, int(port)), _CONNECT_LIMIT_S
-            )
+            sock = await asyncio.to_thread(create_connection, (host, int(port)), _CONNECT_LIMIT_S)
         except (OSError, TimeoutError) as error:
             self._break(f"failed to connect: {error}")
             return

@@ -286,7 +286,7 @@ class Socket:
 
     # --- connecting -----------------------------------------------------------------------------
 
-    def bind(self, where: Any) -> None:  # noqa: ANN401  an address of either family
+    def bind(self, where: Any) -> None:
         network, host = self.network, self.process.host
         if self.family == real.AF_UNIX:
             if (host.name, where) in network.listening:
@@ -315,7 +315,7 @@ class Socket:
         sock._stamps = self._stamps
         return sock, sock._peer_name
 
-    def connect(self, where: Any) -> None:  # noqa: ANN401  an address of either family
+    def connect(self, where: Any) -> None:
         network, process = self.network, self.process
         host = process.host
         if self.family == real.AF_UNIX:
@@ -356,17 +356,21 @@ class Socket:
         network = self.network
         if self.family != real.AF_UNIX:
             self._name = (network.address(self.process.host), network.new_port())
-        other._name, other._peer_name, self._peer_name = listening._name, self._name, listening._name
+        other._name, other._peer_name, self._peer_name = (
+            listening._name,
+            self._name,
+            listening._name,
+        )
         self._outgoing = other._incoming = _Pipe(link, other)
         other._outgoing = self._incoming = _Pipe(link, self)
         self._outgoing.writer, other._outgoing.writer = self, other
         listening._backlog.append(other)
         listening.notify()
 
-    def getsockname(self) -> Any:  # noqa: ANN401
+    def getsockname(self) -> Any:
         return self._name
 
-    def getpeername(self) -> Any:  # noqa: ANN401
+    def getpeername(self) -> Any:
         return self._peer_name
 
     # --- settings -------------------------------------------------------------------------------
@@ -380,13 +384,13 @@ class Socket:
     def gettimeout(self) -> float | None:
         return self._timeout
 
-    def setsockopt(self, level: int, option: int, value: Any = None) -> None:  # noqa: ANN401
+    def setsockopt(self, level: int, option: int, value: Any = None) -> None:
         if (level, option) == (real.SOL_SOCKET, _SO_TIMESTAMPNS):
             self._stamps = bool(value)
         elif (level, option) == (real.SOL_SOCKET, real.SO_REUSEPORT):
             self._shares = bool(value)
 
-    def getsockopt(self, level: int, option: int, size: int = 0) -> Any:  # noqa: ANN401
+    def getsockopt(self, level: int, option: int, size: int = 0) -> Any:
         if (level, option) == (real.SOL_SOCKET, real.SO_PEERCRED):
             assert self.peer is not None
             return struct.pack("iII", self.peer.process.pid, 0, 0)
@@ -399,12 +403,10 @@ class Socket:
 
     # --- bytes ----------------------------------------------------------------------------------
 
-    def send(self, data: Any, flags: int = 0) -> int:  # noqa: ANN401  any buffer
+    def send(self, data: Any, flags: int = 0) -> int:
         return self._send(bytes(data), ())
 
-    def sendmsg(
-        self, buffers: Sequence[Any], ancillary: Sequence[Any] = (), flags: int = 0
-    ) -> int:
+    def sendmsg(self, buffers: Sequence[Any], ancillary: Sequence[Any] = (), flags: int = 0) -> int:
         files: list[int] = []
         for _, _, data in ancillary:
             found = array.array("i")
@@ -417,7 +419,7 @@ class Socket:
                 os.close(fd)
             raise
 
-    def sendall(self, data: Any, flags: int = 0) -> None:  # noqa: ANN401
+    def sendall(self, data: Any, flags: int = 0) -> None:
         rest = bytes(data)
         while rest:
             try:
@@ -456,7 +458,7 @@ class Socket:
             os.close(fd)
         return data
 
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # noqa: ANN401
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         view = memoryview(buffer).cast("B")
         data = self.recv(nbytes or len(view))
         view[: len(data)] = data
@@ -474,9 +476,7 @@ class Socket:
             begin += len(part)
         ancillary = []
         if files:
-            ancillary.append(
-                (real.SOL_SOCKET, real.SCM_RIGHTS, array.array("i", files).tobytes())
-            )
+            ancillary.append((real.SOL_SOCKET, real.SCM_RIGHTS, array.array("i", files).tobytes()))
         if self._stamps and segment is not None:
             stamp = struct.pack("@ll", *divmod(segment.wall_ns, NS_PER_S))
             ancillary.append((real.SOL_SOCKET, _SO_TIMESTAMPNS, stamp))

@@ -26,8 +26,9 @@ from experiments.faults import checks
 from experiments.faults.clients import Clients
 from experiments.faults.device import ModelSpec
 from experiments.faults.interpose import interposed
+from experiments.faults.operators import Operator
 from experiments.faults.plant import Plant
-from experiments.faults.world import Host, Process, Violation, World
+from experiments.faults.world import Process, Violation, World
 
 # Where folders are made that last as long as a story.
 _SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -87,7 +88,22 @@ class _Log(logging.Handler):
 class Story:
     """What a seed draws."""
 
-    def __init__(self, seed: int, *, num_requests: int = 100, length_ns: int = 1500 * NS_PER_MS):
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_requests: int = 40,
+        length_ns: int = 500 * NS_PER_MS,
+        kinds: Sequence[str] | None = None,
+    ) -> None:
+        """Draw a story.
+
+        Args:
+            seed: decides everything.
+            num_requests: of clients.
+            length_ns: how long things go on, and wrong.
+            kinds: what goes wrong; None: the seed says, and in one story of sixteen nothing does.
+        """
         self.seed = seed
         self.length_ns = length_ns
         draw = self._draw = random.Random(seed)
@@ -101,10 +117,16 @@ class Story:
         self.action_timeout_ns = draw.choice([100, 400]) * NS_PER_MS
         self.specs = {f"m{number}": self._spec(number) for number in range(draw.randint(1, 4))}
         self.happenings: list[Happening] = []
+        # Models that an operator adds, replaces and removes, all of one shape, so that clients need not know.
+        self.put = {f"u{number}" for number in range(draw.choice([0, 0, 1, 2]))}
+        for name in sorted(self.put):
+            for number in range(draw.randint(1, 4)):
+                self._say(self._operation(name, number))
         self._requests(num_requests)
-        kinds = list(FAULTS)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
-        self.kinds = draw.sample(kinds, draw.randint(1, 4)) if seed % 16 else []
+        self.kinds = draw.sample(list(FAULTS), draw.randint(1, 4)) if seed % 16 else []
+        if kinds is not None:
+            self.kinds = list(kinds)
         for kind in self.kinds:
             for _ in range(draw.choice([1, 2, 4])):
                 self._say(FAULTS[kind](self))
@@ -141,12 +163,19 @@ class Story:
             for _ in range(count):
                 self.happenings.append(Happening(at_ns, *self._request()))
 
+    def _operation(self, name: str, number: int) -> tuple[str, Act]:
+        if number and self._draw.random() < 0.4:
+            return f"{name} is to be removed", lambda play: play.operator.remove(name)
+        spec = ModelSpec(f"{name}.{number} of {self.seed}", 16, 2, 1, 1000, 1000, (1, 2, 4))
+        return f"{spec.key} is to be put", lambda play: play.operator.put(name, spec)
+
     def _request(self) -> tuple[str, Act]:
         draw = self._draw
-        model = draw.choice(list(self.specs))
+        model = draw.choice([*self.specs, *sorted(self.put)])
         front = draw.choice([name for name in self._names() if name.startswith("front")])
         slo_ms = draw.choice(_SLO_MS)
-        rows = min(draw.choice([1, 1, 1, 2, 3]), self.specs[model].batch_sizes[-1])
+        most = self.specs[model].batch_sizes[-1] if model in self.specs else 4
+        rows = min(draw.choice([1, 1, 1, 2, 3]), most)
         tenant = draw.choice(["", "", "gold", "tin"])
         cancel_ns = draw.randrange(slo_ms * NS_PER_MS) if draw.random() < 0.05 else None
         deadline_s = draw.choice([None, None, slo_ms / 500])
@@ -242,7 +271,9 @@ def _clock_jump(story: Story) -> tuple[str, Act]:
 
 def _wall_clock(story: Story) -> tuple[str, Act]:
     name, by_ns = story.somebody(), story.a_while_ns(5000) - 50 * NS_PER_MS
-    return f"the wall clock of {name} is set by {_ms(by_ns)}", lambda play: play.set_wall(name, by_ns)
+    return f"the wall clock of {name} is set by {_ms(by_ns)}", lambda play: play.set_wall(
+        name, by_ns
+    )
 
 
 def _disk_full(story: Story) -> tuple[str, Act]:
@@ -324,6 +355,7 @@ class Play:
             name: self.controller_host if name in story.near else world.host(f"host of {name}")
             for name in story._names()
         }
+        self.operator = Operator(plant, self.clients, self.controller_host)
         self._down_until_ns = dict.fromkeys(self.names, 0)
         self._hosts["controller"] = self.controller_host
         self._hosts["clients"] = self.clients.host
@@ -457,6 +489,7 @@ class Play:
         world.say("nothing goes wrong any more")
         self._wait(self._is_quiet, _RECOVERY_LIMIT_NS, "requests stay open")
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
+        self._keeps_promises()
         self._serves_again()
         self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
         checks.at_rest(plant, self.clients)
@@ -496,9 +529,13 @@ class Play:
         workers = {name: worker.process.pid for name, worker in self.plant.workers.items()}
         linked = {link.worker_id: link.register.pid for link in controller.links.links}
         here = len(workers) == len(statistics.workers) == self.story.num_workers
-        return here and linked == workers and all(
-            ready[model.model_id] == self.story.num_workers
-            for model in controller.catalogue.models
+        return (
+            here
+            and linked == workers
+            and all(
+                ready[model.model_id] == self.story.num_workers
+                for model in controller.catalogue.models
+            )
         )
 
     def _state(self) -> str:
@@ -517,7 +554,17 @@ class Play:
         return f"workers {workers}, {fronts} fronts, models {models}, ready {ready}"
 
     def _is_quiet(self) -> bool:
-        return self.clients.num_open == 0
+        return self.clients.num_open == 0 and self.operator.num_open == 0
+
+    def _keeps_promises(self) -> None:
+        """What an operator was told is done is so."""
+        controller = self.plant.controller
+        assert controller is not None
+        for model, spec in self.operator.certain.items():
+            if (controller.catalogue.find(model) is None) != (spec is None):
+                raise Violation(
+                    f"{model} is to be {spec}, and is {controller.catalogue.find(model)}"
+                )
 
     def _is_idle(self) -> bool:
         controller = self.plant.controller
@@ -529,8 +576,12 @@ class Play:
     def _serves_again(self) -> None:
         """Ask each model by each front until it answers, which it does soon."""
         for front in self.plant.fronts:
-            for model in self.story.specs:
-                for attempt in range(30):
+            for model, spec in self.operator.certain.items():
+                if spec is not None:
+                    self.clients.versions[model] = [spec]
+            present = [model for model, spec in self.operator.certain.items() if spec is not None]
+            for model in [*self.story.specs, *present]:
+                for _ in range(30):
                     self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS)
                     asked = self.clients.asked[-1]
                     limit_ns = 10 * NS_PER_S
@@ -571,9 +622,7 @@ def _play(story: Story, happenings: Sequence[Happening]) -> Outcome:
     try:
         for name, spec in story.specs.items():
             spec.write(folder / "models" / name)
-        scheduler = SchedulerConfig(
-            policy=story.policy, action_timeout_ns=story.action_timeout_ns
-        )
+        scheduler = SchedulerConfig(policy=story.policy, action_timeout_ns=story.action_timeout_ns)
         world.folder = str(folder)
         with interposed(world, folder) as network:
             plant = Plant(
@@ -602,5 +651,3 @@ def _play(story: Story, happenings: Sequence[Happening]) -> Outcome:
     lines = "\n".join(world.transcript)
     digest = zlib.crc32(f"{lines}{world.num_events}{world.random.random()}".encode())
     return Outcome(story.seed, violation, world.transcript, outcomes, world.num_events, digest)
-
-

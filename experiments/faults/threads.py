@@ -119,7 +119,7 @@ class Threading:
     def __init__(self, world: worlds.World) -> None:
         self._world = world
 
-    def Thread(self, **settings: Any) -> Thread:  # noqa: N802  as in the module
+    def Thread(self, **settings: Any) -> Thread:
         """Make a thread."""
         return Thread(self._world, **settings)
 

@@ -38,7 +38,7 @@ _WRITES = frozenset({"add", "finish", "write"})
 _WAKE_NS = 50 * NS_PER_US
 
 
-class Violation(AssertionError):  # noqa: N818  it is what a check found, and no error of the world's
+class Violation(AssertionError):
     """Something that must hold did not."""
 
 
@@ -385,7 +385,9 @@ class Thread:
         except greenlet.GreenletExit:
             return
         except Exception:
-            self.process.world.fail(f"a thread of {self.process.name} failed: {traceback.format_exc()}")
+            self.process.world.fail(
+                f"a thread of {self.process.name} failed: {traceback.format_exc()}"
+            )
         finally:
             self.is_over = True
             self.process.thread_over(self)
@@ -443,7 +445,7 @@ def current_thread() -> Thread | None:
 class _Task(asyncio.Task[T]):
     """A task whose place in a set does not depend on where it lies in memory."""
 
-    def __init__(self, number: int, coro: Any, **more: Any) -> None:  # noqa: ANN401  asyncio's
+    def __init__(self, number: int, coro: Any, **more: Any) -> None:
         self._number = number
         super().__init__(coro, **more)
 
@@ -580,11 +582,11 @@ class Loop(asyncio.AbstractEventLoop):
 
     # --- sockets ------------------------------------------------------------------------------
 
-    def mark(self, sock: Any) -> None:  # noqa: ANN401  a socket, or a process's file
+    def mark(self, sock: Any) -> None:
         """Look at a socket in the next turns, until there is nothing to do with it."""
         self._marked[sock] = None
 
-    def _handles(self, sock: Any) -> list[asyncio.Handle]:  # noqa: ANN401
+    def _handles(self, sock: Any) -> list[asyncio.Handle]:
         handles = []
         if (reader := self._readers.get(sock)) is not None and sock.is_readable():
             handles.append(reader)
@@ -621,7 +623,7 @@ class Loop(asyncio.AbstractEventLoop):
             handle.cancel()
         return handle is not None
 
-    def _world_socket(self, fd: Any) -> Any:  # noqa: ANN401  a socket, or what a number stands for
+    def _world_socket(self, fd: Any) -> Any:
         return PROCESS_FILES[fd] if isinstance(fd, int) else fd
 
     # --- the rest of what asyncio asks for ----------------------------------------------------

@@ -6,19 +6,21 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
 from clockwright.units import NS_PER_MS
+from controller.catalogue import Catalogue
 from controller.front.calls import Call, Late
 from controller.front.http2 import Http2Connection
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
 from controller.slab_book import SlabBook
-from experiments.faults.story import Outcome, Story, play
+from experiments.faults.device import SimulatedModel
+from experiments.faults.story import Story, play
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -29,8 +31,8 @@ _LENGTH_NS = 500 * NS_PER_MS
 _STORIES_MAX = 60
 
 
-def story_of(seed: int) -> Story:
-    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS)
+def story_of(seed: int, kinds: Sequence[str] | None = None) -> Story:
+    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS, kinds=kinds)
 
 
 @pytest.mark.seeds(10)
@@ -68,13 +70,13 @@ def test_a_seed_tells_one_story_in_every_process() -> None:
     assert told == {f"{here}\n"}
 
 
-def first_violation(words: str) -> Outcome:
-    """Play stories until one fails, which is to fail for this reason."""
+def first_violation(words: str, kinds: Sequence[str] = ("hang", "slow", "reset")) -> None:
+    """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed))
+        outcome = play(story_of(seed, kinds))
         if outcome.violation:
             assert words in outcome.violation, outcome.violation
-            return outcome
+            return
     pytest.fail(f"nothing is noticed in {_STORIES_MAX} stories")
 
 
@@ -141,16 +143,22 @@ def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPat
     first_violation("requests stay open")
 
 
-def test_a_worker_that_keeps_what_it_was_told_to_forget_is_noticed(
+def test_a_worker_that_keeps_what_it_was_told_to_evict_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    submit: Callable[..., None] = Core.submit
-    remove_model: Callable[..., None] = Core.remove_model
+    submit = Core.submit
 
-    def keep(self: Core[object], action: Action, *, now_ns: int) -> None:  # type: ignore[type-var]
+    def keep(self: Core[SimulatedModel], action: Action, *, now_ns: int) -> None:
         if not isinstance(action, EvictWeights):
             submit(self, action, now_ns=now_ns)
 
     monkeypatch.setattr(Core, "submit", keep)
-    assert remove_model is Core.remove_model
-    first_violation("")
+    first_violation("workers stay busy")
+
+
+def test_a_model_that_a_restart_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(self: Catalogue) -> None:
+        """Bring nothing back."""
+
+    monkeypatch.setattr(Catalogue, "restore", forget)
+    first_violation("is to be", kinds=("crash",))
