@@ -84,7 +84,9 @@ class SimulatedDevice(Device[SimulatedModel]):
     exec_core = None
     exec_core_is_own = False
 
-    def __init__(self, process: Process, *, limits: Limits, io_pool_bytes: int, files: FileStore):
+    def __init__(
+        self, process: Process, *, limits: Limits, io_pool_bytes: int, files: FileStore
+    ) -> None:
         self.limits = limits
         self.io_pool_bytes = io_pool_bytes
         #: How many times longer everything takes, and whether the next step never ends, fails, loses the device,

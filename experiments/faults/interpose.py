@@ -149,9 +149,11 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
         stack.enter_context(mock.patch.object(worker.lane_threads, "SPIN_NS", 0))
         # These ask the kernel about the machine's threads.
         for module in (worker.lane_threads, worker.controller_socket):
-            stack.enter_context(mock.patch.object(module, "tune_thread", lambda **_: None))
+            stack.enter_context(mock.patch.object(module, "tune_thread"))
         for module in (controller.selection.stores, controller.state_file):
             stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", threads.Executor))
-        idle = mock.patch.object(controller.front.http2_server, "thread_busy_ns", lambda: lambda: 0)
+        idle = mock.patch.object(
+            controller.front.http2_server, "thread_busy_ns", return_value=int
+        )
         stack.enter_context(idle)
         yield network

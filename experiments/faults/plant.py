@@ -126,7 +126,7 @@ class Plant:
 
         with (
             mock.patch.object(worker.lane_threads, "Core", make_core),
-            mock.patch.object(worker.lane_threads, "freeze_garbage", lambda: None),
+            mock.patch.object(worker.lane_threads, "freeze_garbage"),
             mock.patch.object(controller.app, "make_scheduler", CheckedScheduler),
         ):
             yield
