@@ -111,16 +111,14 @@ class SimulatedDevice(Device[SimulatedModel]):
         await fetch(missing)
         progress("reading")
 
-        def read() -> dict[str, object]:
+        def read() -> ModelSpec:
             with self._files.model_folder(offer.contents) as folder:
-                found: dict[str, object] = json.loads((folder / MODEL_FILE).read_text())
-                return found
+                return ModelSpec(**json.loads((folder / MODEL_FILE).read_text()))
 
-        said = await loop.run_in_executor(None, read)
+        spec = await loop.run_in_executor(None, read)
         await asyncio.sleep(self._process.world.random.randrange(1, 50) / 1000)
         if self._has("compiler killed"):
             raise CompilerKilledError("the compiler was killed by SIGKILL while reading")
-        spec = ModelSpec(**said)  # type: ignore[arg-type]  what `write` wrote
         inputs = (TensorSpec("x", "FP32", (spec.num_inputs,)),)
         outputs = (TensorSpec("y", "FP32", (spec.num_outputs,)),)
         sizes = [size for size in offer.batch_sizes if size in spec.batch_sizes]

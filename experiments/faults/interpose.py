@@ -152,8 +152,6 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
             stack.enter_context(mock.patch.object(module, "tune_thread"))
         for module in (controller.selection.stores, controller.state_file):
             stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", threads.Executor))
-        idle = mock.patch.object(
-            controller.front.http2_server, "thread_busy_ns", return_value=int
-        )
+        idle = mock.patch.object(controller.front.http2_server, "thread_busy_ns", return_value=int)
         stack.enter_context(idle)
         yield network

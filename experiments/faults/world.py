@@ -195,7 +195,7 @@ class Process:
         #: Real files that the kernel closes, and databases that are open, with their paths.
         self.files: set[int] = set()
         self.databases: dict[sqlite3.Connection, str] = {}
-        self.loop = Loop(self)
+        self.loop = Loop(self)  # type: ignore[abstract]  # what nobody asks for is not there
         self.main_task: asyncio.Task[Any] | None = None
         self._threads: dict[Thread, None] = {}
         self._turn_at_ns: int | None = None
@@ -487,7 +487,7 @@ class Loop(asyncio.AbstractEventLoop):
         return self._process.host.clock_ns() / NS_PER_S
 
     @override
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         if not self._ready:
             self._process.wake_soon()
@@ -495,20 +495,20 @@ class Loop(asyncio.AbstractEventLoop):
         return handle
 
     @override
-    def call_soon_threadsafe(
+    def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
     @override
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         when_ns = self._process.host.clock_ns() + round(delay * NS_PER_S)
         return self._call_at_ns(when_ns, callback, args, context)
 
     @override
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
         return self._call_at_ns(round(when * NS_PER_S), callback, args, context)
@@ -570,7 +570,7 @@ class Loop(asyncio.AbstractEventLoop):
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             for _ in range(9):  # what awaits on its way out is closed again
                 try:
-                    task.get_coro().close()  # type: ignore[union-attr]
+                    task.get_coro().close()
                 except RuntimeError:
                     continue
                 except Exception:
@@ -595,7 +595,7 @@ class Loop(asyncio.AbstractEventLoop):
         return handles
 
     @override
-    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         fd = self._world_socket(fd)
         self._readers[fd] = asyncio.Handle(callback, args, self, None)
         self._marked[fd] = None
@@ -610,7 +610,7 @@ class Loop(asyncio.AbstractEventLoop):
         return handle is not None
 
     @override
-    def add_writer(self, fd: Any, callback: Any, *args: Any) -> None:
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> None:  # type: ignore[override]
         self._writers[fd] = asyncio.Handle(callback, args, self, None)
         self._marked[fd] = None
         if fd.is_writable():
@@ -645,7 +645,9 @@ class Loop(asyncio.AbstractEventLoop):
         self._tasks.pop(task, None)
 
     @override
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Any, *args: Any
+    ) -> asyncio.Future[Any]:
         future = self.create_future()
         process = self._process
 
@@ -674,7 +676,7 @@ class Loop(asyncio.AbstractEventLoop):
         return future
 
     @override
-    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:
+    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:  # type: ignore[override]
         pass
 
     @override
