@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -75,7 +76,7 @@ def first_violation(words: str, kinds: Sequence[str] = ("hang", "slow", "reset")
     for seed in range(_STORIES_MAX):
         outcome = play(story_of(seed, kinds))
         if outcome.violation:
-            assert words in outcome.violation, outcome.violation
+            assert re.search(words, outcome.violation), outcome.violation
             return
     pytest.fail(f"nothing is noticed in {_STORIES_MAX} stories")
 
@@ -106,7 +107,7 @@ def test_answers_that_are_given_too_late_are_noticed(monkeypatch: pytest.MonkeyP
         infer(self, Hopeful(call), data)
 
     monkeypatch.setattr(InferenceService, "infer", hope)
-    first_violation("was answered as a success")
+    first_violation("was answered as a success", kinds=("hang",) * 4)
 
 
 def test_slabs_that_are_given_away_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +121,7 @@ def test_slabs_that_are_given_away_twice_are_noticed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(SlabBook, "take", take_and_give_back)
     monkeypatch.setattr(SlabBook, "give_back", lambda *_: None)
-    first_violation("wrong answer")
+    first_violation("got a wrong answer|got the answer of")
 
 
 def test_a_second_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +154,7 @@ def test_a_worker_that_keeps_what_it_was_told_to_evict_is_noticed(
             submit(self, action, now_ns=now_ns)
 
     monkeypatch.setattr(Core, "submit", keep)
-    first_violation("workers stay busy")
+    first_violation("a worker and the books differ")
 
 
 def test_a_model_that_a_restart_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
