@@ -43,11 +43,9 @@ def at_rest(plant: Plant, clients: Clients) -> None:
         believed = {*told.resident, *told.loading}
         if told.loading or told.num_in_flight:
             raise Violation(f"{told.worker_id} is at work: {told}")
-        if believed != worker.core.resident():
-            raise Violation(
-                f"{told.worker_id} has {sorted(worker.core.resident())},"
-                f" and the books say {sorted(believed)}"
-            )
+        found = worker.core.resident()
+        if believed != set(found):
+            raise Violation(f"{told.worker_id} has {found}, and the books say {sorted(believed)}")
     arenas = [link.outputs for link in controller.links.links] + [controller.slabs.inputs]
     if any(arena is not None and arena.used_bytes for arena in arenas):
         gc.collect()  # Something may be held by a circle of garbage.

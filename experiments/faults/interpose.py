@@ -104,7 +104,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
 
     def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
         assert world.current is not None
-        connection = real_connect(path, *args, **kwargs)
+        connection: sqlite3.Connection = real_connect(path, *args, **kwargs)
         world.current.databases[connection] = str(path)
         return connection
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 import controller.app
 import worker.lane_threads
 from clockwright.actions import ActionError, Result
-from clockwright.units import NS_PER_MS, ModelId
+from clockwright.units import NS_PER_MS
 from controller.access.config import AccessConfig
 from controller.app import Controller, running
 from controller.config import ControllerConfig, FrontConfig
@@ -49,7 +49,7 @@ _CONTRADICTIONS = (
 
 
 class ObservedCore(Core[SimulatedModel]):
-    """A worker's core that says what it has, and when the controller thinks it has something else."""
+    """A worker's core that says when the controller thinks that it has something else than it has."""
 
     def __init__(self, world: World, *, num_pages: int, io_bytes: int) -> None:
         super().__init__(num_pages=num_pages, io_bytes=io_bytes)
@@ -64,10 +64,6 @@ class ObservedCore(Core[SimulatedModel]):
                     f"a worker and the books differ: {result.error.name}: {result.message}"
                 )
         return results
-
-    def resident(self) -> set[ModelId]:
-        """The models whose weights are in pages, or on their way there."""
-        return {model_id for model_id, entry in self._models.items() if entry.residency is not None}
 
 
 class CheckedScheduler(Scheduler):

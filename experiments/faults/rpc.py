@@ -143,6 +143,7 @@ class Call:
             grpc.aio.Metadata(),
             grpc.aio.Metadata(*self._trailing),
             self._details,
+            None,
         )
 
     def received(self, data: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import random
 import shutil
 import sys
@@ -202,7 +203,7 @@ class Story:
 
     def a_while_ns(self, most_ms: int = 900) -> int:
         """Draw how long something lasts: often short, sometimes up to the most."""
-        return round(most_ms ** self._draw.random() * NS_PER_MS)
+        return round(math.pow(most_ms, self._draw.random()) * NS_PER_MS)
 
     def number(self, below: int) -> int:
         """Draw a number."""
@@ -585,7 +586,7 @@ class Play:
                     self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS)
                     asked = self.clients.asked[-1]
                     limit_ns = 10 * NS_PER_S
-                    self._wait(lambda asked=asked: asked.num_ends > 0, limit_ns, "no answer")
+                    self._wait(self._is_quiet, limit_ns, "no answer")
                     if asked.outcome == "answered":
                         break
                     self.world.run(self.world.now_ns + 200 * NS_PER_MS)
