@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from experiments.faults.story import FAULTS, Happening, Outcome, Story, play
+from experiments.faults.story import FAULTS, Happening, Story, StoryOutcome, play
 from experiments.results_file import RESULTS, add_results, write_results
 
 # A process plays so many stories and is followed by another.
@@ -49,7 +49,7 @@ def _beginning(violation: str) -> str:
     return "".join(letter for letter in violation[:60] if not letter.isdigit())
 
 
-def tell(outcome: Outcome) -> Iterator[str]:
+def tell(outcome: StoryOutcome) -> Iterator[str]:
     """Tell how a seed fails, line by line."""
     story = Story(outcome.seed)
     kept = shorten(story, outcome.violation)
@@ -62,7 +62,7 @@ def tell(outcome: Outcome) -> Iterator[str]:
     yield from again.transcript[-_LINES_MAX:]
 
 
-def _play_some(seeds: Sequence[int]) -> list[Outcome]:
+def _play_some(seeds: Sequence[int]) -> list[StoryOutcome]:
     """Play stories in a process of a pool."""
     logging.getLogger().addHandler(logging.NullHandler())
     outcomes = []
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seeds = range(options.first, options.first + options.seeds)
     chunks = [seeds[at : at + _CHUNK] for at in range(0, len(seeds), _CHUNK)]
     ends: Counter[str] = Counter()
-    failed: list[Outcome] = []
+    failed: list[StoryOutcome] = []
     num_played = 0
     begin_s = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4) as pool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 
-from experiments.faults.clients import Clients
+from experiments.faults.clients import WorldClients
 from experiments.faults.plant import Plant
 from experiments.faults.world import Violation
 
 
-def after_each(plant: Plant, clients: Clients) -> None:
+def after_each(plant: Plant, clients: WorldClients) -> None:
     """What holds after every event.
 
     Raises:
@@ -21,7 +21,7 @@ def after_each(plant: Plant, clients: Clients) -> None:
     clients.just_ended.clear()
 
 
-def at_rest(plant: Plant, clients: Clients) -> None:
+def at_rest(plant: Plant, clients: WorldClients) -> None:
     """What holds when everybody has what he asked for, and nothing goes wrong.
 
     Raises:

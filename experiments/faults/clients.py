@@ -12,7 +12,7 @@ from clockwright.units import NS_PER_MS
 from clockwright.v1 import inference_pb2 as pb
 from experiments.faults.device import ModelSpec
 from experiments.faults.plant import Plant
-from experiments.faults.rpc import EOF, Call, Channel
+from experiments.faults.rpc import EOF, Channel, WorldCall
 from experiments.faults.world import Host, Process
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -22,7 +22,7 @@ _UNKNOWN = ModelSpec("", 2, 1, 1, 1, 1)
 
 
 @dataclass(eq=False)
-class Asked:
+class AskedRequest:
     """A request, and what its client knows of it."""
 
     number: int
@@ -41,7 +41,7 @@ class Asked:
 
 
 @dataclass
-class Clients:
+class WorldClients:
     """A process of clients, which nothing is done to but by the network."""
 
     plant: Plant
@@ -49,11 +49,11 @@ class Clients:
     process: Process = field(init=False)
     #: What each model is, or was, or may become.
     versions: dict[str, list[ModelSpec]] = field(default_factory=dict)
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[AskedRequest] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     num_open: int = 0
     #: Since somebody looked.
-    just_ended: list[Asked] = field(default_factory=list)
+    just_ended: list[AskedRequest] = field(default_factory=list)
     _channels: dict[str, Channel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class Clients:
         spec = self.versions[model][-1] if model in self.versions else _UNKNOWN
         number = len(self.asked) + 1
         content = world.random.randbytes(8) * (spec.num_inputs * _FLOAT_BYTES * rows // 8)
-        asked = Asked(number, model, slo_ns, rows, front, content)
+        asked = AskedRequest(number, model, slo_ns, rows, front, content)
         self.asked.append(asked)
         self.num_open += 1
         request = pb.ModelInferRequest(model_name=model, id=str(number))
@@ -101,10 +101,10 @@ class Clients:
 
         self.process.loop.call_soon(begin)
 
-    async def _ask(self, asked: Asked, message: bytes, deadline_s: float | None) -> None:
+    async def _ask(self, asked: AskedRequest, message: bytes, deadline_s: float | None) -> None:
         world = self.plant.world
         asked.begun_ns = world.now_ns
-        call: Call | None = None
+        call: WorldCall | None = None
         try:
             channel = self._channel(asked.front)
             call = channel.stream_stream(INFER)(None, timeout=deadline_s)
@@ -133,7 +133,9 @@ class Clients:
             channel = self._channels[front] = Channel(self.plant.front_address(front))
         return channel
 
-    def _end(self, asked: Asked, outcome: str, call: Call | None, details: str = "") -> None:
+    def _end(
+        self, asked: AskedRequest, outcome: str, call: WorldCall | None, details: str = ""
+    ) -> None:
         world = self.plant.world
         asked.outcome, asked.ended_ns = outcome, world.now_ns
         asked.num_ends += 1
@@ -142,7 +144,7 @@ class Clients:
         self.outcomes[outcome] += 1
         world.say(f"request {asked.number} to {asked.model}: {outcome} {details[:100]}")
 
-    def _judge(self, asked: Asked, call: Call, answers: list[bytes]) -> None:
+    def _judge(self, asked: AskedRequest, call: WorldCall, answers: list[bytes]) -> None:
         """Look whether an answer is right, and in time as it left."""
         world = self.plant.world
         if len(answers) != 1:
@@ -163,7 +165,7 @@ class Clients:
                 f" {asked.slo_ns / 1e6:.0f} ms"
             )
 
-    def _right(self, asked: Asked) -> list[bytes]:
+    def _right(self, asked: AskedRequest) -> list[bytes]:
         row_bytes = len(asked.content) // asked.rows
         rows = [
             asked.content[begin : begin + row_bytes]

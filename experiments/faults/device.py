@@ -69,13 +69,13 @@ def fold(key: str, row: Buffer, num_outputs: int) -> bytes:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SimulatedModel(ServedModel):
+class FoldingModel(ServedModel):
     """A model that is ready."""
 
     key: str
 
 
-class SimulatedDevice(Device[SimulatedModel]):
+class FoldingDevice(Device[FoldingModel]):
     """One device of one worker process."""
 
     computing_lanes: frozenset[Lane] = frozenset()
@@ -100,7 +100,7 @@ class SimulatedDevice(Device[SimulatedModel]):
     @override
     async def prepare(
         self, offer: Offer, fetch: Fetch, progress: Callable[[str], None]
-    ) -> SimulatedModel:
+    ) -> FoldingModel:
         offer.check_onnx()
         loop = asyncio.get_running_loop()
         missing = [
@@ -129,7 +129,7 @@ class SimulatedDevice(Device[SimulatedModel]):
         exec_ns: Mapping[int, int] = {
             size: spec.exec_us * NS_PER_US * (1 + size) // 2 for size in usable
         }
-        return SimulatedModel(
+        return FoldingModel(
             model_id=offer.model_id,
             num_pages=spec.num_pages,
             io_bytes=io_bytes_of((*inputs, *outputs), usable),
@@ -146,11 +146,11 @@ class SimulatedDevice(Device[SimulatedModel]):
     # --- steps, each in its lane's thread ---------------------------------------------------------
 
     @override
-    def run_load(self, step: Step[SimulatedModel]) -> None:
+    def run_load(self, step: Step[FoldingModel]) -> None:
         self._spend(step.model.load_ns, "load")
 
     @override
-    def run_input(self, step: Step[SimulatedModel], payload: Sequence[Buffer]) -> None:
+    def run_input(self, step: Step[FoldingModel], payload: Sequence[Buffer]) -> None:
         assert isinstance(step.action, Infer)
         before = [zlib.crc32(tensor) for tensor in payload]
         self._spend(sum(map(len, payload)) // 8, "")
@@ -164,7 +164,7 @@ class SimulatedDevice(Device[SimulatedModel]):
             for key, tensor, rows in zip(keys, payload, step.action.rows, strict=True)
         ]
 
-    def _answer(self, key: str, model: SimulatedModel, tensor: Buffer, rows: int) -> bytes:
+    def _answer(self, key: str, model: FoldingModel, tensor: Buffer, rows: int) -> bytes:
         num_inputs, num_outputs = model.inputs[0].row_shape[0], model.outputs[0].row_shape[0]
         view, row_bytes = memoryview(tensor), num_inputs * _FLOAT_BYTES
         return b"".join(
@@ -173,13 +173,13 @@ class SimulatedDevice(Device[SimulatedModel]):
         )
 
     @override
-    def run_exec(self, step: Step[SimulatedModel]) -> None:
+    def run_exec(self, step: Step[FoldingModel]) -> None:
         assert isinstance(step.action, Infer)
         self._spend(step.model.exec_ns[step.action.batch_size], "exec")
 
     @override
     def run_output(
-        self, step: Step[SimulatedModel], room: memoryview | None = None
+        self, step: Step[FoldingModel], room: memoryview | None = None
     ) -> Sequence[Buffer]:
         outputs = self._read.pop(step.action.action_id)
         if room is None:

@@ -25,12 +25,12 @@ import worker.controller_socket
 import worker.lane_threads
 from clockwright.units import NS_PER_S
 from experiments.faults import rpc, threads
-from experiments.faults.sockets import Network, Poll, Socket, create_connection
+from experiments.faults.sockets import Poll, Socket, WorldNetwork, create_connection
 from experiments.faults.world import PROCESS_FILES, ProcessFile, World, current_thread
 
 
 @contextmanager
-def interposed(world: World, folder: Path) -> Iterator[Network]:
+def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     """Have the standard library's doors lead into a world.
 
     What no world's process calls goes where it always went.
@@ -39,7 +39,7 @@ def interposed(world: World, folder: Path) -> Iterator[Network]:
         world: whose.
         folder: temporary files lie there.
     """
-    network = Network(world)
+    network = WorldNetwork(world)
     Socket.network = network
     real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
     real_connect = sqlite3.connect

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from clockwright.v1 import control_pb2 as pb
-from experiments.faults.clients import Clients
+from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
 from experiments.faults.plant import CONTROLLER_PORT, Plant
 from experiments.faults.rpc import Channel
@@ -19,11 +19,11 @@ _CONTROL = "/clockwright.v1.ControlService"
 
 
 @dataclass
-class Operator:
+class ModelOperator:
     """One operator, who does one thing after the other to each model."""
 
     plant: Plant
-    clients: Clients
+    clients: WorldClients
     controller_host: Host
     #: What is confirmed of each model: what it is, None that it is not there. What is in doubt is missing.
     certain: dict[str, ModelSpec | None] = field(default_factory=dict)

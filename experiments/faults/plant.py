@@ -23,8 +23,8 @@ from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
-from experiments.faults.device import ModelSpec, SimulatedDevice, SimulatedModel
-from experiments.faults.sockets import Network
+from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
+from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, Process, World
 from worker.config import WorkerConfig
 from worker.core.lanes import Core
@@ -48,7 +48,7 @@ _CONTRADICTIONS = (
 )
 
 
-class ObservedCore(Core[SimulatedModel]):
+class ObservedCore(Core[FoldingModel]):
     """A worker's core that says when the controller thinks that it has something else than it has."""
 
     def __init__(self, world: World, *, num_pages: int, io_bytes: int) -> None:
@@ -81,12 +81,12 @@ class CheckedScheduler(Scheduler):
 
 
 @dataclass
-class Worker:
+class RunningWorker:
     """A worker process that runs."""
 
     process: Process
-    device: SimulatedDevice
-    link: ControllerLink[SimulatedModel]
+    device: FoldingDevice
+    link: ControllerLink[FoldingModel]
     core: ObservedCore
 
 
@@ -95,14 +95,14 @@ class Plant:
     """Everything that runs, and how to start what does not."""
 
     world: World
-    network: Network
+    network: WorldNetwork
     #: A folder for everybody's files.
     folder: Path
     specs: dict[str, ModelSpec] = field(default_factory=dict)
     controller: Controller | None = None
     controller_process: Process | None = None
     fronts: dict[str, Process] = field(default_factory=dict)
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, RunningWorker] = field(default_factory=dict)
     #: Settings that a story draws.
     heartbeat_ms: int = 50
     silence_ms: int = 500
@@ -207,10 +207,10 @@ class Plant:
 
         async def main() -> None:
             files = FileStore(config.cache_dir)
-            device = SimulatedDevice(process, limits=limits, io_pool_bytes=_IO_BYTES, files=files)
+            device = FoldingDevice(process, limits=limits, io_pool_bytes=_IO_BYTES, files=files)
             link = ControllerLink(config, device, files)
             assert self._last_core is not None
-            self.workers[name] = Worker(process, device, link, self._last_core)
+            self.workers[name] = RunningWorker(process, device, link, self._last_core)
             await link.run()
 
         def ended() -> None:

@@ -39,7 +39,7 @@ def _literal(name: str, value: str) -> bytes:
     return b"\x00" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
 
 
-class Call:
+class WorldCall:
     """One call; unary calls are streams of one message each way."""
 
     def __init__(
@@ -184,7 +184,7 @@ class Channel:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self.calls: dict[int, Call] = {}
+        self.calls: dict[int, WorldCall] = {}
         self._socket: Socket | None = None
         self._loop = asyncio.get_running_loop()
         self._connecting: asyncio.Task[None] | None = None
@@ -217,15 +217,15 @@ class Channel:
             self._connecting.cancel()
         self._break("the channel is closed")
 
-    def stream_stream(self, method: str, *_: object, **__: object) -> Callable[..., Call]:
+    def stream_stream(self, method: str, *_: object, **__: object) -> Callable[..., WorldCall]:
         """Make what begins calls of a method."""
 
         def begin(
             requests: AsyncIterator[bytes] | None = None,
             timeout: float | None = None,
             metadata: Sequence[tuple[str, str]] = (),
-        ) -> Call:
-            call = Call(self, method, timeout, metadata)
+        ) -> WorldCall:
+            call = WorldCall(self, method, timeout, metadata)
             self._begin(call)
             if requests is not None:
                 self._loop.create_task(_write_all(call, requests))
@@ -247,7 +247,7 @@ class Channel:
             timeout: float | None = None,
             metadata: Sequence[tuple[str, str]] = (),
         ) -> Any:
-            call = Call(self, method, timeout, metadata)
+            call = WorldCall(self, method, timeout, metadata)
             self._begin(call)
             try:
                 message = request_serializer(request)
@@ -272,7 +272,7 @@ class Channel:
             with suppress(OSError):
                 await asyncio.shield(self._connecting)
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: WorldCall) -> None:
         if self._broken:
             call.end(grpc.StatusCode.UNAVAILABLE, self._broken)
             return
@@ -296,17 +296,17 @@ class Channel:
         call.position = self._num_written
         self._write(_frame(_HEADERS, _END_HEADERS, call.stream_id, block))
 
-    def send(self, call: Call, data: bytes, *, last: bool) -> None:
+    def send(self, call: WorldCall, data: bytes, *, last: bool) -> None:
         """Send a part of a call's stream, as far as windows allow."""
         call.unsent.append((data, last))
         self._pump(call)
 
-    def reset(self, call: Call) -> None:
+    def reset(self, call: WorldCall) -> None:
         """Tell the server that nobody waits."""
         if call.stream_id in self.calls:
             self._write(_frame(_RST, 0, call.stream_id, struct.pack(">I", 8)))
 
-    def _pump(self, call: Call) -> None:
+    def _pump(self, call: WorldCall) -> None:
         while call.unsent:
             data, last = call.unsent[0]
             room = min(call.window, self._window, self._frame_bytes)
@@ -466,7 +466,7 @@ def _value(name: str | bytes, value: str | bytes) -> str | bytes:
     return value if isinstance(value, str) else value.decode()
 
 
-async def _write_all(call: Call, requests: AsyncIterator[bytes]) -> None:
+async def _write_all(call: WorldCall, requests: AsyncIterator[bytes]) -> None:
     with suppress(asyncio.InvalidStateError):
         async for request in requests:
             await call.write(request)

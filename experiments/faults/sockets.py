@@ -28,7 +28,7 @@ _SO_TIMESTAMPNS = 35
 _EPHEMERAL_PORT = 32768
 
 
-class Link:
+class NetworkLink:
     """The way between two hosts."""
 
     def __init__(self, world: World, same_host: bool) -> None:
@@ -52,12 +52,12 @@ class Link:
         return now_ns + delay_ns
 
 
-class Network:
+class WorldNetwork:
     """All links, and who listens where."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.links: dict[frozenset[str], Link] = {}
+        self.links: dict[frozenset[str], NetworkLink] = {}
         self.listening: dict[tuple[str, object], list[Socket]] = {}
         self.addresses: dict[str, Host] = {}
         self._last_port = _EPHEMERAL_PORT
@@ -71,11 +71,11 @@ class Network:
         self.addresses[address] = host
         return address
 
-    def link(self, one: Host, other: Host) -> Link:
+    def link(self, one: Host, other: Host) -> NetworkLink:
         """Find or make the link between two hosts."""
         key = frozenset((one.name, other.name))
         if key not in self.links:
-            self.links[key] = Link(self.world, one is other)
+            self.links[key] = NetworkLink(self.world, one is other)
         return self.links[key]
 
     def new_port(self) -> int:
@@ -103,7 +103,7 @@ class _Segment:
 class _Pipe:
     """One direction of a connection."""
 
-    def __init__(self, link: Link, reader: Socket) -> None:
+    def __init__(self, link: NetworkLink, reader: Socket) -> None:
         self._link = link
         self._reader = reader
         self._world = reader.process.world
@@ -202,7 +202,7 @@ class _Pipe:
 class Socket:
     """In place of `socket.socket`, in a process of the world."""
 
-    network: Network  # of the world that runs
+    network: WorldNetwork  # of the world that runs
 
     def __init__(
         self, family: int = real.AF_INET, type: int = real.SOCK_STREAM, proto: int = 0
@@ -343,7 +343,7 @@ class Socket:
         if listening is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
 
-    def _meet(self, listening: Socket, link: Link) -> None:
+    def _meet(self, listening: Socket, link: NetworkLink) -> None:
         assert listening._backlog is not None
         other = Socket.__new__(type(self))
         world = self.network.world

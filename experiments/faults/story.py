@@ -24,10 +24,10 @@ from typing_extensions import override
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from experiments.faults import checks
-from experiments.faults.clients import Clients
+from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
 from experiments.faults.interpose import interposed
-from experiments.faults.operators import Operator
+from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
 from experiments.faults.world import Process, Violation, World
 
@@ -53,7 +53,7 @@ class Happening:
 
 
 @dataclass
-class Outcome:
+class StoryOutcome:
     """What became of a story."""
 
     seed: int
@@ -351,12 +351,12 @@ class Play:
     def __init__(self, story: Story, world: World, plant: Plant) -> None:
         self.story, self.world, self.plant = story, world, plant
         self.controller_host = world.host("host0")
-        self.clients = Clients(plant, world.host("clients"))
+        self.clients = WorldClients(plant, world.host("clients"))
         self._hosts = {
             name: self.controller_host if name in story.near else world.host(f"host of {name}")
             for name in story._names()
         }
-        self.operator = Operator(plant, self.clients, self.controller_host)
+        self.operator = ModelOperator(plant, self.clients, self.controller_host)
         self._down_until_ns = dict.fromkeys(self.names, 0)
         self._hosts["controller"] = self.controller_host
         self._hosts["clients"] = self.clients.host
@@ -594,7 +594,7 @@ class Play:
                     raise Violation(f"{model} is not served by {front} again: {asked.outcome}")
 
 
-def play(story: Story, happenings: Sequence[Happening] | None = None) -> Outcome:
+def play(story: Story, happenings: Sequence[Happening] | None = None) -> StoryOutcome:
     """Play a story, or a part of it."""
     collects, complain = gc.isenabled(), sys.unraisablehook
     gc.disable()  # or garbage of before would decide when what goes
@@ -611,7 +611,7 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> Outcome
             gc.enable()
 
 
-def _play(story: Story, happenings: Sequence[Happening]) -> Outcome:
+def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
     world = World(story.seed)
     violation = ""
     folder = Path(tempfile.mkdtemp(prefix="clockwright-faults-", dir=_SCRATCH))
@@ -651,4 +651,4 @@ def _play(story: Story, happenings: Sequence[Happening]) -> Outcome:
         shutil.rmtree(folder, ignore_errors=True)
     lines = "\n".join(world.transcript)
     digest = zlib.crc32(f"{lines}{world.num_events}{world.random.random()}".encode())
-    return Outcome(story.seed, violation, world.transcript, outcomes, world.num_events, digest)
+    return StoryOutcome(story.seed, violation, world.transcript, outcomes, world.num_events, digest)

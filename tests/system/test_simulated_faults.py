@@ -21,7 +21,7 @@ from controller.front.http2 import Http2Connection
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
 from controller.slab_book import SlabBook
-from experiments.faults.device import SimulatedModel
+from experiments.faults.device import FoldingModel
 from experiments.faults.story import Story, play
 from worker.core.lanes import Core
 
@@ -143,7 +143,7 @@ def test_a_worker_that_keeps_what_it_was_told_to_evict_is_noticed(
 ) -> None:
     submit = Core.submit
 
-    def keep(self: Core[SimulatedModel], action: Action, *, now_ns: int) -> None:
+    def keep(self: Core[FoldingModel], action: Action, *, now_ns: int) -> None:
         if not isinstance(action, EvictWeights):
             submit(self, action, now_ns=now_ns)
 
