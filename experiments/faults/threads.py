@@ -38,7 +38,7 @@ class Condition:
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
-        self._waiting: deque[tuple[worlds.Thread, list[bool]]] = deque()
+        self._waiting: deque[tuple[worlds.WorldThread, list[bool]]] = deque()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait to be notified, or so long."""
@@ -76,7 +76,7 @@ class Thread:
         daemon: bool = False,
     ) -> None:
         assert world.current is not None
-        self._thread = worlds.Thread(world.current, target, args)
+        self._thread = worlds.WorldThread(world.current, target, args)
 
     def start(self) -> None:
         """Begin."""

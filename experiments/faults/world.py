@@ -195,9 +195,9 @@ class Process:
         #: Real files that the kernel closes, and databases that are open, with their paths.
         self.files: set[int] = set()
         self.databases: dict[sqlite3.Connection, str] = {}
-        self.loop = Loop(self)  # type: ignore[abstract]  # what nobody asks for is not there
+        self.loop = WorldLoop(self)  # type: ignore[abstract]  # what nobody asks for is not there
         self.main_task: asyncio.Task[Any] | None = None
-        self._threads: dict[Thread, None] = {}
+        self._threads: dict[WorldThread, None] = {}
         self._turn_at_ns: int | None = None
         self._in_turn = False
         self._not_before_ns = 0
@@ -323,15 +323,15 @@ class Process:
             if due_ns is not None:
                 self.wake(due_ns)
 
-    def add_thread(self, thread: Thread) -> None:
+    def add_thread(self, thread: WorldThread) -> None:
         """A thread begins."""
         self._threads[thread] = None
 
-    def thread_over(self, thread: Thread) -> None:
+    def thread_over(self, thread: WorldThread) -> None:
         """A thread has ended."""
         self._threads.pop(thread, None)
 
-    def run_thread(self, thread: Thread) -> None:
+    def run_thread(self, thread: WorldThread) -> None:
         """Let a thread go on, now or when the process does again."""
         world = self.world
         if not self.alive:
@@ -347,10 +347,10 @@ class Process:
 
 
 class _Greenlet(greenlet.greenlet):
-    thread: Thread
+    thread: WorldThread
 
 
-class Thread:
+class WorldThread:
     """A thread of a process. Its code runs until it blocks."""
 
     def __init__(
@@ -436,7 +436,7 @@ class Thread:
             self._greenlet.throw(greenlet.GreenletExit)
 
 
-def current_thread() -> Thread | None:
+def current_thread() -> WorldThread | None:
     """The thread that runs; None: it is a loop's."""
     running = greenlet.getcurrent()
     return running.thread if isinstance(running, _Greenlet) else None
@@ -457,7 +457,7 @@ class _Task(asyncio.Task[T]):
 class _Future(asyncio.Future[T]):
     """Likewise a future."""
 
-    def __init__(self, number: int, loop: Loop) -> None:
+    def __init__(self, number: int, loop: WorldLoop) -> None:
         self._number = number
         super().__init__(loop=loop)
 
@@ -466,7 +466,7 @@ class _Future(asyncio.Future[T]):
         return self._number
 
 
-class Loop(asyncio.AbstractEventLoop):
+class WorldLoop(asyncio.AbstractEventLoop):
     """The event loop of a process. Its time is its host's monotonic clock."""
 
     def __init__(self, process: Process) -> None:
@@ -672,7 +672,7 @@ class Loop(asyncio.AbstractEventLoop):
                 fault = error
             self.call_soon_threadsafe(tell, result, fault)
 
-        Thread(process, work).start()
+        WorldThread(process, work).start()
         return future
 
     @override
