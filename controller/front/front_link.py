@@ -533,7 +533,7 @@ class FrontLinks:
         workers.outputs_unshared = self._worker_is_gone
         # What fronts that are given up may still read, by a descriptor that tells of their end.
         self._kept: dict[int, object] = {}
-        self._links: set[FrontLink] = set()
+        self._links: dict[FrontLink, None] = {}
         #: Whether every model was ready, or known to be unfit, at the last beat: it takes a look at each.
         self.is_ready = catalogue.ready
         self._descriptions: dict[int, _Description] = {}
@@ -614,7 +614,7 @@ class FrontLinks:
 
     def left(self, link: FrontLink, reason: str) -> None:
         """A front's link is over."""
-        self._links.discard(link)
+        self._links.pop(link, None)
         log.info("front %s left: %s", link.name, reason)
 
     def busy(self) -> tuple[Any, ...]:
@@ -700,7 +700,7 @@ class FrontLinks:
 
     def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
         self.is_ready = self.catalogue.ready
-        self._links.add(FrontLink(self, sock, name, caller))
+        self._links[FrontLink(self, sock, name, caller)] = None
         log.info("front %s joined", name)
         if self._timer is None:
             self._tick_later()
