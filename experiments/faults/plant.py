@@ -37,6 +37,8 @@ FRONT_PORT = 8002
 _IO_BYTES = 8 << 20
 _ARENA_BYTES = 256 << 20
 _SHARED_BYTES = 32 << 20
+# What this process has taken up says nothing about the world's.
+_MEMORY_BYTES = 1 << 60
 
 
 # The controller's books forbid what is answered so.
@@ -144,6 +146,7 @@ class Plant:
             heartbeat_interval_ms=self.heartbeat_ms,
             silence_limit_ms=self.silence_ms,
             shared_memory_bytes=_SHARED_BYTES,
+            memory_limit_bytes=_MEMORY_BYTES,
             default_slo_ns=200 * NS_PER_MS,
             state_dir=self.folder / "state" if self.keeps_state else None,
             access=AccessConfig(insecure=True),
@@ -175,6 +178,7 @@ class Plant:
             host=self.network.address(host),
             port=FRONT_PORT + len(self.fronts) if name not in self._ports else self._ports[name],
             shared_memory_bytes=_SHARED_BYTES,
+            memory_limit_bytes=_MEMORY_BYTES,
             access=AccessConfig(insecure=True),
         )
         self._ports[name] = config.port
