@@ -58,6 +58,9 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         assert world.current is not None
         return world.current.host.clock_ns() + world.current.host.wall_ns
 
+    def boot_ns(_clock: int) -> int:
+        return monotonic_ns()
+
     def sleep(seconds: float) -> None:
         thread = current_thread()
         assert thread is not None, "a loop would block"
@@ -125,6 +128,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(time, "monotonic", lambda: monotonic_ns() / NS_PER_S)
         put(time, "time_ns", wall_ns)
         put(time, "time", lambda: wall_ns() / NS_PER_S)
+        put(time, "clock_gettime_ns", boot_ns)
         put(time, "sleep", sleep)
         put(os, "getpid", pid)
         put(os, "memfd_create", shared_memory)
