@@ -31,7 +31,7 @@ class LeasePlace:
     #: Every controller's view of it.
     views: dict[Process, Lease] = field(default_factory=dict)
 
-    def open(self, _setting: str) -> WorldLease:
+    def open(self) -> WorldLease:
         """Make the store of the process that runs."""
         assert self.world.current is not None
         return WorldLease(self, self.world.current)

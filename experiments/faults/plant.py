@@ -29,8 +29,9 @@ from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
+from controller.lease.lease import Lease
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
-from experiments.faults.leases import LeasePlace
+from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, Process, World
 from worker.config import WorkerConfig
@@ -180,12 +181,11 @@ class Plant:
             return fence
 
         ObservedSocket.plant = self
-        lease = self.lease or LeasePlace(self.world, self.network, None)
         with (
             mock.patch.object(controller.app, "running", self._running),
             mock.patch.object(controller.app, "freeze_garbage"),
-            mock.patch.object(controller.app, "open_store", lease.open),
-            mock.patch.object(controller.lease.keeper, "Lease", lease.view),
+            mock.patch.object(controller.app, "open_store", self._open_lease),
+            mock.patch.object(controller.lease.keeper, "Lease", self._view_lease),
             mock.patch.object(worker.link, "Fence", make_fence),
             mock.patch.object(worker.link, "ControllerSocket", ObservedSocket),
             mock.patch.object(worker.lane_threads, "Core", make_core),
@@ -226,6 +226,14 @@ class Plant:
     @property
     def _controller_addresses(self) -> str:
         return ",".join(map(self._controller_address, self.controller_hosts))
+
+    def _open_lease(self, _setting: str) -> WorldLease:
+        assert self.lease is not None
+        return self.lease.open()
+
+    def _view_lease(self, holder: str, *, lineage: str) -> Lease:
+        assert self.lease is not None
+        return self.lease.view(holder, lineage=lineage)
 
     @asynccontextmanager
     async def _running(

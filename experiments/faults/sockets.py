@@ -107,7 +107,8 @@ class _Pipe:
         self._link = link
         self._reader = reader
         self._world = reader.process.world
-        #: On their way, and received.
+        #: On their way, None is the end, and received.
+        self._under_way: deque[_Segment | None] = deque()
         self.received: deque[_Segment] = deque()
         self.num_bytes = 0
         self.writer: Socket | None = None
@@ -143,19 +144,21 @@ class _Pipe:
         if arrival_ns > self._world.now_ns + _GIVEN_UP_NS:
             self._world.after(_GIVEN_UP_NS, self._give_up)
             return
-        self._world.at(arrival_ns, lambda: self._arrived(segment))
+        self._under_way.append(segment)
+        self._world.at(arrival_ns, self._arrived)
 
     def _give_up(self) -> None:
         for each in (self._reader, self.writer):
             if each is not None:
                 each.reset(errno.ETIMEDOUT)
 
-    def _arrived(self, segment: _Segment | None) -> None:
+    def _arrived(self) -> None:
         if self._world.now_ns < self._link.cut_until_ns:
-            # What was on its way when the link was cut is sent again, with all behind it.
-            at_ns = self._last_ns = max(self._last_ns, self._link.cut_until_ns)
-            self._world.at(at_ns, lambda: self._arrived(segment))
+            # What was on its way when the link was cut is sent again.
+            self._world.at(self._link.cut_until_ns, self._arrived)
             return
+        # Whichever this was to be: none overtakes another.
+        segment = self._under_way.popleft()
         reader = self._reader
         if reader.is_closed:
             if segment is not None and self.writer is not None:
