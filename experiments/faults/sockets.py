@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.faults.world import Host, Process, World, current_thread
+from experiments.faults.world import Host, WorldProcess, World, current_thread
 
 # What the kernels hold on both sides of a pipe together.
 _PIPE_BYTES = 256 << 10
@@ -213,7 +213,7 @@ class Socket:
         world = self.network.world
         assert world.current is not None, "a socket outside of the world's processes"
         self.family, self.type, self.proto = family, type, proto
-        self.process: Process = world.current
+        self.process: WorldProcess = world.current
         self.is_closed = False
         self.has_end = False
         #: When what was read last was sent, and arrived.
