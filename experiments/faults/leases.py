@@ -9,7 +9,7 @@ from clockwright.units import NS_PER_MS, NS_PER_US
 from controller.lease.lease import Lease, LeaseRecord, Standing
 from controller.lease.stores import FoundRecord
 from experiments.faults.sockets import NetworkLink, WorldNetwork
-from experiments.faults.world import Host, WorldProcess, World, current_thread
+from experiments.faults.world import Host, World, WorldProcess, current_thread
 
 # Whoever is asked answers within so long, or somebody else is asked.
 _LIMIT_NS = 700 * NS_PER_MS

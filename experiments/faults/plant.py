@@ -33,7 +33,7 @@ from controller.lease.lease import Lease
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
-from experiments.faults.world import Host, WorldProcess, World
+from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
 from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core

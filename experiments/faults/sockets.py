@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.faults.world import Host, WorldProcess, World, current_thread
+from experiments.faults.world import Host, World, WorldProcess, current_thread
 
 # What the kernels hold on both sides of a pipe together.
 _PIPE_BYTES = 256 << 10

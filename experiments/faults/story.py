@@ -30,7 +30,7 @@ from experiments.faults.interpose import interposed
 from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
-from experiments.faults.world import WorldProcess, Violation, World
+from experiments.faults.world import Violation, World, WorldProcess
 
 # Where folders are made that last as long as a story.
 _SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
