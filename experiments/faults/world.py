@@ -280,7 +280,7 @@ class WorldProcess:
                 with parts[1].open("ab") as wal:
                     wal.write(torn)
         self.databases.clear()
-        for fd in self.files:
+        for fd in list(self.files):
             os.close(fd)
             PROCESS_FILES.pop(fd, None)
         self.files.clear()
