@@ -24,6 +24,8 @@ from experiments.faults.world import Host, World, WorldProcess, current_thread
 _PIPE_BYTES = 256 << 10
 # Behind a cut link a connection is given up after this.
 _GIVEN_UP_NS = 15 * NS_PER_S
+# How long a kernel that has no room at the other end waits before it asks for some.
+_PROBE_NS = 200 * NS_PER_MS
 _SO_TIMESTAMPNS = 35
 _EPHEMERAL_PORT = 32768
 
@@ -537,7 +539,9 @@ class Socket:
                     os.close(fd)
             self._incoming.received.clear()
             if silently:
-                pass
+                if not self._incoming.room():
+                    # The peer has more to send, and its kernel asks for room until somebody answers that nobody is there.
+                    self.network.world.after(_PROBE_NS, self._outgoing.break_off)
             elif unread and not self._error:
                 self._outgoing.break_off()
             else:
