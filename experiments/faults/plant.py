@@ -33,7 +33,7 @@ from controller.lease.lease import Lease
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
-from experiments.faults.world import Host, Process, World
+from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
 from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
@@ -124,7 +124,7 @@ class CheckedScheduler(Scheduler):
 class RunningController:
     """A controller process that runs."""
 
-    process: Process
+    process: WorldProcess
     #: While it leads.
     controller: Controller | None = None
     generation: int = 0
@@ -134,7 +134,7 @@ class RunningController:
 class RunningWorker:
     """A worker process that runs."""
 
-    process: Process
+    process: WorldProcess
     device: FoldingDevice
     link: ControllerLink[FoldingModel]
     core: ObservedCore
@@ -155,8 +155,8 @@ class Plant:
     lease: LeasePlace | None = None
     controllers: dict[str, RunningController] = field(default_factory=dict)
     #: What each worker process knows of those who led.
-    fences: dict[Process, Fence] = field(default_factory=dict)
-    fronts: dict[str, Process] = field(default_factory=dict)
+    fences: dict[WorldProcess, Fence] = field(default_factory=dict)
+    fronts: dict[str, WorldProcess] = field(default_factory=dict)
     workers: dict[str, RunningWorker] = field(default_factory=dict)
     #: Settings that a story draws.
     heartbeat_ms: int = 50
@@ -252,10 +252,10 @@ class Plant:
             finally:
                 own.controller = None
 
-    def start_controller(self, name: str) -> Process:
+    def start_controller(self, name: str) -> WorldProcess:
         """Start a controller."""
         host = self.controller_hosts[name]
-        process = Process(self.world, host, name)
+        process = WorldProcess(self.world, host, name)
         lease = self.lease
         # On one host all have one folder, and each of several hosts has its own.
         state = "state" if lease is None or lease.host is None else f"state of {name}"
@@ -288,7 +288,7 @@ class Plant:
         process.start(main)
         return process
 
-    def terminate(self, process: Process) -> None:
+    def terminate(self, process: WorldProcess) -> None:
         """Tell a controller or a worker to leave, as by SIGTERM."""
         worker = self.workers.get(process.name)
         if worker is not None:
@@ -298,9 +298,9 @@ class Plant:
 
     # --- fronts ---------------------------------------------------------------------------------
 
-    def start_front(self, name: str, host: Host) -> Process:
+    def start_front(self, name: str, host: Host) -> WorldProcess:
         """Start a front."""
-        process = self.fronts[name] = Process(self.world, host, name)
+        process = self.fronts[name] = WorldProcess(self.world, host, name)
         config = FrontConfig(
             controller=self._controller_addresses,
             host=self.network.address(host),
@@ -325,9 +325,9 @@ class Plant:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def start_worker(self, name: str, host: Host, num_pages: int) -> Process:
+    def start_worker(self, name: str, host: Host, num_pages: int) -> WorldProcess:
         """Start a worker."""
-        process = Process(self.world, host, name)
+        process = WorldProcess(self.world, host, name)
         config = WorkerConfig(
             controller=self._controller_addresses,
             device="simulated",

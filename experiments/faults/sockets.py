@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.faults.world import Host, Process, World, current_thread
+from experiments.faults.world import Host, World, WorldProcess, current_thread
 
 # What the kernels hold on both sides of a pipe together.
 _PIPE_BYTES = 256 << 10
 # Behind a cut link a connection is given up after this.
 _GIVEN_UP_NS = 15 * NS_PER_S
+# How long a kernel that has no room at the other end waits before it asks for some.
+_PROBE_NS = 200 * NS_PER_MS
 _SO_TIMESTAMPNS = 35
 _EPHEMERAL_PORT = 32768
 
@@ -213,7 +215,7 @@ class Socket:
         world = self.network.world
         assert world.current is not None, "a socket outside of the world's processes"
         self.family, self.type, self.proto = family, type, proto
-        self.process: Process = world.current
+        self.process: WorldProcess = world.current
         self.is_closed = False
         self.has_end = False
         #: When what was read last was sent, and arrived.
@@ -537,7 +539,9 @@ class Socket:
                     os.close(fd)
             self._incoming.received.clear()
             if silently:
-                pass
+                if not self._incoming.room():
+                    # The peer has more to send, and its kernel asks for room until somebody answers that nobody is there.
+                    self.network.world.after(_PROBE_NS, self._outgoing.break_off)
             elif unread and not self._error:
                 self._outgoing.break_off()
             else:

@@ -30,7 +30,7 @@ from experiments.faults.interpose import interposed
 from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
-from experiments.faults.world import Process, Violation, World
+from experiments.faults.world import Violation, World, WorldProcess
 
 # Where folders are made that last as long as a story.
 _SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -422,7 +422,7 @@ class Play:
         # Whoever looks after processes starts it again, whyever it has ended.
         process.on_end.append(lambda: self.world.after(_RESTART_NS, lambda: self.start(name)))
 
-    def process(self, name: str) -> Process | None:
+    def process(self, name: str) -> WorldProcess | None:
         """Find a process that runs."""
         for process in self.world.processes:
             if process.name == name and process.alive:
