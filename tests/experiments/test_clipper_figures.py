@@ -144,6 +144,7 @@ def test_selection_s_cost_is_compared_inside_a_round() -> None:
     assert "whole_path_model_p50_ratio" not in figures
 
 
+@pytest.mark.long
 def test_an_application_is_asked_beside_its_model() -> None:
     paths, feedbacks = bench_selection.measure_live(num_inputs=8, rounds=1)
     (row,) = paths
