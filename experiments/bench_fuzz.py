@@ -322,7 +322,7 @@ def _headers_of(framed: Sequence[Any]) -> bytes:
 
 
 def _from_fronts() -> list[bytes]:
-    ask = (1, 1, 1, 1, 1, False, "gold", "ann", "", (12,), ())
+    ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
     failed = (1, 3, "why", {"a-bin": b"x"})
     return [
         _headers_of(link_frames.encode_asks([ask, ask], [])),

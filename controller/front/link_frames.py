@@ -7,6 +7,9 @@ and tells clocks.
 
 Every time is on the front's clock; the controller's end translates (`front_link`).
 
+A controller is replaced before its fronts are: it understands those of the last release. So a field that is new
+comes behind all others and has a default.
+
 Nothing is built from a length before the length is found to be possible: see `clockwright.frames`.
 """
 
@@ -59,13 +62,13 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     #: Its caller's, where the front knows callers.
     tenant: _Name
     context: _Name
-    #: Who may say what became of an application's answer.
-    owner: _Words
     #: Bytes of its inputs.
     lengths: _Counts
     #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order.
     #: Empty: all are in the payload.
     places: tuple[_Place, ...]
+    #: Who may say what became of an application's answer.
+    owner: _Words = ""
 
 
 class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=True):
@@ -98,7 +101,7 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     #: Requests that the front has refused since its last beat, by reason.
     refused: dict[Refusal, _Count]
     #: Calls that it has denied since then.
-    denied: dict[Denial, _Count]
+    denied: dict[Denial, _Count] = {}
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

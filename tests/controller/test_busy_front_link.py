@@ -157,7 +157,7 @@ def test_what_waited_for_longer_than_its_slo_is_refused_before_the_scheduler_hea
                 busy.now_ns += WINDOW_NS
                 ask_id += 1
                 arrival_ns = time.monotonic_ns() - 200 * NS_PER_MS
-                ask = (ask_id, described.number, 1, arrival_ns, 100 * NS_PER_MS, False, "", "", "")
+                ask = (ask_id, described.number, 1, arrival_ns, 100 * NS_PER_MS, False, "", "")
                 front.say(frames.encode_asks([(*ask, (12,), ())], [bytes(12)]))
                 told = await front.hear(frames.Told)
                 if told.refused:
