@@ -29,7 +29,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -150,11 +150,12 @@ class StreamClient:
     async def next_answer(self) -> float:
         """Wait for the answer to a request that is yet to be asked; gives the time from now until it came."""
         first, begin_s = len(self.asked), time.monotonic()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            done_s = [each.done_s for each in self.asked[first:] if each.end == "OK"]
-            if done_s:
-                return min(done_s) - begin_s
+        async with asyncio.timeout(_START_LIMIT_S):
+            while True:
+                await asyncio.sleep(_TICK_S)
+                done_s = [each.done_s for each in self.asked[first:] if each.end == "OK"]
+                if done_s:
+                    return min(done_s) - begin_s
 
     async def calm(self) -> None:
         """Wait until what was asked before has ended, and some requests after that were answered."""
@@ -195,10 +196,15 @@ class StreamClient:
             channel: Any
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.keepalive_time_ms", 1000)]
             async with grpc.aio.insecure_channel(front, options=options) as channel:
-                call = channel.stream_stream(_STREAM)(self._requests(queue, under_way))
-                with suppress(grpc.aio.AioRpcError):
-                    async for message in call:
-                        self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
+                call = channel.stream_stream(_STREAM)()
+                writing = asyncio.create_task(self._write(call, queue, under_way))
+                try:
+                    with suppress(grpc.aio.AioRpcError):
+                        async for message in call:
+                            self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
+                finally:
+                    writing.cancel()
+                    await asyncio.gather(writing, return_exceptions=True)
             for number in under_way:
                 self.asked[number].num_again += 1
                 self._put(number, but=front)
@@ -206,9 +212,13 @@ class StreamClient:
                 self._put(queue.get_nowait(), but=front)
             await asyncio.sleep(0.05)
 
-    async def _requests(
-        self, queue: asyncio.Queue[int], under_way: dict[int, None]
-    ) -> AsyncIterator[bytes]:
+    async def _write(
+        self,
+        call: Any,  # noqa: ANN401  grpc.aio's
+        queue: asyncio.Queue[int],
+        under_way: dict[int, None],
+    ) -> None:
+        """Write what is put into a queue, until the stream breaks: then nothing more is taken from the queue."""
         while True:
             number = await queue.get()
             asked = self.asked[number]
@@ -220,13 +230,14 @@ class StreamClient:
             tensor = pb.ModelInferRequest.InferInputTensor(
                 name="input", datatype="FP32", shape=_INPUT.shape
             )
-            yield pb.ModelInferRequest(
+            request = pb.ModelInferRequest(
                 id=str(number),
                 model_name="net",
                 inputs=[tensor],
                 raw_input_contents=[_INPUT.tobytes()],
                 parameters={"slo_ms": pb.InferParameter(int64_param=remaining_ms)},
-            ).SerializeToString()
+            )
+            await call.write(request.SerializeToString())
 
     def _take(self, message: pb.ModelStreamInferResponse, under_way: dict[int, None]) -> None:
         number = int(message.infer_response.id)
@@ -271,6 +282,8 @@ class Deployed:
             [sys.executable, "-m", "clockwright.cli", *self.command],
             stdout=subprocess.PIPE,
             text=True,
+            # Packages are compiled to bytecode when they are installed.
+            env={k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"},
             # Where the modules are that Python finds first.
             cwd=self.folder,
         )
