@@ -48,6 +48,8 @@ _SLO_MS = {"short": 100, "long": 20_000}
 _INPUT = np.ones((1, 16), np.float32)
 # A request that has no end by then has none.
 _PATIENCE_S = 10.0
+# A front that takes longer to connect is asked nothing meanwhile.
+_CONNECT_S = 0.2
 # How long a process is stopped; a leader, until it is followed.
 _STOPPED_S = 1.5
 # Between two faults.
@@ -196,21 +198,31 @@ class StreamClient:
             channel: Any
             options = [("grpc.use_local_subchannel_pool", 1), ("grpc.keepalive_time_ms", 1000)]
             async with grpc.aio.insecure_channel(front, options=options) as channel:
-                call = channel.stream_stream(_STREAM)()
-                writing = asyncio.create_task(self._write(call, queue, under_way))
-                try:
-                    with suppress(grpc.aio.AioRpcError):
-                        async for message in call:
-                            self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
-                finally:
-                    writing.cancel()
-                    await asyncio.gather(writing, return_exceptions=True)
+                with suppress(grpc.aio.AioRpcError, TimeoutError):
+                    # A front knows nothing of the time for which a request waited for a connection.
+                    async with asyncio.timeout(_CONNECT_S):
+                        await channel.channel_ready()
+                    await self._talk(channel.stream_stream(_STREAM)(), queue, under_way)
             for number in under_way:
                 self.asked[number].num_again += 1
                 self._put(number, but=front)
             while not queue.empty():
                 self._put(queue.get_nowait(), but=front)
             await asyncio.sleep(0.05)
+
+    async def _talk(
+        self,
+        call: Any,  # noqa: ANN401  grpc.aio's
+        queue: asyncio.Queue[int],
+        under_way: dict[int, None],
+    ) -> None:
+        writing = asyncio.create_task(self._write(call, queue, under_way))
+        try:
+            async for message in call:
+                self._take(pb.ModelStreamInferResponse.FromString(message), under_way)
+        finally:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
 
     async def _write(
         self,
@@ -406,14 +418,20 @@ class Deployment:
                     self.controllers.insert(0, controller)
         return len(ended)
 
-    def writer(self) -> int | None:
-        """The telemetry writer of the controller that leads."""
-        pid = self.controllers[0].pid
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            with suppress(FileNotFoundError):
-                if b"telemetry_writer" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-        return None
+    async def writer(self) -> int:
+        """Find the telemetry writer of the controller that leads; one that was killed has a successor soon."""
+        async with asyncio.timeout(_START_LIMIT_S):
+            while (pid := _writer_of(self.controllers[0].pid)) is None:
+                await asyncio.sleep(_CALM_S)
+        return pid
+
+
+def _writer_of(pid: int) -> int | None:
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with suppress(FileNotFoundError):
+            if b"telemetry_writer" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child)
+    return None
 
 
 async def _says_ready(ready: Callable[[bytes], Any]) -> bool:
@@ -479,9 +497,7 @@ def faults(setting: Setting, folder: Path) -> dict[str, float]:
 async def _fault(client: StreamClient, deployment: Deployment, target: str, number: int) -> float:
     """Do one thing to one process, and put things right; gives the time until an answer came."""
     if target == "writer":
-        pid = deployment.writer()
-        if pid is None:
-            raise RuntimeError("the controller has no telemetry writer")
+        pid = await deployment.writer()
         os.kill(pid, number)
         took_s = await client.next_answer()
         if number == signal.SIGSTOP:
