@@ -8,7 +8,7 @@ do. Every request is counted by its id:
 * `lost`: no end, or, with the long SLO, an end that is not its answer; a short SLO may be refused by name.
 * `double`: a second end on one stream.
 * `late_success`: an answer that came after its SLO. Time for which the client's own event loop stood still between
-  question and answer does not count.
+  question and answer, or the machine let the client's other threads wait, does not count.
 
 The parts: `faults` kills and stops each kind of process in turn, so many times; what was killed is started again, as
 a supervisor does it. `back` kills a controller that has no standby, which is started again at once. `upgrade`
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -38,11 +39,13 @@ from typing import Any
 import grpc
 import numpy as np
 
+from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from experiments.results_file import RESULTS, add_results, write_results
 from modelzoo.build import write_model
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
+_WORKERS = "/clockwright.v1.ControlService/ListWorkers"
 _READY = "/inference.GRPCInferenceService/ServerReady"
 _SLO_MS = {"short": 100, "long": 20_000}
 _INPUT = np.ones((1, 16), np.float32)
@@ -92,7 +95,7 @@ class Inquiry:
     #: What ended it: `OK`, or the name of a refusal; empty: nothing yet.
     end: str = ""
     done_s: float = 0.0
-    #: For how long the client's event loop had stood still, in all: when it was sent, and at its end.
+    #: For how long the client had stood still, in all: when it was sent, and at its end.
     stood_before_s: float = 0.0
     stood_s: float = 0.0
     num_ends: int = 0
@@ -170,10 +173,12 @@ class StreamClient:
         await asyncio.sleep(_CALM_S)
 
     async def _tick(self) -> None:
+        before_s, waited_s = time.monotonic(), _waited_s()
         while True:
-            before_s = time.monotonic()
             await asyncio.sleep(_TICK_S)
-            self._stood_s += time.monotonic() - before_s - _TICK_S
+            now_s, now_waited_s = time.monotonic(), _waited_s()
+            self._stood_s += now_s - before_s - _TICK_S + now_waited_s - waited_s
+            before_s, waited_s = now_s, now_waited_s
 
     async def _ask(self) -> None:
         begin_s, number = time.monotonic(), 0
@@ -261,6 +266,16 @@ class StreamClient:
         asked.num_ends += 1
         if asked.num_ends == 1:
             asked.end, asked.done_s, asked.stood_s = end, time.monotonic(), self._stood_s
+
+
+def _waited_s() -> float:
+    """For how long the threads beside this one, which read gRPC's sockets, waited for a processor, in all."""
+    waited_ns = 0
+    for thread in Path("/proc/self/task").iterdir():
+        if int(thread.name) != threading.get_native_id():
+            with suppress(OSError):  # It has ended.
+                waited_ns += int((thread / "schedstat").read_bytes().split()[1])
+    return waited_ns / 1e9
 
 
 def account(asked: Sequence[Inquiry]) -> dict[str, float]:
@@ -401,6 +416,15 @@ class Deployment:
                     while not await _says_ready(ready):  # noqa: ASYNC110  it is another process
                         await asyncio.sleep(0.05)
 
+    async def until_joined(self, name: str) -> None:
+        """Wait until the only controller lists a worker."""
+        channel: Any
+        async with grpc.aio.insecure_channel(self.addresses) as channel:
+            listing = channel.unary_unary(_WORKERS)
+            async with asyncio.timeout(_START_LIMIT_S):
+                while name not in await _workers(listing):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
     async def restore(self) -> int:
         """Start again whoever has ended by itself, and put the leader first; says how many had ended."""
         ended = [
@@ -421,7 +445,7 @@ class Deployment:
     async def writer(self) -> int:
         """Find the telemetry writer of the controller that leads; one that was killed has a successor soon."""
         async with asyncio.timeout(_START_LIMIT_S):
-            while (pid := _writer_of(self.controllers[0].pid)) is None:
+            while (pid := _writer_of(self.controllers[0].pid)) is None:  # noqa: ASYNC110
                 await asyncio.sleep(_CALM_S)
         return pid
 
@@ -438,6 +462,11 @@ async def _says_ready(ready: Callable[[bytes], Any]) -> bool:
     with suppress(grpc.aio.AioRpcError):
         return bool(pb.ServerReadyResponse.FromString(await ready(b"")).ready)
     return False
+
+
+async def _workers(listing: Callable[[bytes], Any]) -> list[str]:
+    listed = control_pb2.ListWorkersResponse.FromString(await listing(b""))
+    return [worker.worker_id for worker in listed.workers]
 
 
 async def _loaded(
@@ -577,7 +606,9 @@ def upgrade(setting: Setting, folder: Path) -> dict[str, float]:
         await client.calm()
         # Each worker leaves when another has come for it.
         for worker in list(deployment.workers):
-            await asyncio.to_thread(deployment.add_worker, f"new-{worker.pid}")
+            name = f"new-{worker.pid}"
+            await asyncio.to_thread(deployment.add_worker, name)
+            await deployment.until_joined(name)
             await client.calm()
             worker.send(signal.SIGTERM)
             await _ended(worker)
