@@ -111,7 +111,7 @@ bench-costs: $(STAMP)
 bench-restart: $(STAMP)
 	@$(BIN)/python -m experiments.bench_restart
 
-# What keys and TLS cost a request; on a machine with nothing else to do.
+# What keys, TLS and quotas cost a request; on a machine with nothing else to do.
 .PHONY: bench-guard
 bench-guard: $(STAMP)
 	@$(BIN)/python -m experiments.bench_guard

@@ -41,7 +41,7 @@ import numpy as np
 
 from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
-from experiments.results_file import RESULTS, add_results, write_results
+from experiments.results_file import RESULTS, add_results, judge, write_results
 from modelzoo.build import write_model
 
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -668,7 +668,7 @@ def produce(
         figures,
         part="restart",
         command=command,
-        extra={"setting": asdict(setting), "aim": AIMS},
+        extra={"setting": asdict(setting), "aims": judge(figures, least={}, most=AIMS)},
         directory=directory,
     )
     return figures
