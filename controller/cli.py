@@ -58,7 +58,7 @@ class SchedulerFlags:
         list[str] | None,
         typer.Option(
             "--tenant-weight",
-            help="Of policy edf_mh: NAME=WEIGHT, once per tenant; the others weigh 1.",
+            help="Of policy edf_mh: NAME=WEIGHT, once per tenant, 0.01 to 100; the others weigh 1.",
         ),
     ] = None
 
