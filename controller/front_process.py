@@ -42,6 +42,7 @@ class Front:
     #: Keeps the controller attached, and ends only by an error.
     attaching: asyncio.Task[None]
     slabs: Slabs
+    backend: RemoteBackend
 
 
 @asynccontextmanager
@@ -106,7 +107,7 @@ async def serving(
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         log.info("listening on %s, port %d", config.host, port)
-        yield Front(port, attaching, slabs)
+        yield Front(port, attaching, slabs, backend)
 
 
 async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:

@@ -60,6 +60,10 @@ class WorkerConfig:
     #: The most threads that run a model on the processor, each as many as make it faster. None is one per core of
     #: `cores`, or one.
     threads: int | None = None
+    #: Where fronts of other hosts bring inputs and get outputs: an address of this machine, the one by which it
+    #: reaches the controller if empty; and a port, any if 0.
+    payload_host: str = ""
+    payload_port: int = 0
     #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
     #: How long to wait for the controller's consent when told to leave.

@@ -24,9 +24,13 @@ from clockwright.bulk import Buffer
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
 from clockwright.frames import (
+    ExpectFront,
     ForgetMemory,
     FrameReader,
+    FromFronts,
+    FrontGone,
     FurtherMemory,
+    Inputs,
     Memory,
     MemoryOffer,
     SendQueue,
@@ -49,6 +53,9 @@ _DIAL_LIMIT_S = 10.0
 _FILES_MAX = 2
 _FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
+#: What the socket leaves to others.
+Order = Action | Withdrawal | Inputs | ExpectFront | FrontGone
+
 # A controller that leaves so many bytes of results unread has lost its way.
 _UNSENT_BYTES_MAX = 1 << 30
 
@@ -60,15 +67,14 @@ class ControllerSocket:
         self,
         host: str,
         welcome: pb.Welcome,
-        take: Callable[[Action | Withdrawal, Sequence[Buffer], memoryview | None], None],
+        take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
     ) -> None:
         """Dial, and serve until `over`.
 
         Args:
             host: the controller's.
             welcome: says where to dial, and with which token.
-            take: called by the link's thread with what the controller sends, and the inputs of an Infer
-                and the room for its outputs, which None leaves to the device.
+            take: called by the link's thread with what the controller sends, as `decode_order` gives it.
         """
         self._host = host
         self._welcome = welcome
@@ -86,9 +92,11 @@ class ControllerSocket:
         self._thread = threading.Thread(target=self._run, name="actions", daemon=True)
         self._thread.start()
 
-    def send(self, result: Result, outputs: Sequence[Buffer]) -> None:
-        """Send a result; from any thread, at once."""
-        self._send(encode_result(result, outputs))
+    def send(
+        self, result: Result, outputs: Sequence[Buffer] = (), sent: Sequence[int] = ()
+    ) -> None:
+        """Send a result, as in `encode_result`; from any thread, at once."""
+        self._send(encode_result(result, outputs, sent=sent))
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
         with self._lock:

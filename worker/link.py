@@ -26,15 +26,17 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from clockwright import __version__, wire
-from clockwright.actions import Action
+from clockwright.actions import Infer, Result
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
-from clockwright.frames import Withdrawal
+from clockwright.frame_socket import SocketListener
+from clockwright.frames import ExpectFront, FromFronts, FrontGone, Inputs, Withdrawal
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.controller_socket import ControllerSocket
+from worker.controller_socket import ControllerSocket, Order
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
+from worker.front_sockets import FrontSockets
 from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.offers import Offers
@@ -63,6 +65,10 @@ _PART_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
 _STEP_LOOK_S = 0.02
 
+# How long TCP waits for a sign of life of a front's machine. The controller says when a front is gone.
+_FRONT_SILENCE_MS = 10_000
+_ANY_PORT = 9
+
 # Source: Clockwork's minimum filter over both directions (network clock synchronisation).
 _CLOCK_SAMPLES = 64
 
@@ -86,6 +92,7 @@ class ControllerLink(Generic[M]):
         self._session: _Session[M] | None = None
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
         self._lost_told = False
+        self._fronts = _listen_for_fronts(config)
         self._health: GpuHealth | None = None
         #: A step never ends, so its lane's thread can never be joined.
         self._hangs = False
@@ -109,7 +116,12 @@ class ControllerLink(Generic[M]):
         try:
             while not self._leaving.is_set():
                 session = self._session = _Session(
-                    self._config, self._device, self._files, self._lanes, self._leaving
+                    self._config,
+                    self._device,
+                    self._files,
+                    self._lanes,
+                    self._fronts,
+                    self._leaving,
                 )
                 if self._health is not None:
                     session.tell_health(self._health)
@@ -137,6 +149,7 @@ class ControllerLink(Generic[M]):
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
+            self._fronts.close()
             if not self._hangs:
                 await asyncio.to_thread(self._lanes.stop)
 
@@ -165,8 +178,8 @@ class ControllerLink(Generic[M]):
     def _on_outcome(self, outcome: Outcome) -> None:
         # Called from any thread, with the lanes' lock held: none comes after `abandon` of what was before.
         session = self._session
-        if session is not None and session.data is not None:
-            session.data.send(*outcome)
+        if session is not None:
+            session.tell_outcome(*outcome)
 
     def _on_lost(self, reason: str) -> None:
         # The results before it are with the socket.
@@ -175,6 +188,37 @@ class ControllerLink(Generic[M]):
     def _give_up(self, reason: str) -> None:
         if self._session is not None:
             self._session.give_up(reason)
+
+
+def _listen_for_fronts(config: WorkerConfig) -> SocketListener:
+    """Listen where fronts bring inputs; where that cannot be, they go by the controller."""
+    listener = SocketListener(silence_limit_ms=_FRONT_SILENCE_MS)
+    try:
+        listener.listen(_payload_host(config), config.payload_port)
+    except OSError as error:
+        logger.warning(
+            "fronts send inputs by the controller: cannot listen on %s, port %d: %s",
+            config.payload_host or "the address that the controller sees",
+            config.payload_port,
+            error.strerror or error,
+        )
+    return listener
+
+
+def _payload_host(config: WorkerConfig) -> str:
+    """Where fronts bring inputs; unless somebody says, the address by which this machine reaches the controller.
+
+    Raises:
+        OSError: the controller's address is not known, or there is no way to it.
+    """
+    if config.payload_host:
+        return config.payload_host
+    (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
+        config.controller_host, _ANY_PORT, type=socket.SOCK_DGRAM
+    )
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(where)  # Sends nothing: it finds the way.
+        return str(sock.getsockname()[0])
 
 
 class _Session(Generic[M]):
@@ -186,12 +230,16 @@ class _Session(Generic[M]):
         device: Device[M],
         files: FileStore,
         lanes: LaneThreads[M],
+        listener: SocketListener,
         leaving: asyncio.Event,
     ) -> None:
+        self._listener = listener
+        self._fronts = FrontSockets(listener, lanes.submit, self._refuse)
         self._config = config
         self._device = device
         self._lanes = lanes
         self._leaving = leaving
+        self._loop = asyncio.get_running_loop()
         self._offers: Offers[M] = Offers(device, files, self._send, lanes.add_model)
         self._outgoing: deque[bytes] = deque()
         # A heartbeat is stamped when it is written: time in our queue is no delay of the network.
@@ -236,6 +284,7 @@ class _Session(Generic[M]):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 call.cancel()
+                self._fronts.close()
                 if self.data is not None:
                     self.data.close()
                     # Its thread may run a step; nothing of this stream is submitted to the next.
@@ -268,6 +317,15 @@ class _Session(Generic[M]):
         self._something.set()
 
     # --- out ------------------------------------------------------------------------------------
+
+    def tell_outcome(self, result: Result, outputs: Sequence[Buffer]) -> None:
+        """Tell what became of an action; from any thread."""
+        if self.data is not None:
+            self.data.send(result, *self._fronts.send_outputs(result.action_id, outputs))
+
+    def _refuse(self, result: Result) -> None:
+        if self.data is not None:
+            self.data.send(result)
 
     def tell_health(self, health: GpuHealth) -> None:
         """Tell the controller at once what a look at the GPU showed: until then it does not know the clock."""
@@ -371,13 +429,26 @@ class _Session(Generic[M]):
         raise ProtocolError(reason)
 
     def _take(
-        self, order: Action | Withdrawal, payload: Sequence[Buffer], room: memoryview | None
+        self,
+        order: Order,
+        payload: Sequence[Buffer],
+        where: memoryview | FromFronts | None,
     ) -> None:
         # Called by the data link's thread.
         if isinstance(order, Withdrawal):
-            self._lanes.withdraw(ActionId(order.action_id))
+            if not self._fronts.withdraw(ActionId(order.action_id)):
+                self._lanes.withdraw(ActionId(order.action_id))
+        elif isinstance(order, Inputs):
+            self._fronts.hand_on(order, payload)
+        elif isinstance(order, ExpectFront):
+            self._loop.call_soon_threadsafe(self._fronts.expect, order)
+        elif isinstance(order, FrontGone):
+            self._loop.call_soon_threadsafe(self._fronts.front_gone, order.number)
+        elif isinstance(where, FromFronts):
+            assert isinstance(order, Infer)
+            self._fronts.take(order, payload, where)
         else:
-            self._lanes.submit(order, payload, room)
+            self._lanes.submit(order, payload, where)
 
     async def _read_welcome(self, call: _Call) -> pb.Welcome:
         data = await call.read()
@@ -447,6 +518,8 @@ class _Session(Generic[M]):
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
+            payload_host=self._listener.host,
+            payload_port=self._listener.port,
         )
 
 

@@ -18,13 +18,14 @@ import asyncio
 import functools
 import logging
 import os
+import secrets
 import socket
 import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -32,7 +33,15 @@ from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ClockwrightError, ProtocolError, Refusal, RefusedError
 from clockwright.foreign import printable
-from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
+from clockwright.frame_socket import FrameSocket
+from clockwright.frames import (
+    APART,
+    DIRECT_BYTES,
+    HEADER_BYTES_MAX,
+    PLACE_BITS,
+    TOKEN_BYTES,
+    Frame,
+)
 from clockwright.v1 import front_pb2 as pb
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
@@ -42,11 +51,11 @@ from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
+from controller.held_tensors import HeldInput, SentOutput
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
 from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory
-from controller.worker_link import HeartbeatConfig, WorkerLinks
-from controller.worker_socket import FrameSocket
+from controller.worker_link import HeartbeatConfig, WorkerLink, WorkerLinks
 
 log = logging.getLogger(__name__)
 
@@ -69,8 +78,9 @@ class _Description:
     answerer: Answerer
     #: The generation of the catalogue at which it was found to hold.
     generation: int
-    #: Bytes of a row of each input.
+    #: Bytes of a row of each input, and of the largest output.
     row_bytes: tuple[int, ...]
+    output_row_bytes: int
 
     @property
     def keeps_inputs(self) -> bool:
@@ -81,6 +91,11 @@ class _Description:
     def name(self) -> str:
         """What it is called."""
         return self.answerer.servable.name
+
+    def is_large(self, ask: frames.Ask) -> bool:
+        """Whether a request has a tensor, or gets one, that is worth a message of its own."""
+        largest = max(ask.lengths, default=0)
+        return max(largest, ask.rows * self.output_row_bytes) >= DIRECT_BYTES
 
     def check(self, ask: frames.Ask) -> None:
         """Find that a request fits, as its front has found.
@@ -146,10 +161,13 @@ class FrontLink:
     def __init__(self, links: FrontLinks, sock: socket.socket, name: str) -> None:
         """Begin to hear a front that has shown its token."""
         self.name = name
+        #: What workers call it.
+        self.number = links.new_front()
+        #: Whether it shares memory with the workers of this host.
+        self.is_local = sock.family == socket.AF_UNIX
         #: Beats since the last sign of life.
         self.silent_ticks = 0
         self._links = links
-        self._is_local = sock.family == socket.AF_UNIX
         self._clock = ClockSync()
         self._open: dict[int, _Asked] = {}
         self._data = FrameSocket(
@@ -171,6 +189,9 @@ class FrontLink:
         self._outputs: dict[int, Arena] = {}
         self._lent: dict[int, list[Buffer]] = {}
         self._process = _process_of(sock)
+        # Workers of other hosts that it was told of, and what it is to send them.
+        self._workers: dict[int, WorkerLink] = {}
+        self._feeds: list[tuple[int, int, int, int]] = []
         self._data.reader.header_bytes_max = HEADER_BYTES_MAX
         self._data.reader.payload_bytes_max = links.message_bytes_max + _BESIDE_BYTES
         # What this turn of the event loop has to tell.
@@ -188,9 +209,14 @@ class FrontLink:
         """The front's clock minus ours; None: not known yet."""
         offset_ns = self._clock.offset_ns
         # On one host there is one clock, unless somebody has made it look otherwise.
-        if self._is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
+        if self.is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
             return 0
         return offset_ns
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that came from the front, and went there."""
+        return self._data.num_bytes
 
     # --- what is told -------------------------------------------------------------------------
 
@@ -205,14 +231,18 @@ class FrontLink:
         self._close(asked)
         lengths = [len(tensor) for tensor in outputs]
         places: Sequence[int] = ()
-        if self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
+        sent: tuple[int, int, int] | None = None
+        if outputs and isinstance(handle := outputs[0], SentOutput):
+            sent = handle.worker, handle.action_id, handle.index
+            outputs, places = (), [APART] * len(lengths)
+        elif self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
             places = [self._place(tensor) for tensor in outputs]
             lent = [tensor for tensor, at in zip(outputs, places, strict=True) if at >= 0]
             if lent:
                 self._lent[asked.ask_id] = lent
             outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
         departure_ns += self.offset_ns or 0
-        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places))
+        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places, sent))
         self._payload += outputs
         self._payload_bytes += total_bytes(outputs)
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
@@ -226,6 +256,26 @@ class FrontLink:
                 if (begin := arena.find(tensor)) >= 0:
                     return number << PLACE_BITS | begin
         return -1
+
+    def feed(self, ask_id: int, worker: int, action_id: int, index: int) -> None:
+        """Have the front send the inputs of a request to a worker; see `Holder`."""
+        self._feeds.append((ask_id, worker, action_id, index))
+        self._flush_soon()
+
+    def meet(self, worker: WorkerLink) -> None:
+        """Let the front and a worker that share no memory reach each other."""
+        if self.is_local and worker.is_local:
+            return
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._workers[worker.number] = worker
+        if (where := worker.expect(self.number, token)) is not None:
+            there = frames.WorkerThere(worker.number, *where, token)
+            self._data.send(frames.encode(there))
+
+    def part(self, worker: WorkerLink) -> None:
+        """A worker is gone."""
+        if self._workers.pop(worker.number, None) is not None:
+            self._data.send(frames.encode(frames.WorkerGone(worker.number)))
 
     def offer(self, number: int, outputs: Arena) -> None:
         """Let the front look at a worker's outputs where they lie."""
@@ -285,6 +335,9 @@ class FrontLink:
             return
         self._is_over = True
         self._data.close()
+        for worker in self._workers.values():
+            worker.front_gone(self.number)
+        self._workers.clear()
         self._links.left(self, reason)
         if self._memory is not None:
             self._links.unshare(self._memory)
@@ -321,6 +374,9 @@ class FrontLink:
 
     def _flush_due(self) -> None:
         self._is_due = False
+        if self._feeds:
+            feeds, self._feeds = self._feeds, []
+            self._data.send_now(frames.encode(frames.Feed(tuple(feeds))))
         if self._answered or self._refused or self._failed or self._stale or self._freed:
             self._flush()
 
@@ -363,6 +419,8 @@ class FrontLink:
                         self._lent.pop(ask_id, None)
             elif isinstance(message, frames.LentMemory):
                 self._take_memory(message)
+            elif isinstance(message, frames.HandOn):
+                self._hand_on(message, frame)
             elif message.number in self._offered:
                 self._outputs[message.number] = self._offered[message.number]
 
@@ -379,7 +437,18 @@ class FrontLink:
         self._data.send(frames.encode(frames.Mapped(offer.number)))
         self._links.share(self._memory, self._file, self)
 
+    def _hand_on(self, message: frames.HandOn, frame: Frame) -> None:
+        worker = self._workers.get(message.worker)
+        if worker is None:
+            return  # It is gone.
+        tensors = frames.cut_hand_on(message, frame)
+        worker.hand_on(self.number, message.action_id, message.index, tensors)
+
     def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        if place == APART:
+            if num_bytes < DIRECT_BYTES:
+                raise ProtocolError(f"request {ask_id}: {num_bytes} bytes that its front keeps")
+            return b""
         if self._memory is None:
             raise ProtocolError(f"request {ask_id}: inputs in memory that is not mapped")
         return self._memory.look(place, num_bytes, functools.partial(self._free, ask_id))
@@ -408,6 +477,12 @@ class FrontLink:
                 self._flush_soon()
                 continue
             description.check(ask)
+            keeps = APART in ask.places
+            if keeps and description.keeps_inputs:
+                # Its front was told otherwise, before its answers were kept.
+                self._stale.append(ask.ask_id)
+                self._flush_soon()
+                continue
             if ask.ask_id in self._open:
                 raise ProtocolError(f"request {ask.ask_id} twice")
             num_bytes = sum(ask.lengths)
@@ -422,7 +497,21 @@ class FrontLink:
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
+            elif keeps or (
+                self._workers and not description.keeps_inputs and description.is_large(ask)
+            ):
+                inputs = self._held(ask, inputs)
             asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+
+    def _held(self, ask: frames.Ask, inputs: Sequence[Buffer]) -> list[Buffer]:
+        """Have handles stand for the inputs of a request."""
+        places = ask.places or [-1] * len(inputs)
+        held = [
+            HeldInput(self, ask.ask_id, length, None if place == APART else tensor)
+            for length, place, tensor in zip(ask.lengths, places, inputs, strict=True)
+        ]
+        # Nobody but the links looks at more of a tensor than its length.
+        return cast("list[Buffer]", held)
 
 
 class FrontLinks:
@@ -460,6 +549,9 @@ class FrontLinks:
         self._outputs: dict[Arena, int] = {}
         workers.outputs_shared = self._worker_shares
         workers.outputs_unshared = self._worker_is_gone
+        workers.worker_came = self._worker_came
+        workers.worker_gone = self._worker_gone
+        self._last_front = 0
         # What fronts that are given up may still read, by a descriptor that tells of their end.
         self._kept: dict[int, object] = {}
         self._links: set[FrontLink] = set()
@@ -474,6 +566,11 @@ class FrontLinks:
     def num_fronts(self) -> int:
         """Fronts that are connected."""
         return len(self._links)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that came from these fronts, and went there."""
+        return sum(link.num_bytes for link in self._links)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Make the service that fronts ask for the way."""
@@ -506,10 +603,14 @@ class FrontLinks:
             self._descriptions.pop(number, None)
             self._last_number = number = self._last_number + 1
             generation = self.catalogue.generation
-            row_bytes = tuple(spec.row_bytes for spec in answerer.servable.inputs)
-            self._descriptions[number] = _Description(answerer, generation, row_bytes)
+            servable = answerer.servable
+            row_bytes = tuple(spec.row_bytes for spec in servable.inputs)
+            output_row_bytes = max([spec.row_bytes for spec in servable.outputs], default=0)
+            description = _Description(answerer, generation, row_bytes, output_row_bytes)
+            self._descriptions[number] = description
             self._numbers[name] = number
-        return frames.described(asked.query_id, number, answerer.servable)
+        is_held = not self._descriptions[number].keeps_inputs
+        return frames.described(asked.query_id, number, answerer.servable, is_held=is_held)
 
     def find(self, number: int) -> _Description | None:
         """Find the description of a number; None: it holds no more."""
@@ -541,6 +642,11 @@ class FrontLinks:
 
     # --- memory -------------------------------------------------------------------------------
 
+    def new_front(self) -> int:
+        """Make a number for a front, which no other has had."""
+        self._last_front += 1
+        return self._last_front
+
     def new_number(self) -> int:
         """Make a number for memory, which no other has had."""
         self._last_memory += 1
@@ -570,6 +676,14 @@ class FrontLinks:
         if process >= 0:
             asyncio.get_running_loop().remove_reader(process)
             os.close(process)
+
+    def _worker_came(self, worker: WorkerLink) -> None:
+        for link in list(self._links):
+            link.meet(worker)
+
+    def _worker_gone(self, worker: WorkerLink) -> None:
+        for link in list(self._links):
+            link.part(worker)
 
     def _worker_shares(self, outputs: Arena) -> None:
         number = self._outputs[outputs] = self.new_number()
@@ -603,7 +717,11 @@ class FrontLinks:
         )
 
     def _dialled(self, sock: socket.socket, name: str) -> None:
-        self._links.add(FrontLink(self, sock, name))
+        link = FrontLink(self, sock, name)
+        self._links.add(link)
+        for worker in self._workers.links:
+            if worker.joined:
+                link.meet(worker)
         log.info("front %s joined", name)
         if self._timer is None:
             self._tick_later()

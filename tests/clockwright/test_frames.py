@@ -100,9 +100,9 @@ def test_results_come_as_they_went_and_their_times_are_shifted(
 ) -> None:
     data = b"".join(frames.encode_result(result, outputs, shift_ns=7))
     (frame,) = carried(data, seed, frames.FrameReader())
-    found, payload = frames.decode_result(frame, shift_ns=-7)
+    found, payload, _ = frames.decode_result(frame, shift_ns=-7)
     assert (found, plain(payload)) == (result, outputs)
-    later, _ = frames.decode_result(frame)
+    later, _, _ = frames.decode_result(frame)
     assert later.received_ns == result.received_ns + 7
     for before, after in ((result.load, later.load), (result.exec, later.exec)):
         if before is not None and after is not None:
@@ -217,7 +217,7 @@ def test_words_that_are_too_long_are_cut() -> None:
     result = Result(action_id=ActionId(1), error=ActionError.DEVICE, message="ü" * 5000)
     data = b"".join(frames.encode_result(result))
     reader = frames.FrameReader(header_bytes_max=frames.PLAIN_HEADER_BYTES, payload_bytes_max=0)
-    found, _ = frames.decode_result(carried(data, 0, reader)[0])
+    found, _, _ = frames.decode_result(carried(data, 0, reader)[0])
     assert found.message == "ü" * frames.WORDS_CHARS_MAX
 
 

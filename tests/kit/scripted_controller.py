@@ -86,7 +86,7 @@ class Stream:
                 piece, data = data[: len(room)], data[len(room) :]
                 room[: len(piece)] = piece
                 self.results += self.cut.received(len(piece))
-        result, outputs = frames.decode_result(self.results.pop(0))
+        result, outputs, _ = frames.decode_result(self.results.pop(0))
         return result, [bytes(output) for output in outputs]
 
     async def send(self, message: pb.ToWorker | bytes, *payload: bytes) -> None:

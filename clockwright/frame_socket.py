@@ -1,8 +1,7 @@
-"""The controller's end of the sockets that carry actions and results, one per worker.
+"""Sockets that carry frames, in an event loop: the controller's and fronts' ends of all of them, and workers' to fronts.
 
-A worker dials a Unix socket on the controller's own host, else TCP, and shows the token that it was given
-over its stream when it registered: no stranger gets further. What is written during a turn of the event loop
-leaves in one system call.
+Whoever dials takes a Unix socket on the listener's own host, else TCP, and shows the token that the controller gave
+it: no stranger gets further. What is written during a turn of the event loop leaves in one system call.
 """
 
 from __future__ import annotations
@@ -75,6 +74,8 @@ class FrameSocket:
         """
         #: The owner sets what it may bring.
         self.reader = FrameReader(header_bytes_max=PLAIN_HEADER_BYTES, payload_bytes_max=0)
+        #: Bytes that came and went.
+        self.num_bytes = 0
         #: Calls of `tick` since the peer last took any of what waits for it.
         self.stalled_ticks = 0
         self._sock = sock
@@ -129,6 +130,16 @@ class FrameSocket:
         if self._is_full:
             self.stalled_ticks += 1
 
+    def pause(self) -> None:
+        """Read no more until `resume`: what the peer sends waits with it."""
+        if self._is_open:
+            self._loop.remove_reader(self._sock)
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._is_open:
+            self._loop.add_reader(self._sock, self._readable)
+
     def close(self) -> None:
         """Close the socket; what was not sent is lost."""
         if self._is_open:
@@ -153,6 +164,7 @@ class FrameSocket:
             if num_bytes == 0:
                 self._end(f"the {self._peer} closed its connection")
                 return
+            self.num_bytes += num_bytes
             self._take(self.reader.received(num_bytes))
         except (BlockingIOError, InterruptedError):
             pass
@@ -188,6 +200,7 @@ class FrameSocket:
                 else:
                     num_bytes = self._sock.sendmsg(buffers)
                 queue.sent(num_bytes)
+                self.num_bytes += num_bytes
                 self.stalled_ticks = 0
         except (BlockingIOError, InterruptedError):
             if queue.num_bytes > self._unsent_bytes_max:
@@ -218,21 +231,24 @@ class SocketListener:
     """Takes workers' connections, and gives each to whoever expects its token."""
 
     def __init__(self, *, silence_limit_ms: int) -> None:
-        #: Where workers on this host and on others find it; empty and 0 before `listen`.
+        #: Where those of this host and of others find it; empty and 0 before `listen`.
         self.path = ""
+        self.host = ""
         self.port = 0
         self._silence_limit_ms = silence_limit_ms
         self._listening: list[socket.socket] = []
         self._newcomers: dict[socket.socket, _Newcomer] = {}
         self._expected: dict[bytes, Callable[[socket.socket], None]] = {}
+        #: Tokens that are good for more than one connection.
+        self._lasting: set[bytes] = set()
 
-    def listen(self, host: str, port: int, path: Path) -> None:
+    def listen(self, host: str, port: int, path: Path | None = None) -> None:
         """Accept connections, over TCP and on a Unix socket.
 
         Args:
             host: address to listen on.
             port: 0 takes any free one.
-            path: of the Unix socket; where there cannot be one, workers of this host take TCP.
+            path: of the Unix socket; where there cannot be one, workers of this host take TCP. None: there is none.
 
         Raises:
             OSError: the port is taken, or the address is none of this host's.
@@ -247,7 +263,10 @@ class SocketListener:
                 sock.bind((where[0], port, *where[2:]))
                 stack.pop_all()
             self._add(sock)
-            self.port = port = sock.getsockname()[1]
+            self.host, self.port = host, sock.getsockname()[1]
+            port = self.port
+        if path is None:
+            return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(str(path))
@@ -258,15 +277,27 @@ class SocketListener:
         self._add(sock)
         self.path = str(path)
 
-    def expect(self, taken: Callable[[socket.socket], None]) -> bytes:
-        """Make a token; the connection that shows it is given to `taken`, once."""
-        token = secrets.token_bytes(TOKEN_BYTES)
+    def expect(self, taken: Callable[[socket.socket], None], *, token: bytes = b"") -> bytes:
+        """Give the connection that shows a token to `taken`.
+
+        Args:
+            taken: gets it, and belongs to it.
+            token: one that others made, and that is good until `forget`; empty: a new one, which is good once.
+
+        Returns:
+            The token.
+        """
+        if token:
+            self._lasting.add(token)
+        else:
+            token = secrets.token_bytes(TOKEN_BYTES)
         self._expected[token] = taken
         return token
 
     def forget(self, token: bytes) -> None:
         """Expect a token no more."""
         self._expected.pop(token, None)
+        self._lasting.discard(token)
 
     def close(self) -> None:
         """Stop listening. Connections that were given away stay."""
@@ -317,11 +348,14 @@ class SocketListener:
         greeting += data
         if data and len(greeting) < GREETING_BYTES:
             return
-        taken = self._expected.pop(token_of(bytes(greeting)) or b"", None)
+        token = token_of(bytes(greeting)) or b""
+        taken = self._expected.get(token)
         if taken is None:
-            log.info("a connection to the workers' socket showed no token of ours: closed")
+            log.info("a connection showed no token of ours: closed")
             self._drop(newcomer)
             return
+        if token not in self._lasting:
+            del self._expected[token]
         self._let_go(newcomer)
         with suppress(OSError):
             prepare(newcomer.sock, silence_limit_ms=self._silence_limit_ms)
