@@ -10,7 +10,7 @@ Users import their client from here:
 All other packages import their vocabulary from here, and it imports none of them:
 
     client, operator, statuses      the two kinds of clients, and their exceptions
-    channel                         options of every channel to a server
+    channel                         how a server is dialled: TLS, and what the caller shows
     wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
     actions                         what a controller asks of a worker, and what comes back
     tensors, containers             shapes and datatypes; the declaration of a model that is code
@@ -28,6 +28,8 @@ from clockwright.errors import (
     BadRequestError,
     ClockwrightError,
     ConfigError,
+    Denial,
+    DeniedError,
     ModelError,
     Refusal,
     RefusedError,
@@ -35,6 +37,7 @@ from clockwright.errors import (
 )
 
 if TYPE_CHECKING:
+    from clockwright.channel import Access
     from clockwright.client import (
         AsyncClient,
         Client,
@@ -48,11 +51,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Access",
     "AsyncClient",
     "BadRequestError",
     "Client",
     "ClockwrightError",
     "ConfigError",
+    "Denial",
+    "DeniedError",
     "Feedback",
     "FeedbackOutcome",
     "InferResult",
@@ -68,7 +74,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     # The client brings numpy and gRPC along, which the cores and the controller's start do without.
     if name in __all__:
-        from clockwright import client
+        from clockwright import channel, client
 
-        return getattr(client, name)
+        return getattr(channel if name == "Access" else client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,17 @@
-"""The options with which every gRPC channel of this project is opened."""
+"""How a server is dialled: options of gRPC's channels, TLS, and what the caller shows."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from clockwright.errors import ConfigError
+
+#: The options with which every gRPC channel of this project is opened.
 OPTIONS = (
     # No limit here: a server limits the messages that it takes.
     ("grpc.max_receive_message_length", -1),
@@ -7,3 +19,79 @@ OPTIONS = (
     # The environment's http_proxy is meant for browsers; it is no way to a server that has milliseconds.
     ("grpc.enable_http_proxy", 0),
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """What a caller shows a server, and how he knows that it is the right one."""
+
+    #: A key (`clockwright keys add`) or a token.
+    key: str = field(default="", repr=False)
+    #: Speak TLS; files below say so too.
+    tls: bool = False
+    #: PEM file of the authorities that a server's certificate may come from; None: those of the system.
+    ca: Path | None = None
+    #: PEM files of the caller's own certificate, and of its key.
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.certificate_key is None):
+            raise ConfigError("certificate and certificate_key: found one, expected both or none")
+        if not self.key.isascii() or not self.key.isprintable():
+            raise ConfigError("key: found characters that no key has")
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """Headers of each call."""
+        return (("authorization", f"Bearer {self.key}"),) if self.key else ()
+
+    def channel(self, address: str) -> Any:  # noqa: ANN401  the stubs' channels want serializers
+        """Open a channel to HOST:PORT, which connects when it is first needed.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        credentials = self._credentials()
+        if credentials is None:
+            return grpc.insecure_channel(address, options=OPTIONS)
+        return grpc.secure_channel(address, credentials, options=OPTIONS)
+
+    def async_channel(self, address: str, *, options: Sequence[tuple[str, Any]] = OPTIONS) -> Any:  # noqa: ANN401
+        """Open a channel for asyncio; as `channel`."""
+        credentials = self._credentials()
+        if credentials is None:
+            return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.secure_channel(address, credentials, options=options)
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        if not self.tls and self.ca is None and self.certificate is None:
+            return None
+        return grpc.ssl_channel_credentials(
+            root_certificates=_read(self.ca),
+            private_key=_read(self.certificate_key),
+            certificate_chain=_read(self.certificate),
+        )
+
+
+def read_key(path: Path) -> str:
+    """Read a file that holds a key or a token.
+
+    Raises:
+        ConfigError: it cannot be read, or is empty.
+    """
+    data = _read(path)
+    assert data is not None
+    key = data.decode(errors="replace").strip()
+    if not key:
+        raise ConfigError(f"{path}: found nothing, expected a key")
+    return key
+
+
+def _read(path: Path | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None

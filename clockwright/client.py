@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 
 from clockwright.bulk import Buffer, join_bulk, split_bulk
-from clockwright.channel import OPTIONS
+from clockwright.channel import Access
 from clockwright.errors import BadRequestError, ConfigError
 from clockwright.statuses import error_of
 from clockwright.tensors import TensorSpec
@@ -127,13 +127,15 @@ class ModelMetadata:
 class Client:
     """A connection to one server, for threads.
 
-    All methods raise ConfigError when the server cannot be reached.
+    All methods raise ConfigError when the server cannot be reached, and DeniedError when it does not let the
+    caller do that.
     """
 
-    def __init__(self, address: str) -> None:
-        """Connect, when first needed, to `address` (HOST:PORT)."""
+    def __init__(self, address: str, access: Access | None = None) -> None:
+        """Connect, when first needed, to `address` (HOST:PORT), with a key or TLS if need be."""
         self._address = address
-        self._channel: Any = grpc.insecure_channel(address, options=OPTIONS)
+        self._access = access or Access()
+        self._channel = self._access.channel(address)
         self._input_names: dict[str, str] = {}
 
     def infer(
@@ -154,7 +156,8 @@ class Client:
             slo_ms: answer within this many milliseconds, or refuse; None: the model's default.
             explain: also say where the time went.
             context: the user, session or tenant whose choice of models an application learns.
-            tenant: the tenant whose share of the GPUs the request uses when they are short.
+            tenant: the tenant whose share of the GPUs the request uses when they are short. Where callers
+                have keys, the key's holds.
 
         Raises:
             RefusedError: there is no answer in time; carries the reason.
@@ -206,7 +209,7 @@ class Client:
         try:
             response: bytes = self._channel.unary_unary(
                 method if method.startswith("/") else _PREFIX + method
-            )(request, timeout=timeout_s)
+            )(request, timeout=timeout_s, metadata=self._access.metadata)
         except grpc.RpcError as error:
             raise error_of(error, self._address) from None
         return response
@@ -229,10 +232,11 @@ class AsyncClient:
     A call whose task is cancelled is withdrawn at the server.
     """
 
-    def __init__(self, address: str) -> None:
-        """Connect, when first needed, to `address` (HOST:PORT). Needs a running event loop."""
+    def __init__(self, address: str, access: Access | None = None) -> None:
+        """Do what `Client` does; this needs a running event loop."""
         self._address = address
-        self._channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
+        self._access = access or Access()
+        self._channel = self._access.async_channel(address)
         self._input_names: dict[str, str] = {}
 
     async def infer(
@@ -284,7 +288,7 @@ class AsyncClient:
         try:
             response: bytes = await self._channel.unary_unary(
                 method if method.startswith("/") else _PREFIX + method
-            )(request, timeout=timeout_s)
+            )(request, timeout=timeout_s, metadata=self._access.metadata)
         except grpc.RpcError as error:
             raise error_of(error, self._address) from None
         return response

@@ -14,6 +14,7 @@ ClockwrightError
 +- StoreError        what applications learn cannot be read or written now; the message says why
 +- ProtocolError     a peer sent something illegal; its stream is closed, nothing else
 +- RefusedError      (client) the request was refused; carries the `Refusal`
++- DeniedError       the caller may not do what it asked for; carries the `Denial`
 """
 
 from __future__ import annotations
@@ -118,3 +119,25 @@ class RefusedError(ClockwrightError):
         self.message = message
         #: Times behind the refusal, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
         self.figures = dict(figures or {})
+
+
+class Denial(enum.Enum):
+    """Why a caller may not do something. The values are the wire's (`google.rpc.ErrorInfo.reason`)."""
+
+    #: The caller shows nothing, and not everybody may.
+    NO_CREDENTIALS = "NO_CREDENTIALS"
+    #: What the caller shows is nobody's, or not to be believed.
+    UNKNOWN_CREDENTIALS = "UNKNOWN_CREDENTIALS"
+    #: It was good once.
+    EXPIRED = "EXPIRED"
+    #: The caller is known, and may not do this.
+    NOT_ALLOWED = "NOT_ALLOWED"
+
+
+class DeniedError(ClockwrightError):
+    """The server does not let the caller do that."""
+
+    def __init__(self, denial: Denial, message: str) -> None:
+        super().__init__(f"{denial.value}: {message}")
+        self.denial = denial
+        self.message = message

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import grpc
 
-from clockwright.channel import OPTIONS
+from clockwright.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.statuses import error_of
 from clockwright.v1 import control_pb2 as pb
@@ -24,13 +24,15 @@ _CHUNK_BYTES = 1 << 20
 class Operator:
     """A connection to one controller.
 
-    Every method raises ConfigError when no controller can be reached.
+    Every method raises ConfigError when no controller can be reached, and DeniedError when it does not let the
+    caller do that.
     """
 
-    def __init__(self, address: str) -> None:
-        """Connect, when first needed, to `address` (HOST:PORT)."""
+    def __init__(self, address: str, access: Access | None = None) -> None:
+        """Connect, when first needed, to `address` (HOST:PORT), with a key or TLS if need be."""
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._access = access or Access()
+        self._channel = self._access.channel(address)
         self._stub: Any = pb_grpc.ControlServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def status(self) -> pb.StatusResponse:
@@ -127,7 +129,7 @@ class Operator:
 
     def _call(self, method: Any, request: object, *, limit_s: float | None) -> Any:  # noqa: ANN401
         try:
-            return method(request, timeout=limit_s)
+            return method(request, timeout=limit_s, metadata=self._access.metadata)
         except grpc.RpcError as error:
             if limit_s is not None and error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise ConfigError(f"{self._address} did not answer within {limit_s:g} s") from None

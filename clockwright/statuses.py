@@ -14,6 +14,8 @@ from clockwright.errors import (
     BadRequestError,
     ClockwrightError,
     ConfigError,
+    Denial,
+    DeniedError,
     ModelError,
     Refusal,
     RefusedError,
@@ -28,9 +30,9 @@ def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grp
         error: the call's `grpc.RpcError`, or that of grpc.aio.
         address: the address that was called.
     """
-    refused = _refused(error)
-    if refused is not None:
-        return refused
+    named = _named(error)
+    if named is not None:
+        return named
     code, text = error.code(), error.details() or ""
     match code:
         case grpc.StatusCode.UNAVAILABLE:
@@ -55,19 +57,23 @@ def error_of(error: Any, address: str) -> ClockwrightError:  # noqa: ANN401  grp
     return ClockwrightError(f"{address}: {code.name}: {text}")
 
 
-def _refused(error: Any) -> RefusedError | None:  # noqa: ANN401
-    """Read the refusal in an error's trailing metadata, if there is one."""
+def _named(error: Any) -> RefusedError | DeniedError | None:  # noqa: ANN401
+    """Read the refusal or denial in an error's trailing metadata, if there is one."""
     for key, value in error.trailing_metadata() or ():
         if key == "grpc-status-details-bin":
             status = status_pb2.Status.FromString(value)
             info = error_details_pb2.ErrorInfo()
             for detail in status.details:
-                if detail.Unpack(info) and info.reason in Refusal.__members__:
+                if not detail.Unpack(info):
+                    continue
+                message = status.message.removeprefix(f"{info.reason}: ")
+                if info.reason in Denial.__members__:
+                    return DeniedError(Denial(info.reason), message)
+                if info.reason in Refusal.__members__:
                     figures = {
                         name: int(figure)
                         for name, figure in info.metadata.items()
                         if figure.lstrip("-").isdigit()
                     }
-                    message = status.message.removeprefix(f"{info.reason}: ")
                     return RefusedError(Refusal(info.reason), message, figures=figures)
     return None

@@ -42,6 +42,9 @@ worker's link on the right; its result comes in by the same link, becomes an eve
 command that follows from it tells whoever waits for the request. The answer is checked against its deadline once
 more on its way out, because the way out takes time too.
 
+Who calls, and may he? `access` says so to every door: callers' keys, certificates and tokens in, a caller with
+roles and a tenant out. It stands below `front`, asks nobody, and reads its files again when they change.
+
 Who guards the deadline, and which module holds a rule, is said in one list: `controller.core`.
 
 Fronts that are processes of their own (`front_process`) take the left column's top with them: `front.remote`
@@ -49,10 +52,15 @@ stands where `runtime` and `selection` are drawn, and `front.front_link`, here, 
 decide, and all state, stays in this process. Large tensors of the same host go past it: fronts and workers map
 each other's memory (`slabs`), and messages say where a tensor lies.
 
+What survives. Models that were added (`uploads`), applications and what they learned (`selection.stores`) lie in
+one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and
+residency do not: workers know what they hold, and clients ask again. What goes with the process (`scratch`) is
+cleared away by the next one where it was killed.
+
 Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
 thread lock. Two things leave it: reading, hashing, writing and deleting model files (`asyncio.to_thread`), and
-the selection store, which has a thread of its own. None of them touches a shell's state. Telemetry's files are
-written by a process of their own (`telemetry_writer`).
+the state file, which has a thread of its own; so has a Redis in its place. None of them touches a shell's state.
+Telemetry's files are written by a process of their own (`telemetry_writer`).
 
 Who may import whom: from top to bottom as drawn, never upwards. `app` stands above all and makes the
 objects, with the settings in `config` and the policy that `schedulers` finds; the commands `cli` and `up`

@@ -7,25 +7,24 @@ import logging
 import resource
 import signal
 import socket
-import ssl
-import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
-from clockwright.errors import ConfigError, ModelError
+from clockwright.errors import ConfigError, ModelError, StoreError
 from clockwright.process import freeze_garbage, keep_big_blocks
+from controller.access.guard import Guard
 from controller.catalogue import Catalogue
-from controller.config import ControllerConfig
+from controller.config import ControllerConfig, FrontConfig
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
+from controller.front.interceptor import AccessInterceptor
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
@@ -33,11 +32,13 @@ from controller.front.tls import server_context
 from controller.front.turns import Turns
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
+from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
 from controller.slabs import Slabs
-from controller.spool import Spool
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
+from controller.uploads import Uploads
 from controller.worker_link import HeartbeatConfig, WorkerLinks
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Controller:
         fronts: FrontLinks,
         applications: Applications,
         slabs: Slabs,
+        guard: Guard,
+        state: StateFile,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
@@ -69,6 +72,8 @@ class Controller:
         self.fronts = fronts
         self.applications = applications
         self.slabs = slabs
+        self.guard = guard
+        self.state = state
 
     async def drain(self, limit_s: float) -> None:
         """Admit nothing more, finish what is admitted, and let the workers go."""
@@ -93,16 +98,23 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         ConfigError: the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
+        guard = Guard(config.access)
         telemetry = Telemetry(config.telemetry_capacity)
         if config.telemetry_dir is not None:
             writer = TelemetryWriter(config.telemetry_dir)
             await writer.start()
             stack.push_async_callback(writer.close)
             telemetry.write_to(writer.add, writer.add)
-        uploads = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
-        spool = Spool(uploads, bytes_max=config.upload_limit_bytes)
+        folder = config.state_dir
+        state = StateFile(None if folder is None else folder / "state.sqlite")
+        stack.push_async_callback(state.close)
+        scratch = stack.enter_context(scratch_folder())
+        asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
+        uploads = Uploads(
+            (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
+        )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
-        catalogue = Catalogue(runtime, config.models_dir)
+        catalogue = Catalogue(runtime, config.models_dir, uploads)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -112,19 +124,19 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             message_bytes_max=config.max_message_bytes,
             slabs=slabs,
         )
-        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="clockwright-")))
         try:
-            links.listen(config.host, config.worker_port, sockets / "workers")
+            links.listen(config.host, config.worker_port, scratch / "workers")
         except OSError as error:
             where = f"port {config.worker_port} of {config.host}"
             raise ConfigError(f"cannot listen on {where} for workers: {error.strerror}") from error
         stack.callback(links.stop_listening)
-        if config.models_dir is not None:
-            try:
+        try:
+            await catalogue.restore()
+            if config.models_dir is not None:
                 await catalogue.scan()
-            except ModelError as error:
-                raise ConfigError(str(error)) from error
-        applications = Applications(runtime, catalogue, config.selection)
+        except (ModelError, OSError, StoreError) as error:
+            raise ConfigError(str(error)) from error
+        applications = Applications(runtime, catalogue, config.selection, state)
         stack.push_async_callback(applications.close)
         await applications.restore()
         door = Door(
@@ -135,19 +147,19 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
         if config.front == "http2":
-            tls: ssl.SSLContext | None = None
-            if config.tls_certificate is not None and config.tls_key is not None:
-                tls = server_context(config.tls_certificate, config.tls_key)
             server = Http2Server(
                 clock=runtime.clock,
                 door=door,
                 max_message_bytes=config.max_message_bytes,
                 max_connections=config.max_connections,
                 slabs=slabs,
-                tls=tls,
+                authoriser=guard.authoriser,
             )
+            use_tls(server, config, guard)
         else:
-            server = grpc.aio.server(options=_server_options(config))
+            interceptor = AccessInterceptor(guard.authoriser)
+            server = grpc.aio.server(options=_server_options(config), interceptors=[interceptor])
+            guard.tell(interceptor.look)
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
@@ -172,6 +184,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             door=door,
             message_bytes_max=config.max_message_bytes,
+            knows_callers=config.access.knows_callers,
         )
         stack.callback(fronts.close)
         control = ControlService(
@@ -181,13 +194,18 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             applications,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
-            spool=spool,
+            uploads=uploads,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
+        for danger in config.access.dangers(
+            config.host, has_tls=config.tls_certificate is not None
+        ):
+            log.warning("--insecure on %s: %s", config.host, danger)
         yield Controller(
             port=port,
             runtime=runtime,
@@ -196,6 +214,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             fronts=fronts,
             applications=applications,
             slabs=slabs,
+            guard=guard,
+            state=state,
         )
 
 
@@ -206,6 +226,8 @@ async def serve(
     draining: Callable[[], None] | None = None,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
+
+    On SIGHUP keys and certificates are read again, which otherwise takes a second after they have changed.
 
     Args:
         config: its settings.
@@ -220,6 +242,8 @@ async def serve(
     """
     with signals_to_end() as signals:
         async with running(config) as controller:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
             # All objects made so far live as long as the process: the collector need not look at them.
             freeze_garbage()
             if started is not None:
@@ -240,7 +264,7 @@ async def serve(
 
 @contextmanager
 def signals_to_end() -> Iterator[asyncio.Queue[int]]:
-    """Queue the signals that tell this process to end."""
+    """Queue the signals that tell this process to end; at the end nobody listens to SIGHUP either."""
     loop = asyncio.get_running_loop()
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -248,7 +272,7 @@ def signals_to_end() -> Iterator[asyncio.Queue[int]]:
     try:
         yield signals
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 
@@ -270,6 +294,26 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
+
+
+def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: Guard) -> None:
+    """Have a server show its certificate, and those who connect once it has changed the new one.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    certificate, key = config.tls_certificate, config.tls_key
+    if certificate is None or key is None:
+        return
+    client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
+
+    def read() -> None:
+        server.tls = server_context(certificate, key, client_ca, worker_ca)
+
+    # First, so that what changes while it is read is read again.
+    files = (certificate, key, client_ca, worker_ca)
+    guard.watch([path for path in files if path is not None], read)
+    read()
 
 
 def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
 from controller.model_folder import ModelFolder, check_name, read_model_folder
 from controller.runtime import Runtime
+from controller.uploads import Upload, Uploads
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +50,6 @@ class ModelState(enum.Enum):
     LOADING = "LOADING"
     READY = "READY"
     UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(slots=True)
-class _Upload:
-    """Files that were uploaded for some models, and go with the last of them."""
-
-    num_models: int
-    discard: Callable[[], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -90,8 +83,8 @@ class Entry:
     disagreeing: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
-    #: None: the files are not ours.
-    upload: _Upload | None = None
+    #: What brought its files; None: they are not ours.
+    upload: Upload | None = None
 
     @property
     def version(self) -> str:
@@ -127,15 +120,22 @@ class OfferTo(Protocol):
 class Catalogue:
     """All models, by public name and by id."""
 
-    def __init__(self, runtime: Runtime, directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        directory: Path | None = None,
+        uploads: Uploads | None = None,
+    ) -> None:
         """Start empty.
 
         Args:
             runtime: is told of models that come, get ready and go.
             directory: one folder per model; for `scan` and `reload`.
+            uploads: keep models that come by upload; for `restore` and `add`.
         """
         self._runtime = runtime
         self._directory = directory
+        self._uploads = uploads
         #: Another number whenever a name means another model or application, or one takes other tensors or
         #: batches.
         self.generation = 0
@@ -228,8 +228,33 @@ class Catalogue:
 
     # --- adding and removing ------------------------------------------------------------------
 
+    async def restore(self) -> None:
+        """Take in the uploads that earlier runs have kept, at start, before anything else.
+
+        Raises:
+            StoreError: the records cannot be read.
+            OSError: the files cannot be listed.
+        """
+        if self._uploads is None:
+            return
+        for kept in await self._uploads.restore():
+            if kept.folder is not None:
+                models = await self._start_trial(kept.folder, kept.names, kept.upload)
+            else:
+                log.warning("model %s is unavailable: %s", kept.names[0], kept.fault)
+                models = [
+                    Entry(ModelId(name), name, None, fault=kept.fault, upload=kept.upload)
+                    for name in kept.names
+                ]
+                kept.upload.num_models = len(models)
+            for model in models:
+                self._by_name[model.name] = model
+                self.renew()
+
     async def scan(self) -> None:
         """Take in every folder of the directory, at start; malformed ones become UNAVAILABLE.
+
+        What an upload has replaced stays replaced.
 
         Raises:
             ModelError: the directory cannot be read.
@@ -240,7 +265,7 @@ class Catalogue:
         except OSError as error:
             raise ModelError(f"models directory: {error}") from error
         for path in folders:
-            if not path.is_dir():
+            if not path.is_dir() or any(m.upload for m in self._instances(path.name)):
                 continue
             try:
                 folder = await asyncio.to_thread(read_model_folder, path)
@@ -253,7 +278,7 @@ class Catalogue:
                     self._by_name[path.name] = fault
                     self.renew()
                 continue
-            for model in await self._start_trial(folder):
+            for model in await self._start_trial(folder, folder.instance_names):
                 self._by_name[model.name] = model
                 self.renew()
 
@@ -262,15 +287,15 @@ class Catalogue:
         path: Path,
         *,
         replace: bool = False,
-        discard: Callable[[], object] | None = None,
+        upload: Upload | None = None,
     ) -> list[Entry]:
         """Add the models of a folder once a worker is ready for each of them, or change nothing.
 
         Args:
             path: the folder. It has to stay where it is: workers that join later get its files.
             replace: take the place of the models of the same folder name, which serve until then.
-            discard: deletes the folder, which was uploaded; called when the last of its models is gone,
-                also of models that are not added after all. None: the folder is not ours.
+            upload: what brought the folder. Its files go with the last of its models, also of models that
+                are not added after all. None: the folder is not ours.
 
         Returns:
             The new models, which are ready.
@@ -278,9 +303,10 @@ class Catalogue:
         Raises:
             ModelError: the folder is malformed, a name is taken, every worker refused a model, or
                 there is no worker.
+            StoreError: the disk does not take it.
         """
         folder = await asyncio.to_thread(read_model_folder, path)
-        if discard is not None and folder.settings.copies > UPLOADED_COPIES_MAX:
+        if upload is not None and folder.settings.copies > UPLOADED_COPIES_MAX:
             raise ModelError(
                 f"config.toml: copies is {folder.settings.copies}, expected a whole number from 1 to"
                 f" {UPLOADED_COPIES_MAX} in a model that is uploaded"
@@ -293,7 +319,7 @@ class Catalogue:
             raise ModelError(f"model {min(clash)} is being added or replaced by somebody else")
         self._busy |= claimed
         try:
-            return await self._try_and_switch(folder, replaced, discard)
+            return await self._try_and_switch(folder, replaced, upload)
         finally:
             self._busy -= claimed
 
@@ -312,8 +338,11 @@ class Catalogue:
             raise UnknownModelError(f"model {name}: the models directory has no such folder")
         return await self.add(path, replace=True)
 
-    def remove(self, name: str) -> None:
+    def remove(self, name: str) -> Awaitable[None]:
         """Remove a model, or all copies of a folder.
+
+        Returns:
+            When this is done, no restart brings the models back; a StoreError says that one would.
 
         Raises:
             UnknownModelError: there is none of that name.
@@ -326,6 +355,11 @@ class Catalogue:
             del self._by_name[model.name]
             self._forget(model)
         self.renew()
+        return asyncio.ensure_future(self._forget_uploads(models))
+
+    async def _forget_uploads(self, models: Sequence[Entry]) -> None:
+        if self._uploads is not None and (rows := _uploaded(models)):
+            await self._uploads.forget(rows)
 
     def _instances(self, folder_name: str) -> list[Entry]:
         return [
@@ -346,11 +380,11 @@ class Catalogue:
         self,
         folder: ModelFolder,
         replaced: Sequence[Entry],
-        discard: Callable[[], object] | None,
+        upload: Upload | None,
     ) -> list[Entry]:
         if not self._workers:
             raise ModelError("there is no worker that could say whether the model is fit")
-        models = await self._start_trial(folder, discard)
+        models = await self._start_trial(folder, folder.instance_names, upload)
         try:
             for model in models:
                 while self.state(model) is ModelState.LOADING:
@@ -363,6 +397,29 @@ class Catalogue:
             for model in models:
                 self._forget(model)
             raise
+        switching = asyncio.ensure_future(self._switch(models, replaced, upload))
+        try:
+            await asyncio.shield(switching)
+        except asyncio.CancelledError:
+            # Whoever has given up waiting leaves disk and memory as one.
+            await asyncio.wait([switching])
+            raise
+        return models
+
+    async def _switch(
+        self, models: Sequence[Entry], replaced: Sequence[Entry], upload: Upload | None
+    ) -> None:
+        """Let new models take the place of others, on the disk first."""
+        if self._uploads is not None and (upload is not None or _uploaded(replaced)):
+            folder = models[0].folder
+            assert folder is not None
+            try:
+                new = None if upload is None else (upload, folder)
+                await self._uploads.switch(new, _uploaded(replaced))
+            except BaseException:
+                for model in models:
+                    self._forget(model)
+                raise
         # A replaced model may have been removed while the new ones were on trial.
         for old in replaced:
             if self._by_name.get(old.name) is old:
@@ -371,7 +428,6 @@ class Catalogue:
         for model in models:
             self._by_name[model.name] = model
         self.renew()
-        return models
 
     def _retire(self, old: Entry) -> None:
         """Forget a replaced model once its last waiting request is due, so that no request is refused."""
@@ -380,16 +436,16 @@ class Catalogue:
         asyncio.get_running_loop().call_later(delay_s, self._forget, old)
 
     async def _start_trial(
-        self, folder: ModelFolder, discard: Callable[[], object] | None = None
+        self, folder: ModelFolder, names: Sequence[str], upload: Upload | None = None
     ) -> list[Entry]:
-        names = folder.instance_names
-        upload = _Upload(len(names), discard) if discard is not None else None
         models: list[Entry] = []
         try:
             for index, name in enumerate(names):
                 if index % _OFFERS_SLICE == _OFFERS_SLICE - 1:
                     await asyncio.sleep(0)
                 model = Entry(self._new_id(name), name, folder, upload=upload)
+                if upload is not None:
+                    upload.num_models += 1
                 models.append(model)
                 self._by_id[model.model_id] = model
                 self._runtime.telemetry.add_model(model.model_id)
@@ -414,17 +470,15 @@ class Catalogue:
         return generation_id(name, generation)
 
     def _forget(self, model: Entry) -> None:
-        if self._by_id.get(model.model_id) is not model:
-            return  # A malformed model was never announced, and its id may be its successor's.
-        del self._by_id[model.model_id]
-        self._runtime.tell(ModelRemoved(model_id=model.model_id))
-        self._runtime.telemetry.remove_model(model.model_id)
-        for worker in self._workers.values():
-            worker.withdraw(model)
-        if model.upload is not None:
-            model.upload.num_models -= 1
-            if model.upload.num_models == 0:
-                model.upload.discard()
+        # A malformed model was never announced, and its id may be its successor's.
+        if self._by_id.get(model.model_id) is model:
+            del self._by_id[model.model_id]
+            self._runtime.tell(ModelRemoved(model_id=model.model_id))
+            self._runtime.telemetry.remove_model(model.model_id)
+            for worker in self._workers.values():
+                worker.withdraw(model)
+        if self._uploads is not None and model.upload is not None:
+            self._uploads.release(model.upload)
 
     # --- what workers say ---------------------------------------------------------------------
 
@@ -556,6 +610,10 @@ def generation_id(name: str, generation: int) -> ModelId:
 def name_of(model_id: str) -> str:
     """Find the public name in an id. Users know nothing of generations."""
     return model_id.partition(_SEPARATOR)[0]
+
+
+def _uploaded(models: Iterable[Entry]) -> list[tuple[str, Upload]]:
+    return [(model.name, model.upload) for model in models if model.upload is not None]
 
 
 def _refusals(model: Entry) -> str:

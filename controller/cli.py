@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typing_extensions import override
 
 from clockwright.cli.flags import (
     SERVER,
@@ -24,9 +25,10 @@ from clockwright.cli.flags import (
     takes_flags,
 )
 from clockwright.errors import ConfigError
-from controller.front_flags import FrontFlags
+from controller.front_flags import FrontFlags, FrontJoinFlags
 
 if TYPE_CHECKING:
+    from controller.access.config import AccessConfig
     from controller.config import ControllerConfig
     from controller.core import SchedulerConfig
 
@@ -114,6 +116,13 @@ class ControllerFlags(FrontFlags):
             "of models that are containers runs here."
         ),
     ] = None
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for added models, applications and what they learn. Unset: the user's state folder for "
+            "`controller`, and for `up` they are gone with the process."
+        ),
+    ] = None
     worker_port: Annotated[
         int,
         typer.Option(
@@ -125,7 +134,7 @@ class ControllerFlags(FrontFlags):
         str | None,
         typer.Option(
             metavar="FILE|URL",
-            help="For applications and what they learn: a file, or redis://HOST:PORT/DB; else gone with the process.",
+            help="For applications and what they learn, if not the state folder: a file, or redis://HOST:PORT/DB.",
         ),
     ] = None
     slo_ms: Annotated[
@@ -139,12 +148,29 @@ class ControllerFlags(FrontFlags):
             "waited in its queue.",
         ),
     ] = "http2"
+    tls_worker_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of an authority of its own, whose certificates let workers join."
+        ),
+    ] = None
+    worker_token_file: Annotated[
+        Path | None, typer.Option(help="File with a token that lets workers join.")
+    ] = None
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
     upload_limit_mib: Annotated[
         int, typer.Option(help="Disk for models that `models add` brings, together.")
     ] = 16384
+
+    @override
+    def access(self) -> AccessConfig:
+        return replace(
+            super().access(),
+            worker_ca=self.tls_worker_ca,
+            worker_token_file=self.worker_token_file,
+        )
 
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
@@ -161,12 +187,14 @@ class ControllerFlags(FrontFlags):
             port=self.port,
             worker_port=self.worker_port,
             models_dir=self.models,
+            state_dir=self.state,
             telemetry_dir=self.telemetry,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
             front=self.front,
             tls_certificate=self.tls_cert,
             tls_key=self.tls_key,
+            access=self.access(),
             max_open_requests=self.max_open_requests,
             max_open_bytes=self.max_open_mib << 20,
             shared_memory_bytes=self.shared_memory_bytes,
@@ -262,17 +290,20 @@ def up(
 def controller(
     *,
     flags: ControllerFlags,
-    host: Annotated[str, typer.Option(help="0.0.0.0: everybody may connect, and control it.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
+    ] = "127.0.0.1",
     scheduler: SchedulerFlags,
     verbose: Verbose = False,
 ) -> None:
     """Serve models with workers that are started elsewhere."""
     from clockwright.cli.local_workers import LocalWorkers
+    from controller.config import default_state_dir
     from controller.up import up as run_up
 
     log(verbose)
+    if flags.state is None:
+        flags = replace(flags, state=default_state_dir())
     raise typer.Exit(run_up(flags.config(host, scheduler), LocalWorkers()))
 
 
@@ -281,7 +312,10 @@ def front(
     *,
     controller: Server = SERVER,
     flags: FrontFlags,
-    host: Annotated[str, typer.Option(help="0.0.0.0: everybody may connect.")] = "127.0.0.1",
+    join: FrontJoinFlags,
+    host: Annotated[
+        str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
+    ] = "127.0.0.1",
     verbose: Verbose = False,
     share_port: Annotated[bool, typer.Option(hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
@@ -303,6 +337,8 @@ def front(
             shares_port=share_port,
             tls_certificate=flags.tls_cert,
             tls_key=flags.tls_key,
+            access=flags.access(),
+            joining=join.access(),
             max_open_requests=flags.max_open_requests,
             max_open_bytes=flags.max_open_mib << 20,
             max_connections=flags.max_connections,

@@ -6,11 +6,20 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clockwright.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_MS
+from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
+
+
+def default_state_dir() -> Path:
+    """`$XDG_STATE_HOME/clockwright`, or `~/.local/state/clockwright`."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "clockwright"
+
 
 #: Servers of gRPC, for the same handlers.
 FRONTS = ("http2", "grpc")
@@ -37,6 +46,10 @@ class FrontConfig:
     shares_port: bool = False
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    #: Whom it lets in. Where the controller knows callers, a front has to: nobody else looks who asks here.
+    access: AccessConfig = field(default_factory=AccessConfig)
+    #: What it shows the controller: a key or certificate with role `front`.
+    joining: Access = field(default_factory=Access)
     max_open_requests: int = 10_000
     max_open_bytes: int = 1024 * 1024 * 1024
     max_connections: int = 1000
@@ -59,6 +72,7 @@ class FrontConfig:
             raise ConfigError(
                 "tls_certificate and tls_key: found one of them, expected both or none"
             )
+        self.access.check(self.host, has_tls=self.tls_certificate is not None)
 
     @property
     def address(self) -> str:
@@ -70,8 +84,8 @@ class FrontConfig:
 class ControllerConfig:
     """Everything about a controller that can be tuned, and what goes wrong at the extremes."""
 
-    #: Address to listen on: 127.0.0.1 takes calls from this machine only, 0.0.0.0 from everywhere. There
-    #: is no authentication: anybody who reaches the port may use and remove every model.
+    #: Address to listen on: 127.0.0.1 takes calls from this machine only, 0.0.0.0 from everywhere, which
+    #: needs keys and TLS.
     host: str = "127.0.0.1"
     #: One port for clients, workers and operators; 0 takes any free one.
     port: int = 8001
@@ -80,6 +94,9 @@ class ControllerConfig:
     worker_port: int = 0
     #: One folder per model; None starts without models.
     models_dir: Path | None = None
+    #: Folder for what survives: models that were added, applications and what they have learned. Only one
+    #: controller at a time may use it. None: all of that goes with the process.
+    state_dir: Path | None = None
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     #: SLO of requests that name none, to models that have none.
     default_slo_ns: int = 100 * NS_PER_MS
@@ -100,6 +117,8 @@ class ControllerConfig:
     #: comes from another machine has to use it, workers too; on this machine nobody has to.
     tls_certificate: Path | None = None
     tls_key: Path | None = None
+    #: Whom it lets in.
+    access: AccessConfig = field(default_factory=AccessConfig)
     #: Requests that are open at once, over all connections. Too few: bursts that could be served are refused;
     #: too many: memory, and time to find out that most are late. 10,000 is a second's worth of what one
     #: controller process carries.
@@ -155,6 +174,7 @@ class ControllerConfig:
             )
         if self.tls_certificate is not None and self.front != "http2":
             raise ConfigError(f"front is {self.front!r}, which has no TLS here, expected http2")
+        self.access.check(self.host, has_tls=self.tls_certificate is not None)
         if self.drain_limit_s < 0:
             raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from clockwright.channel import Access
+    from controller.access.config import AccessConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +25,39 @@ class FrontFlags:
         typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
     ] = None
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
+    keys: Annotated[
+        Path | None,
+        typer.Option(
+            help="File of keys (`clockwright keys`): who shows none may ask for health only."
+        ),
+    ] = None
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM file of the authority of clients' certificates, whose names are in --keys."
+        ),
+    ] = None
+    jwt_issuer: Annotated[
+        str, typer.Option(help="Whose JSON Web Tokens are believed (claim iss).")
+    ] = ""
+    jwt_audience: Annotated[str, typer.Option(help="What they are made for (claim aud).")] = ""
+    jwt_keys: Annotated[
+        str, typer.Option(metavar="FILE|URL", help="The issuer's public keys (JWKS).")
+    ] = ""
+    jwt_roles_claim: Annotated[str, typer.Option(help="Claim with a caller's roles.")] = "roles"
+    jwt_tenant_claim: Annotated[str, typer.Option(help="Claim with a caller's tenant.")] = "tenant"
+    anonymous: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A role of everybody who shows nothing, once per role; with keys by default health."
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Serve other machines without keys or TLS: strangers may do harm."
+        ),
+    ] = False
     max_open_requests: Annotated[
         int, typer.Option(help="Requests that are open at once; more are refused.")
     ] = 10_000
@@ -55,6 +92,64 @@ class FrontFlags:
             return default_shared_bytes()
         return self.shared_memory_mib << 20
 
+    def access(self) -> AccessConfig:
+        """Whom the server lets in.
+
+        Raises:
+            ConfigError: one of the settings is impossible.
+        """
+        from controller.access.config import AccessConfig
+        from controller.access.roles import read_roles
+
+        return AccessConfig(
+            keys_file=self.keys,
+            client_ca=self.tls_client_ca,
+            issuer=self.jwt_issuer,
+            audience=self.jwt_audience,
+            issuer_keys=self.jwt_keys,
+            roles_claim=self.jwt_roles_claim,
+            tenant_claim=self.jwt_tenant_claim,
+            anonymous=(
+                None if self.anonymous is None else read_roles(self.anonymous, where="--anonymous")
+            ),
+            insecure=self.insecure,
+        )
+
     def for_clients(self) -> FrontFlags:
         """Those of them that fronts have."""
         return FrontFlags(**{field.name: getattr(self, field.name) for field in fields(FrontFlags)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrontJoinFlags:
+    """What a front shows the controller that it joins."""
+
+    front_token_file: Annotated[
+        Path | None, typer.Option(help="File with a key of role front (`keys add`), or a token.")
+    ] = None
+    controller_ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM file: TLS to a controller with a certificate of this authority."),
+    ] = None
+    front_cert: Annotated[
+        Path | None,
+        typer.Option(help="PEM file: the front's certificate for the controller."),
+    ] = None
+    front_key: Annotated[Path | None, typer.Option(help="PEM file of that certificate's key.")] = (
+        None
+    )
+
+    def access(self) -> Access:
+        """What is shown, and TLS.
+
+        Raises:
+            ConfigError: a file cannot be read, or one is missing.
+        """
+        from clockwright.channel import Access, read_key
+
+        return Access(
+            key="" if self.front_token_file is None else read_key(self.front_token_file),
+            ca=self.controller_ca,
+            certificate=self.front_cert,
+            certificate_key=self.front_key,
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from clockwright.errors import ConfigError
 from clockwright.process import freeze_garbage
-from controller.app import run_loop, signals_to_end
+from controller.access.guard import Guard
+from controller.app import run_loop, signals_to_end, use_tls
 from controller.config import FrontConfig
 from controller.front.door import Door
 from controller.front.forwarding import Forwarding
@@ -24,7 +25,6 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
-from controller.front.tls import server_context
 from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ class Front:
     attaching: asyncio.Task[None]
     slabs: Slabs
     backend: RemoteBackend
+    guard: Guard
 
 
 @asynccontextmanager
@@ -59,9 +60,16 @@ async def serving(
         ConfigError: the port is taken, or the controller takes no front of this version.
     """
     async with AsyncExitStack() as stack:
+        guard = Guard(config.access)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
-        backend = RemoteBackend(config.controller, slabs, clock=clock)
+        backend = RemoteBackend(
+            config.controller,
+            slabs,
+            joining=config.joining,
+            knows_callers=config.access.knows_callers,
+            clock=clock,
+        )
         attaching = asyncio.create_task(backend.run())
 
         async def detach() -> None:
@@ -79,17 +87,15 @@ async def serving(
             max_bytes=config.max_open_bytes,
             count=backend.refused_at_door,
         )
-        tls: ssl.SSLContext | None = None
-        if config.tls_certificate is not None and config.tls_key is not None:
-            tls = server_context(config.tls_certificate, config.tls_key)
         server = Http2Server(
             clock=backend.clock,
             door=door,
             max_message_bytes=backend.message_bytes_max,
             max_connections=config.max_connections,
             slabs=slabs,
-            tls=tls,
+            authoriser=guard.authoriser,
         )
+        use_tls(server, config, guard)
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -98,7 +104,9 @@ async def serving(
                 request_bytes_max=backend.message_bytes_max,
             )
         InferenceService(backend, door=door, regions=regions).mount(server)
-        forwarding = Forwarding(lambda: backend.channel, client_shm=regions is not None)
+        forwarding = Forwarding(
+            lambda: backend.channel, config.joining.metadata, client_shm=regions is not None
+        )
         server.add_generic_rpc_handlers((forwarding,))
         try:
             port = server.add_insecure_port(config.address, shared=config.shares_port)
@@ -106,8 +114,9 @@ async def serving(
             raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
-        yield Front(port, attaching, slabs, backend)
+        yield Front(port, attaching, slabs, backend, guard)
 
 
 async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:
@@ -144,6 +153,8 @@ async def _serve(
     config: FrontConfig, told: asyncio.Task[int], started: Callable[[int], None] | None
 ) -> None:
     async with serving(config) as front:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, front.guard.read_again)
         freeze_garbage()
         if started is not None:
             started(front.port)

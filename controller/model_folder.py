@@ -8,6 +8,7 @@ judges the rest.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -72,6 +73,51 @@ class ModelFolder:
     version: str
     files: tuple[ModelFile, ...]
     settings: ModelSettings
+    #: Text of `config.toml`, which the settings were read from; empty where there is none.
+    config: str = ""
+
+    def to_json(self) -> str:
+        """Write down what was read, for `from_json`."""
+        files = [(file.name, file.num_bytes, file.sha256) for file in self.files]
+        return json.dumps(
+            {"name": self.name, "version": self.version, "files": files, "config": self.config}
+        )
+
+    @staticmethod
+    def from_json(text: str, parent: Path) -> ModelFolder:
+        """Take a folder for what it was when it was written down; its files are looked for, but not read.
+
+        Args:
+            text: what `to_json` made.
+            parent: where the folder lies now.
+
+        Raises:
+            ModelError: the text is something else, or a file is missing or has another size.
+        """
+        try:
+            record = json.loads(text)
+            name, version = str(record["name"]), str(record["version"])
+            files = tuple(
+                ModelFile(str(path), parent / name / version / path, int(num_bytes), str(sha256))
+                for path, num_bytes, sha256 in record["files"]
+            )
+            config = str(record["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"the record of its files is damaged: {error!r}") from None
+        check_name(name)
+        for file in files:
+            try:
+                found = file.path.stat().st_size
+            except OSError as error:
+                raise ModelError(f"{version}/{file.name}: {error.strerror}") from None
+            if found != file.num_bytes:
+                raise ModelError(
+                    f"{version}/{file.name}: found {found} bytes, expected {file.num_bytes} as they came"
+                )
+        settings = _settings_in(config)
+        return ModelFolder(
+            name=name, version=version, files=files, settings=settings, config=config
+        )
 
     @property
     def instance_names(self) -> tuple[str, ...]:
@@ -103,13 +149,16 @@ def read_model_folder(folder: Path) -> ModelFolder:
     try:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder")
-        settings = _read_settings(folder / CONFIG_FILE)
+        config = _read_config(folder / CONFIG_FILE)
+        settings = _settings_in(config)
         version = latest_version(folder)
         files = _read_files(folder, folder / version)
         _check_files(files, version, settings.container)
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
-    return ModelFolder(name=folder.name, version=version, files=files, settings=settings)
+    return ModelFolder(
+        name=folder.name, version=version, files=files, settings=settings, config=config
+    )
 
 
 def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
@@ -147,16 +196,22 @@ def _check_files(files: Sequence[ModelFile], version: str, container: ContainerS
         raise ModelError(f"{version}/{needed} is empty")
 
 
-def _read_settings(path: Path) -> ModelSettings:
+def _read_config(path: Path) -> str:
     if not path.exists():
-        return ModelSettings()
+        return ""
     if not path.resolve().is_relative_to(path.parent.resolve()):
         raise ModelError(f"{CONFIG_FILE} leads outside the model's folder")
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ModelError(f"{CONFIG_FILE}: {error}") from error
-    return _parse_settings(table)
+
+
+def _settings_in(config: str) -> ModelSettings:
+    try:
+        return _parse_settings(tomllib.loads(config))
+    except tomllib.TOMLDecodeError as error:
+        raise ModelError(f"{CONFIG_FILE}: {error}") from error
 
 
 def _parse_settings(table: dict[str, Any]) -> ModelSettings:

@@ -8,6 +8,7 @@ those of a row: the number of the run that wrote it, and its time by the wall cl
 from __future__ import annotations
 
 import csv
+import errno
 import fcntl
 import io
 import logging
@@ -46,6 +47,9 @@ REQUEST_COLUMNS = ["run", "departure_utc", *_REQUEST_FIELDS]
 ACTION_COLUMNS = ["run", "result_utc", *_ACTION_FIELDS] + [
     f"{step}_{part}_ns" for step in _STEPS for part in ("begin", "end", "duration")
 ]
+
+# A disk, a quota, or a limit of the process.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -219,7 +223,7 @@ class TableFile(Generic[_Row]):
             wall_zero_ns: Unix time of the rows' time 0.
 
         Raises:
-            OSError: it cannot be written to.
+            OSError: it cannot be written to, and not because the disk is full.
         """
         self._path = path
         self._header = ",".join(columns).encode() + b"\r\n"
@@ -242,7 +246,8 @@ class TableFile(Generic[_Row]):
             _cut_torn_row(path)
             if path.stat().st_size and not _begins_with(path, self._header):
                 self._rename()
-        if (error := self.flush()) is not None:
+        # A disk that is full may have room again; nothing else that goes wrong now mends itself.
+        if (error := self.flush()) is not None and error.errno not in _FULL:
             raise error
 
     def add(self, row: _Row) -> None:

@@ -42,7 +42,9 @@ _PAUSE_S: Final = 0.1
 _PIPE_BYTES: Final = 1 << 20
 _START_LIMIT_S: Final = 60.0
 _END_LIMIT_S: Final = 10.0
+# Before the writer is started again: twice as long each time that it does not start.
 _RESTART_PAUSE_S: Final = 1.0
+_RESTART_PAUSE_S_MAX: Final = 60.0
 # How often the writer's text goes to the disk, in pauses.
 _FLUSH_PAUSES: Final = 10
 
@@ -171,12 +173,17 @@ class TelemetryWriter:
         self._process = process
 
     async def _hand_on(self) -> None:
+        pause_s, said = _RESTART_PAUSE_S, ""
         while True:
             try:
                 await self._feed()
+                pause_s, said = _RESTART_PAUSE_S, ""
             except ConfigError as error:
-                log.error("%s", error)
-            await asyncio.sleep(_RESTART_PAUSE_S)
+                if str(error) != said:
+                    said = str(error)
+                    log.error("%s; rows wait in memory", said)
+                pause_s = min(2 * pause_s, _RESTART_PAUSE_S_MAX)
+            await asyncio.sleep(pause_s)
 
     async def _feed(self) -> None:
         """Hand rows on until the process ends."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import signal
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from rich.console import Console
 
-from clockwright.channel import OPTIONS
+from clockwright.channel import Access
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.v1 import control_pb2 as pb
@@ -21,6 +23,7 @@ from controller.app import run
 from controller.config import ControllerConfig
 from controller.local_fronts import LocalFronts
 from controller.preparation import Preparation
+from controller.scratch import scratch_folder
 
 _catalogue_log = logging.getLogger("controller.catalogue")
 
@@ -50,9 +53,14 @@ def up(
     Raises:
         ConfigError: the controller cannot start.
     """
+    # This process, its workers and its fronts get in by a key that nobody else has.
+    key = secrets.token_urlsafe(32)
+    config = replace(config, access=replace(config.access, own_key=key))
     console = Console(highlight=False, markup=False, soft_wrap=True)
     announcement: list[asyncio.Task[None]] = []
-    local: list[LocalProcesses[Any]] = [workers] if fronts is None else [workers, fronts]
+    local: list[tuple[LocalProcesses[Any], str]] = [(workers, "--worker-token-file")]
+    if fronts is not None:
+        local.append((fronts, "--front-token-file"))
     # The announcement says the same of every refused model; with -v, all is said as it happens.
     if not _catalogue_log.isEnabledFor(logging.INFO):
         _catalogue_log.setLevel(logging.ERROR)
@@ -60,21 +68,24 @@ def up(
     def started(port: int) -> None:
         address = f"{_reachable(config.host)}:{port}"
         loop = asyncio.get_running_loop()
-        for processes in local:
+        for processes, flag in local:
             processes.start(
                 address,
+                credentials=(f"{flag}={token_file}",),
                 again=lambda pause_s, start: loop.call_soon_threadsafe(
                     loop.call_later, pause_s, start
                 ),
                 give_up=lambda: os.kill(os.getpid(), signal.SIGTERM),
             )
+        clients = address
         if fronts is not None:
             console.print(f"controller on {config.host}:{port}")
-            address = f"{_reachable(config.host)}:{fronts.port}"
+            clients = f"{_reachable(config.host)}:{fronts.port}"
         console.print(f"listening on {config.host}:{port if fronts is None else fronts.port}")
         if words:
             console.print(words)
-        announcement.append(loop.create_task(_announce(console, address, workers)))
+        task = _announce(console, address, clients, workers, key)
+        announcement.append(loop.create_task(task))
 
     def draining() -> None:
         workers.leave()
@@ -82,35 +93,46 @@ def up(
             # They end what is open, and take nothing new, while the controller still answers.
             fronts.tell_to_leave()
 
-    try:
-        code = run(config, started=started, draining=draining)
-    finally:
-        for processes in reversed(local):
-            processes.stop()
-    if any(processes.unable for processes in local):
+    with scratch_folder() as folder:
+        # On a command line or in an environment others could read it.
+        token_file = folder / "token"
+        token_file.write_text(key)
+        try:
+            code = run(config, started=started, draining=draining)
+        finally:
+            for processes, _ in reversed(local):
+                processes.stop()
+    if any(processes.unable for processes, _ in local):
         return 1
     console.print("stopped")
     return code
 
 
-async def _announce(console: Console, address: str, workers: LocalWorkers) -> None:
+async def _announce(
+    console: Console, address: str, clients: str, workers: LocalWorkers, key: str
+) -> None:
     """Show the models being prepared, until all are ready or refused, or the controller stops."""
     with suppress(grpc.aio.AioRpcError):  # it stopped while it was asked
-        await _show_preparation(console, address, workers)
+        if clients != address:
+            # Fronts listen when they have found the controller.
+            async with Access().async_channel(clients) as channel:
+                await channel.channel_ready()
+        await _show_preparation(console, address, clients, workers, Access(key=key))
 
 
-async def _show_preparation(console: Console, address: str, workers: LocalWorkers) -> None:
-    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
-    async with channel:
+async def _show_preparation(
+    console: Console, address: str, clients: str, workers: LocalWorkers, access: Access
+) -> None:
+    shown = access.metadata
+    async with access.async_channel(address) as channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
             while True:
-                # Fronts listen when they have found the controller.
-                status = await stub.Status(pb.StatusRequest(), wait_for_ready=True)
+                status = await stub.Status(pb.StatusRequest(), metadata=shown)
                 if status.draining:
                     return
                 if status.num_models <= _MODELS_LISTED:
-                    models = (await stub.ListModels(pb.ListModelsRequest())).models
+                    models = (await stub.ListModels(pb.ListModelsRequest(), metadata=shown)).models
                     # A worker that is still to come may serve what the others refuse.
                     all_here = status.num_workers >= workers.num_alive
                     preparation.show(m for m in models if all_here or m.state != "UNAVAILABLE")
@@ -118,12 +140,12 @@ async def _show_preparation(console: Console, address: str, workers: LocalWorker
                 if status.ready and status.num_workers >= workers.num_alive:
                     break
                 await asyncio.sleep(_POLL_INTERVAL_S)
-            models = (await stub.ListModels(pb.ListModelsRequest())).models
+            models = (await stub.ListModels(pb.ListModelsRequest(), metadata=shown)).models
             preparation.show(model for model in models if model.state == "UNAVAILABLE")
     # From now on the log tells of models that workers refuse.
     _catalogue_log.setLevel(logging.NOTSET)
     num_ready = sum(model.state == "READY" for model in models)
-    console.print(f"ready: {num_ready} of {len(models)} models on {address}")
+    console.print(f"ready: {num_ready} of {len(models)} models on {clients}")
 
 
 def _reachable(host: str) -> str:

@@ -789,7 +789,7 @@ class WorkerLink:
             inputs=_specs(ready.inputs),
             outputs=outputs,
             weights_bytes=ready.weights_bytes,
-            one_by_one=ready.one_by_one,
+            one_by_one=printable(ready.one_by_one, WORDS_CHARS_MAX),
         )
         if not known:
             self.forget_model(model_id)

@@ -171,7 +171,15 @@ def measure_prediction(extent: Extent) -> dict[str, float]:
 def _server_and_worker(scratch: Path, telemetry: Path, arguments: list[str]) -> Iterator[str]:
     """A controller, and a worker with these arguments, which has prepared the model."""
     server = LocalServer(
-        ["--models", f"{scratch}/models", "--telemetry", str(telemetry)], command="controller"
+        [
+            "--models",
+            f"{scratch}/models",
+            "--telemetry",
+            str(telemetry),
+            "--state",
+            f"{scratch}/state",
+        ],
+        command="controller",
     )
     try:
         server.wait_for("listening on ")

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clockwright.cli.flags import SERVER, Server, WorkerFlags, log, takes_flags
+from clockwright.cli.flags import SERVER, JoinFlags, Server, WorkerFlags, log, takes_flags
 from clockwright.cores import parse_cores
 from clockwright.errors import ConfigError
 
@@ -25,6 +25,7 @@ def worker(
         str | None, typer.Option("--id", help="Unique; by default HOST-PID.")
     ] = None,
     flags: WorkerFlags,
+    join: JoinFlags,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run one worker, which is one GPU, for a controller anywhere."""
@@ -45,6 +46,7 @@ def worker(
         logging.getLogger("worker.link").setLevel(logging.INFO)
     config = WorkerConfig(
         controller=controller,
+        access=join.access(),
         device=flags.device,
         worker_id=worker_id,
         num_pages=flags.pages,
@@ -53,6 +55,8 @@ def worker(
         engine=flags.engine,
         host_bytes=flags.host_mib * _MIB,
         cache_dir=default_cache_dir() if flags.cache_dir is None else flags.cache_dir,
+        compile_bytes=None if flags.compile_memory_mib is None else flags.compile_memory_mib * _MIB,
+        compile_cpu_s=flags.compile_cpu_s,
         cores=() if flags.cores is None else parse_cores(flags.cores),
         threads=flags.threads,
     )
@@ -62,7 +66,7 @@ def worker(
 
             num_gpus = visible_gpus()
             check_host_memory(config, num_gpus)
-            code = run_on_each_gpu(num_gpus, config.name, controller, flags)
+            code = run_on_each_gpu(num_gpus, config.name, controller, flags, join)
         else:
             code = run_worker(config)
     except ConfigError as error:

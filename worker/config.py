@@ -7,12 +7,16 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clockwright.channel import Access
 from clockwright.errors import ConfigError
 from clockwright.units import PAGE_BYTES
 from worker.engines.choice import Engine, parse_engine
+from worker.models.model_files import COMPILE_CPU_S
 from worker.models.precision import Precision, parse_precision
 
 _MIB = 1024 * 1024
+# onnxruntime and torch are loaded in less.
+_COMPILE_BYTES_MIN = 512 * _MIB
 
 
 def default_cache_dir() -> Path:
@@ -31,6 +35,8 @@ class WorkerConfig:
 
     #: The controller's address, HOST:PORT.
     controller: str
+    #: What it shows there, which is a token or a certificate where strangers may not join.
+    access: Access = field(default_factory=Access)
     #: `cpu`, `cuda:N`, `modelled:PROFILE` or `container:FOLDER`; in tests also `torch:cpu`, which is
     #: the GPU's code on the processor.
     device: str = "cpu"
@@ -66,6 +72,11 @@ class WorkerConfig:
     payload_port: int = 0
     #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
+    #: A model that takes more memory to compile is refused. Too little: large models are; too much: a hostile
+    #: one takes it from others. None: six times the arena, and 2 GiB for activations.
+    compile_bytes: int | None = None
+    #: A model that takes more processor time to compile, for each thread that it may have, is refused.
+    compile_cpu_s: float = COMPILE_CPU_S
     #: How long to wait for the controller's consent when told to leave.
     drain_limit_s: float = 10.0
 
@@ -89,7 +100,15 @@ class WorkerConfig:
             raise ConfigError(f"threads: found {self.threads}, expected 1 or more")
         if self.worker_id is not None and not self.worker_id:
             raise ConfigError("worker id: found '', expected a name")
-        for name, value in (("compile", self.compile_limit_s), ("drain", self.drain_limit_s)):
+        if self.compile_bytes is not None and self.compile_bytes < _COMPILE_BYTES_MIN:
+            raise ConfigError(
+                f"compile memory: found {self.compile_bytes} bytes, expected {_COMPILE_BYTES_MIN} or more"
+            )
+        for name, value in (
+            ("compile", self.compile_limit_s),
+            ("compile processor", self.compile_cpu_s),
+            ("drain", self.drain_limit_s),
+        ):
             if not value > 0:
                 raise ConfigError(f"{name} limit: found {value} s, expected more than 0")
 
@@ -97,6 +116,13 @@ class WorkerConfig:
     def usable_arena_bytes(self) -> int:
         """The arena's size, at most the cache's: no model may be larger than the cache anyway."""
         return min(self.arena_bytes, self.num_pages * PAGE_BYTES)
+
+    @property
+    def usable_compile_bytes(self) -> int:
+        """What compiling a model may take."""
+        if self.compile_bytes is not None:
+            return self.compile_bytes
+        return 6 * self.usable_arena_bytes + (2 << 30)
 
     @property
     def thread_counts(self) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ import signal
 import threading
 from dataclasses import replace
 
-from clockwright.cli.flags import WorkerFlags
+from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
 
@@ -27,7 +27,9 @@ def visible_gpus() -> int:
     return found.num_devices
 
 
-def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlags) -> int:
+def run_on_each_gpu(
+    num_gpus: int, name: str, controller: str, flags: WorkerFlags, join: JoinFlags
+) -> int:
     """Run a worker process per GPU until all have left.
 
     When one ends early, a line on standard error says so, and the others go on.
@@ -37,6 +39,7 @@ def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlag
         name: the name of this host's workers, to which each adds its GPU's number.
         controller: the controller's address, HOST:PORT.
         flags: the settings that all workers share; only the device differs.
+        join: what they show the controller.
 
     Returns:
         The exit code: 0 when all left as they were told to, `os.EX_CONFIG` when none can work with these
@@ -48,7 +51,7 @@ def run_on_each_gpu(num_gpus: int, name: str, controller: str, flags: WorkerFlag
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_leave.set())
-    workers.start(controller)
+    workers.start(controller, credentials=spell(join))
     while workers.num_alive and not told_to_leave.wait(0.2):
         pass
     if told_to_leave.is_set():

@@ -57,6 +57,8 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _BACKOFF_S, _BACKOFF_S_MAX = 0.1, 2.0
+# Different reasons for which a controller is not there that are logged until it is.
+_PROBLEMS_TOLD = 4
 # The controller answers a Register at once; a peer that does not is no controller.
 _WELCOME_LIMIT_S = 10.0
 # How long the controller may take to end the stream after our last message.
@@ -91,7 +93,8 @@ class ControllerLink(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
-        self._lost_told = False
+        # Why there is no controller, in the words that were logged.
+        self._told: set[str] = set()
         self._fronts = _listen_for_fronts(config)
         self._health: GpuHealth | None = None
         #: A step never ends, so its lane's thread can never be joined.
@@ -136,9 +139,11 @@ class ControllerLink(Generic[M]):
                     return
                 if session.welcomed:
                     backoff_s = _BACKOFF_S
-                    self._lost_told = False
-                if not self._lost_told:
-                    self._lost_told = True
+                    self._told.clear()
+                # gRPC has no words of its own for a controller that ends the stream while the worker still
+                # writes: then the reason comes with another attempt.
+                if session.problem not in self._told and len(self._told) < _PROBLEMS_TOLD:
+                    self._told.add(session.problem)
                     logger.warning(
                         "controller %s: %s; trying again", self._config.controller, session.problem
                     )
@@ -267,8 +272,9 @@ class _Session(Generic[M]):
             ConfigError: the controller rejected this worker.
         """
         self._send(pb.FromWorker(register=self._register()))
-        async with aio.insecure_channel(self._config.controller, options=_OPTIONS) as channel:
-            call = channel.stream_stream(wire.ATTACH_METHOD)()
+        access = self._config.access
+        async with access.async_channel(self._config.controller, options=_OPTIONS) as channel:
+            call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=access.metadata)
             tasks = [
                 asyncio.create_task(self._write(call)),
                 asyncio.create_task(self._read(call)),

@@ -113,6 +113,8 @@ def make_device(
         arena_bytes=config.usable_arena_bytes,
         num_pages=config.num_pages,
         io_bytes=config.io_bytes // _IO_SHARE,
+        compile_bytes=config.usable_compile_bytes,
+        compile_cpu_s=config.compile_cpu_s,
     )
     kind, _, argument = config.device.partition(":")
     if config.cores:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clockwright.cli.applications import print_application, print_applications, settings
-from clockwright.cli.flags import SERVER, Json, Server, ns
+from clockwright.cli.flags import Json, ServerFlags, ns, takes_flags
 from clockwright.cli.show import plain, print_json, print_models, print_status, show
-
-if TYPE_CHECKING:
-    from clockwright.operator import Operator
 
 models = typer.Typer(no_args_is_help=True, help="Add, list and remove models of a server.")
 app = typer.Typer(
@@ -22,35 +19,40 @@ app = typer.Typer(
 
 
 @models.command("add")
+@takes_flags
 def add_model(
     folder: Annotated[Path, typer.Argument(help="Holds VERSION/model.onnx.")],
     name: Annotated[str | None, typer.Option(help="By default the folder's name.")] = None,
     replace: Annotated[bool, typer.Option(help="Take the place of a model of this name.")] = False,
-    server: Server = SERVER,
+    *,
+    to: ServerFlags,
     json: Json = False,
 ) -> None:
     """Send a model to a server; returns once it is ready, or with the reason why not."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         added = operator.add_model(folder, name=name or folder.resolve().name, replace=replace)
     show(added, print_models, as_json=json)
 
 
 @models.command("list")
-def list_models(server: Server = SERVER, json: Json = False) -> None:
+@takes_flags
+def list_models(*, to: ServerFlags, json: Json = False) -> None:
     """List models: state, cost, where they are resident, what became of their requests."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         show(operator.models(), print_models, as_json=json)
 
 
 @models.command("remove")
-def remove_model(name: str, server: Server = SERVER) -> None:
+@takes_flags
+def remove_model(name: str, *, to: ServerFlags) -> None:
     """Remove a model; requests that wait for it are refused."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         operator.remove_model(name)
     print(f"removed {name}")
 
 
 @app.command("add")
+@takes_flags
 def add_application(
     name: str,
     model: Annotated[list[str], typer.Option(help="A candidate; once per model.")],
@@ -77,7 +79,8 @@ def add_application(
     ] = "probabilities",
     cache: Annotated[bool, typer.Option(help="Take answers from the prediction cache.")] = True,
     replace: Annotated[bool, typer.Option(help="Change the application of this name.")] = False,
-    server: Server = SERVER,
+    *,
+    to: ServerFlags,
     json: Json = False,
 ) -> None:
     """Add or change an application."""
@@ -94,49 +97,55 @@ def add_application(
         probability_output=probability_output,
         no_cache=not cache,
     )
-    with _operator(server) as operator:
+    with to.operator() as operator:
         show(operator.put_application(wanted, replace=replace), print_application, as_json=json)
 
 
 @app.command("list")
-def list_applications(server: Server = SERVER, json: Json = False) -> None:
+@takes_flags
+def list_applications(*, to: ServerFlags, json: Json = False) -> None:
     """List applications: what became of their queries, and the weights of their models."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         show(operator.applications(), print_applications, as_json=json)
 
 
 @app.command("show")
+@takes_flags
 def show_application(
     name: str,
     context: Annotated[
         str, typer.Option(help="Whose weights; by default everybody's together.")
     ] = "",
-    server: Server = SERVER,
+    *,
+    to: ServerFlags,
     json: Json = False,
 ) -> None:
     """Show one application."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         (info,) = operator.applications(name, context=context)
     show(info, print_application, as_json=json)
 
 
 @app.command("remove")
-def remove_application(name: str, server: Server = SERVER) -> None:
+@takes_flags
+def remove_application(name: str, *, to: ServerFlags) -> None:
     """Remove an application with all it has learned; its models stay."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         operator.remove_application(name)
     print(f"removed {name}")
 
 
 @app.command("erase")
-def erase_context(name: str, context: str, server: Server = SERVER) -> None:
+@takes_flags
+def erase_context(name: str, context: str, *, to: ServerFlags) -> None:
     """Forget a user, session or tenant."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         erased = operator.erase_context(name, context)
     print(f"erased {context}" if erased else f"{name} knows nothing of {context}")
 
 
 @app.command("feedback")
+@takes_flags
 def give_feedback(
     query_id: str,
     label: Annotated[int | None, typer.Option(help="The true one.")] = None,
@@ -144,15 +153,16 @@ def give_feedback(
         float | None,
         typer.Option(help="How good the answer was, 0 to 1. Policy exp4-full needs labels."),
     ] = None,
-    server: Server = SERVER,
+    *,
+    to: ServerFlags,
     json: Json = False,
 ) -> None:
     """Say what became of an answer."""
     from dataclasses import asdict
 
-    from clockwright.client import Client, Feedback
+    from clockwright.client import Feedback
 
-    with Client(server) as client:
+    with to.client() as client:
         (outcome,) = client.feedback(Feedback(query_id, label=label, reward=reward))
     if json:
         print_json(asdict(outcome))
@@ -162,6 +172,7 @@ def give_feedback(
         print(outcome.status + (f": {more}" if more else ""))
 
 
+@takes_flags
 def infer(
     model: str,
     inputs: Annotated[
@@ -176,18 +187,18 @@ def infer(
     explain: Annotated[bool, typer.Option(help="Say where the time went.")] = False,
     context: Annotated[str, typer.Option(help="Of an application: user, session or tenant.")] = "",
     tenant: Annotated[str, typer.Option(help="Whose share of the GPUs it is to come from.")] = "",
-    server: Server = SERVER,
+    *,
+    to: ServerFlags,
     json: Json = False,
 ) -> None:
     """Ask a model once."""
     from clockwright.cli.inference import print_result, random_inputs, read_inputs
-    from clockwright.client import Client
 
     if bool(inputs) == random:
         raise typer.BadParameter(
             "expected either --input NAME=FILE.npy or --random", param_hint="--input"
         )
-    with Client(server) as client:
+    with to.client() as client:
         arrays = (
             random_inputs(client.metadata(model), rows=rows)
             if random
@@ -199,9 +210,10 @@ def infer(
     print_result(result, json=json)
 
 
-def status(server: Server = SERVER, json: Json = False) -> None:
+@takes_flags
+def status(*, to: ServerFlags, json: Json = False) -> None:
     """Say how a server is: totals, workers, residency."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         totals, workers = operator.status(), operator.workers()
     if json:
         print_json({**plain(totals), "workers": [plain(row) for row in workers]})
@@ -209,15 +221,9 @@ def status(server: Server = SERVER, json: Json = False) -> None:
         print_status(totals, workers)
 
 
-def drain(worker_id: str, server: Server = SERVER) -> None:
+@takes_flags
+def drain(worker_id: str, *, to: ServerFlags) -> None:
     """Take a worker out: it finishes what it has and leaves."""
-    with _operator(server) as operator:
+    with to.operator() as operator:
         operator.drain(worker_id)
     print(f"worker {worker_id} has left")
-
-
-def _operator(server: str) -> Operator:
-    # With gRPC, which takes longer to import than help takes to print.
-    from clockwright.operator import Operator
-
-    return Operator(server)

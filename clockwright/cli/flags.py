@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typing_extensions import override
@@ -16,6 +16,11 @@ from typing_extensions import override
 from clockwright.errors import ConfigError
 from clockwright.foreign import printable
 from clockwright.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from clockwright.channel import Access
+    from clockwright.client import Client
+    from clockwright.operator import Operator
 
 #: Where commands look for a server that is not named.
 SERVER = "127.0.0.1:8001"
@@ -29,6 +34,93 @@ Telemetry = Annotated[
     Path | None,
     typer.Option(help="Folder for requests.csv and actions.csv, which are appended to."),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Which server a command asks, and what it shows there."""
+
+    server: Annotated[
+        str, typer.Option(envvar="CLOCKWRIGHT_SERVER", help="HOST:PORT of the controller.")
+    ] = SERVER
+    key_file: Annotated[
+        Path | None,
+        typer.Option(envvar="CLOCKWRIGHT_KEY_FILE", help="File with a key (`keys add`) or token."),
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="CLOCKWRIGHT_TLS_CA",
+            help="PEM file: TLS to a server with a certificate of this authority.",
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(envvar="CLOCKWRIGHT_TLS_CERT", help="PEM file: a certificate to show."),
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option(envvar="CLOCKWRIGHT_TLS_KEY", help="PEM file: its key.")
+    ] = None
+
+    def access(self) -> Access:
+        """What is shown, and TLS.
+
+        Raises:
+            ConfigError: a file cannot be read, or one is missing.
+        """
+        from clockwright.channel import Access, read_key
+
+        return Access(
+            key="" if self.key_file is None else read_key(self.key_file),
+            ca=self.tls_ca,
+            certificate=self.tls_cert,
+            certificate_key=self.tls_key,
+        )
+
+    def operator(self) -> Operator:
+        """Connect as an operator; as `access`."""
+        # With gRPC, which takes longer to import than help takes to print.
+        from clockwright.operator import Operator
+
+        return Operator(self.server, self.access())
+
+    def client(self) -> Client:
+        """Connect as a client; as `access`."""
+        from clockwright.client import Client
+
+        return Client(self.server, self.access())
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinFlags:
+    """What a worker shows the controller that it joins."""
+
+    worker_token_file: Annotated[
+        Path | None, typer.Option(help="File with the token or key that lets workers join.")
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(help="PEM file: TLS to a controller with a certificate of this authority."),
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file: the worker's certificate.")] = (
+        None
+    )
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None
+
+    def access(self) -> Access:
+        """What is shown, and TLS.
+
+        Raises:
+            ConfigError: a file cannot be read, or one is missing.
+        """
+        from clockwright.channel import Access, read_key
+
+        return Access(
+            key="" if self.worker_token_file is None else read_key(self.worker_token_file),
+            ca=self.tls_ca,
+            certificate=self.tls_cert,
+            certificate_key=self.tls_key,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +149,15 @@ class WorkerFlags:
     cache_dir: Annotated[
         Path | None, typer.Option(help="Compiled models; by default in the user's cache folder.")
     ] = None
+    compile_memory_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Memory for compiling a model; by default six times the arena, and 2048 for activations."
+        ),
+    ] = None
+    compile_cpu_s: Annotated[
+        float, typer.Option(help="Processor time for compiling a model, in seconds.")
+    ] = 300
     threads: Annotated[
         int | None,
         typer.Option(
@@ -70,18 +171,15 @@ class WorkerFlags:
     ] = None
     verbose: Verbose = False
 
-    def to_arguments(self) -> list[str]:
-        """Spell them as `clockwright worker` reads them."""
-        return spell(self)
-
 
 def spell(flags: Any) -> list[str]:  # noqa: ANN401  any record of flags
     """Spell a record of flags on a command line."""
     values = {field.name.replace("_", "-"): getattr(flags, field.name) for field in fields(flags)}
     return [
         f"--{name}" if value is True else f"--{name}={value}"
-        for name, value in values.items()
-        if value is not None and value is not False
+        for name, found in values.items()
+        for value in (found if isinstance(found, list) else [found])
+        if value is not None and value is not False and value != ""
     ]
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
@@ -48,6 +48,7 @@ class LocalProcesses(Generic[F]):
         self._again: Callable[[float, Callable[[], None]], object] | None = None
         self._give_up: Callable[[], None] = _nothing
         self._leaving = False
+        self._credentials: Sequence[str] = ()
 
     def plan(self, name: str, flags: F) -> None:
         """Have `start` start one more."""
@@ -57,6 +58,7 @@ class LocalProcesses(Generic[F]):
         self,
         controller: str,
         *,
+        credentials: Sequence[str] = (),
         again: Callable[[float, Callable[[], None]], object] | None = None,
         give_up: Callable[[], None] = _nothing,
     ) -> None:
@@ -67,10 +69,12 @@ class LocalProcesses(Generic[F]):
 
         Args:
             controller: what they dial, HOST:PORT.
+            credentials: flags with what they show there.
             again: has the main thread call a function after so many seconds; itself, it is called from
                 any thread. None: one that died is not started again.
             give_up: called from any thread when they are `unable`.
         """
+        self._credentials = credentials
         self._again, self._give_up = again, give_up
         for name in self._planned:
             self._launch(controller, name)
@@ -95,6 +99,7 @@ class LocalProcesses(Generic[F]):
         """The command line of one."""
         return [
             *(sys.executable, "-m", "clockwright.cli", *self._arguments(controller, name)),
+            *self._credentials,
             *("--parent-pid", str(os.getpid())),
         ]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from clockwright.cli.flags import WorkerFlags
+from clockwright.cli.flags import WorkerFlags, spell
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.containers import CONFIG_FILE, read_container
 from clockwright.errors import ModelError
@@ -37,7 +37,7 @@ class LocalWorkers(LocalProcesses[WorkerFlags]):
     def _arguments(self, controller: str, name: str) -> list[str]:
         return [
             *("worker", "--controller", controller, "--id", name),
-            *self._planned[name].to_arguments(),
+            *spell(self._planned[name]),
         ]
 
     @override

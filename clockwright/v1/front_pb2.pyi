@@ -5,14 +5,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AttachFrontRequest(_message.Message):
-    __slots__ = ("protocol_version", "host", "pid")
+    __slots__ = ("protocol_version", "host", "pid", "knows_callers")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_CALLERS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     host: str
     pid: int
-    def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    knows_callers: bool
+    def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., knows_callers: _Optional[bool] = ...) -> None: ...
 
 class AttachFrontResponse(_message.Message):
     __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token", "default_slo_ns", "message_bytes_max")

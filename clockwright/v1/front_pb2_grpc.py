@@ -45,7 +45,7 @@ class FrontServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Attach(self, request, context):
-        """FAILED_PRECONDITION: the front speaks another version.
+        """INVALID_ARGUMENT: the front speaks another version, or lets everybody in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -5,6 +5,7 @@
     tls           TLS of one connection: ciphertext in, plaintext out; no I/O
     turns         the latest moment that is surely before the bytes came which are read now
     door          how much may be open at once
+    interceptor   asks of each call of grpc.aio whether its caller may make it
     throttle      how many requests a busy event loop takes
     server        the Open Inference Protocol: inference
     repository    the rest of it: health, metadata, the model repository
@@ -30,6 +31,9 @@ is at the other end of a link:
 
 The services stand on `http2_server` or, with `--front grpc`, on grpc.aio, which hides what a request
 waited in its queue: there the event loop's lag is all that is counted beside the handler's own time.
+
+Each call passes the authoriser (`controller.access`) before anything of it is looked at but its headers. Whatever
+is answered later knows who asks: `Call.caller`, or `CALLER` in the tasks of handlers.
 
 Nothing is decided here, and no error of a client gets further than this room. Handlers run in the
 controller's event loop thread; workers come in by another door, `controller.worker_link`.

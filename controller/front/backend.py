@@ -80,6 +80,10 @@ class Question(Protocol):
         """User or session, for an application; may be empty."""
 
     @property
+    def owner(self) -> str:
+        """Who asks an application, and may say what became of the answer; may be empty."""
+
+    @property
     def explain(self) -> bool:
         """The answer is to say where its time went."""
 
@@ -228,6 +232,7 @@ class LocalApplication:
             slo_ns=question.slo_ns,
             context=question.context,
             tenant=question.tenant,
+            asker=question.owner,
         )
         return _await(asker, answer)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from clockwright.bulk import Buffer
+from controller.access.caller import Caller
 from controller.front.statuses import Status, status_of
 
 #: Makes the error of an answer that is too late, from the present in ns.
@@ -20,6 +21,8 @@ class Call(Protocol):
     arrival_ns: int
     #: Is called when the client gives the request up before it is answered.
     when_gone: Callable[[], object] | None
+    #: Who asks.
+    caller: Caller
 
     @property
     def timeout_ns(self) -> int | None:
@@ -45,15 +48,19 @@ class AwaitedCall:
     whoever keeps it, with the request's tensors.
     """
 
-    def __init__(self, method: str, arrival_ns: int, timeout_ns: int | None = None) -> None:
+    def __init__(
+        self, method: str, arrival_ns: int, caller: Caller, timeout_ns: int | None = None
+    ) -> None:
         """Begin with a request that is not answered.
 
         Args:
             method: what was called, for people.
             arrival_ns: as `Call`.
+            caller: as `Call`.
             timeout_ns: as `Call`.
         """
         self.arrival_ns = arrival_ns
+        self.caller = caller
         self.timeout_ns = timeout_ns
         self.when_gone: Callable[[], object] | None = None
         self._method = method

@@ -23,6 +23,7 @@ from clockwright.errors import (
 from clockwright.foreign import check_name_length
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2 as pb
+from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
 from controller.front.methods import unary
@@ -32,8 +33,8 @@ from controller.model_folder import check_name
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
-from controller.spool import Spool
 from controller.telemetry import Counts
+from controller.uploads import Upload, Uploads
 from controller.worker_link import WorkerLink, WorkerLinks
 
 SERVICE = "clockwright.v1.ControlService"
@@ -62,7 +63,7 @@ class ControlService:
         *,
         policy: str,
         default_slo_ns: int,
-        spool: Spool,
+        uploads: Uploads,
     ) -> None:
         """Serve one controller.
 
@@ -73,7 +74,7 @@ class ControlService:
             applications: know the applications.
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
-            spool: takes the files of models that are added.
+            uploads: takes the files of models that are added.
         """
         self._runtime = runtime
         self._catalogue = catalogue
@@ -81,7 +82,7 @@ class ControlService:
         self._applications = applications
         self._policy = policy
         self._default_slo_ns = default_slo_ns
-        self._spool = spool
+        self._uploads = uploads
         self._started_ns = runtime.clock()
 
     def handlers(self) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
@@ -168,26 +169,23 @@ class ControlService:
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
         """Add a model; return once a worker is ready for it. After an error nothing has changed."""
-        folder = self._spool.new_folder()
+        upload = self._uploads.begin()
         try:
-            name, replace = await self._receive(messages, folder)
+            name, replace = await self._receive(messages, upload)
             if not replace and self._catalogue.find(name) is not None:
                 raise NameTakenError(f"there is a model {name} already")
-            models = await self._catalogue.add(
-                folder / name, replace=replace, discard=lambda: self._spool.discard(folder)
-            )
+            models = await self._catalogue.add(upload.folder / name, replace=replace, upload=upload)
             return pb.AddModelResponse(models=self._model_infos(models)).SerializeToString()
         except Exception as error:
-            await asyncio.shield(self._spool.discard(folder))
             if isinstance(error, OSError):
                 error = NoRoomError(f"the controller cannot store the model: {error.strerror}")
             return fail(context, error, method="AddModel")
-        except BaseException:
-            await asyncio.shield(self._spool.discard(folder))
-            raise
+        finally:
+            if not upload.num_models:
+                await asyncio.shield(self._uploads.discard(upload))
 
-    async def _receive(self, messages: AsyncIterator[bytes], folder: Path) -> tuple[str, bool]:
-        """Write the files of a model's folder below `folder`.
+    async def _receive(self, messages: AsyncIterator[bytes], upload: Upload) -> tuple[str, bool]:
+        """Write the files of a model's folder.
 
         Returns:
             The model's name, and whether it is to replace another.
@@ -216,14 +214,14 @@ class ControlService:
                         raise BadRequestError(f"path: more than {FILES_MAX} files")
                     if file is not None:
                         file.close()
-                    self._spool.grow(folder)
-                    file = _create(folder / name, path)
+                    self._uploads.grow(upload)
+                    file = _create(upload.folder / name, path)
                 if file is None:
                     raise BadRequestError(
                         "path: expected in the message that begins a file, found none"
                     )
                 for content in contents[-1:]:  # The last of a field counts.
-                    self._spool.grow(folder, len(content))
+                    self._uploads.grow(upload, len(content))
                     await asyncio.to_thread(file.write, content)
         finally:
             if file is not None:
@@ -234,7 +232,7 @@ class ControlService:
 
     async def _remove_model(self, request: pb.RemoveModelRequest) -> pb.RemoveModelResponse:
         """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
-        self._catalogue.remove(request.model_id)
+        await asyncio.shield(self._catalogue.remove(request.model_id))
         return pb.RemoveModelResponse()
 
     # --- applications -------------------------------------------------------------------------
@@ -295,7 +293,9 @@ class ControlService:
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
         response = pb.FeedbackResponse()
-        for index, result in enumerate(await self._applications.feedback(items), 1):
+        for index, result in enumerate(
+            await self._applications.feedback(items, asker=CALLER.get().owner), 1
+        ):
             if index % _FEEDBACK_SLICE == 0:
                 await asyncio.sleep(0)
             response.outcomes.add(

@@ -7,13 +7,14 @@ the front that is asked whether it lives. Clients' shared memory is the front's 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 
 from clockwright.errors import Refusal, RefusedError
 from clockwright.v1 import control_pb2, inference_pb2
+from controller.access.caller import CALLER, FORWARDED, tell
 from controller.front.control import SERVICE as CONTROL_SERVICE
 from controller.front.methods import unary
 from controller.front.repository import HEALTH_SERVICE, SHARED_MEMORY_EXTENSION
@@ -26,14 +27,22 @@ _DETAILS = "grpc-status-details-bin"
 class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
     """The methods of a controller that is elsewhere."""
 
-    def __init__(self, channel: Callable[[], Any], *, client_shm: bool) -> None:
+    def __init__(
+        self,
+        channel: Callable[[], Any],
+        shown: Sequence[tuple[str, str]] = (),
+        *,
+        client_shm: bool,
+    ) -> None:
         """Hand calls on.
 
         Args:
             channel: gives grpc.aio's channel to the controller; None while it is not there.
+            shown: headers by which the controller knows the front.
             client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
         """
         self._channel = channel
+        self._shown = shown
         self._client_shm = client_shm
         live = unary("ServerLive", inference_pb2.ServerLiveRequest, _server_live)
         # Not whatever is asked: a server remembers each method that it has found.
@@ -61,7 +70,12 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
             text = "the controller cannot be reached"
             fail(context, RefusedError(Refusal.NO_WORKER, text), method=name)
             return
-        call = channel.stream_stream(method)(requests, timeout=context.time_remaining())
+        # The client's own headers stay here: the front has found out who it is, and says so.
+        call = channel.stream_stream(method)(
+            requests,
+            timeout=context.time_remaining(),
+            metadata=(*self._shown, (FORWARDED, tell(CALLER.get()))),
+        )
         try:
             async for message in call:
                 own = self._with_own_extensions(message) if name == "ServerMetadata" else message

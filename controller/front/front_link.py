@@ -8,8 +8,8 @@ A front checks requests against the description of a model that it was given, wh
 request is asked here, its description is looked at again if anything has changed since: one that holds no more
 makes the request stale, and the front begins it afresh.
 
-A front is not trusted: what the protocol does not allow ends its link, and so does silence, or too much that
-it leaves unread. To the scheduler its requests are withdrawn then, and no other front notices.
+A front is believed who its clients are, and nothing else: what the protocol does not allow ends its link, and
+so does silence, or too much that it leaves unread, or the end of what it has shown. To the scheduler its requests are withdrawn then, and no other front notices.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from clockwright.frames import (
     Frame,
 )
 from clockwright.v1 import front_pb2 as pb
+from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
@@ -158,9 +159,10 @@ class _Asked:
 class FrontLink:
     """One front's socket, and its open requests."""
 
-    def __init__(self, links: FrontLinks, sock: socket.socket, name: str) -> None:
-        """Begin to hear a front that has shown its token."""
+    def __init__(self, links: FrontLinks, sock: socket.socket, name: str, caller: Caller) -> None:
+        """Begin to hear a front that has shown its token, and is this caller."""
         self.name = name
+        self._caller = caller
         #: What workers call it.
         self.number = links.new_front()
         #: Whether it shares memory with the workers of this host.
@@ -318,6 +320,9 @@ class FrontLink:
 
     def tick(self) -> None:
         """Called at each beat: give a sign of life, and give up a front that gives none."""
+        if self._caller.over:
+            self.lost("what it has shown is good no more, or means something else")
+            return
         self.silent_ticks += 1
         self._data.tick()
         ticks, fault = self.silent_ticks, "silent"
@@ -526,6 +531,7 @@ class FrontLinks:
         *,
         door: Door,
         message_bytes_max: int,
+        knows_callers: bool = False,
     ) -> None:
         """Take fronts.
 
@@ -536,7 +542,9 @@ class FrontLinks:
             heartbeats: how often each side gives a sign of life.
             door: bounds what all of them have open at once.
             message_bytes_max: bytes of the largest request.
+            knows_callers: clients have to show something, and so at fronts.
         """
+        self._knows_callers = knows_callers
         self.clock = backend.clock
         self.catalogue = catalogue
         self.heartbeats = heartbeats or HeartbeatConfig()
@@ -703,8 +711,14 @@ class FrontLinks:
                 f"the front speaks protocol version {request.protocol_version}, "
                 f"the controller {wire.PROTOCOL_VERSION}"
             )
+        if self._knows_callers and not request.knows_callers:
+            raise ProtocolError(
+                "the front lets everybody in, and the controller does not: expected --keys (or"
+                " --jwt-issuer) there too"
+            )
         name = f"{printable(request.host, 80)}-{request.pid}"
-        token = self._listener.expect(lambda sock: self._dialled(sock, name))
+        caller = CALLER.get()
+        token = self._listener.expect(lambda sock: self._dialled(sock, name, caller))
         asyncio.get_running_loop().call_later(_DIAL_LIMIT_S, self._listener.forget, token)
         return pb.AttachFrontResponse(
             heartbeat_interval_ms=self.heartbeats.interval_ms,
@@ -716,8 +730,8 @@ class FrontLinks:
             message_bytes_max=self.message_bytes_max,
         )
 
-    def _dialled(self, sock: socket.socket, name: str) -> None:
-        link = FrontLink(self, sock, name)
+    def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
+        link = FrontLink(self, sock, name, caller)
         self._links.add(link)
         for worker in self._workers.links:
             if worker.joined:

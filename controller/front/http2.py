@@ -22,7 +22,7 @@ import struct
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -33,6 +33,7 @@ from typing_extensions import override
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ProtocolError
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
+from controller.access.caller import Caller
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -62,9 +63,10 @@ MESSAGE_COST_BYTES: Final = 256
 #: With so much unread a call is ended. Only tiny messages come to it: others fill the window before.
 UNREAD_BYTES_MAX: Final = 4 * WINDOW_BYTES
 
-# Larger blocks of headers are decoded each time: nobody fills this memory.
+# Blocks of headers that are kept, and their bytes: those of some tokens, which come to more than a kilobyte each.
+# With more of them all are forgotten: who changes tokens, or has one for each call, fills no memory.
 _BLOCKS_KEPT: Final = 256
-_BLOCK_KEPT_BYTES_MAX: Final = 1024
+_KEPT_BYTES_MAX: Final = 256 << 10
 
 #: A message of which so much is to come in one frame is received where it belongs.
 DIRECT_BYTES_MIN: Final = 16 << 10
@@ -112,9 +114,9 @@ class Http2Error(ProtocolError):
         self.code = code
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class CallHeaders:
-    """The headers of a call. Equal blocks share one object."""
+    """The headers of a call. Equal blocks of a connection share one object, which nobody changes but for `caller`."""
 
     #: `/package.Service/Method`.
     path: str
@@ -124,6 +126,8 @@ class CallHeaders:
     encoding: str
     #: The client's own headers, in its order; values of names in `-bin` are bytes.
     metadata: tuple[tuple[str, str | bytes], ...]
+    #: Who was found to show them on this connection, and may call `path`; None: nobody has looked yet.
+    caller: Caller | None = field(default=None, compare=False)
 
 
 @dataclass(slots=True)
@@ -287,6 +291,7 @@ class Http2Connection:
         self._table = _Table()
         self._decoder.header_table = self._table
         self._blocks: dict[bytes, CallHeaders | int] = {}
+        self._kept_bytes = 0
         self._streams: dict[int, _Stream] = {}
         self._last_stream_id = 0
         # A block of headers that goes on in CONTINUATION frames: stream, flags, bytes so far, frames, arrival.
@@ -874,10 +879,17 @@ class Http2Connection:
         request = read_headers(fields)
         if self._table.changed:
             # An index means something else from now on.
-            self._blocks.clear()
-        elif len(self._blocks) < _BLOCKS_KEPT and len(block) <= _BLOCK_KEPT_BYTES_MAX:
+            self._forget_blocks()
+        else:
+            if len(self._blocks) >= _BLOCKS_KEPT or self._kept_bytes + len(block) > _KEPT_BYTES_MAX:
+                self._forget_blocks()
             self._blocks[block] = request
+            self._kept_bytes += len(block)
         return request
+
+    def _forget_blocks(self) -> None:
+        self._blocks.clear()
+        self._kept_bytes = 0
 
     # --- the other frames ---------------------------------------------------------------------
 

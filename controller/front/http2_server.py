@@ -33,8 +33,10 @@ import grpc
 from typing_extensions import override
 
 from clockwright.bulk import Buffer
-from clockwright.errors import Refusal, RefusedError
+from clockwright.errors import DeniedError, Refusal, RefusedError
 from clockwright.units import NS_PER_S
+from controller.access.authoriser import Authoriser, Certificate, credentials_of
+from controller.access.caller import CALLER, Caller
 from controller.front.calls import Call, Late
 from controller.front.door import Door
 from controller.front.http2 import (
@@ -168,16 +170,18 @@ class _Call:
     def __init__(
         self, peer: _Peer, stream_id: int, request: CallHeaders, method: Method, arrival_ns: int
     ) -> None:
+        assert request.caller is not None
         self.arrival_ns = arrival_ns
+        self.caller = request.caller
         self.method = method
         self.stream_id = stream_id
         self._peer = peer
-        self._request = request
+        self.request = request
 
     @property
     def timeout_ns(self) -> int | None:
         """Time from the arrival to the RPC deadline; None: there is none."""
-        return self._request.timeout_ns
+        return self.request.timeout_ns
 
     def answer(self, message: Sequence[Buffer], latest_ns: int, late: Late) -> None:
         """End the call with an answer, which is written and judged with the others of this turn."""
@@ -380,11 +384,12 @@ class _StreamedCall(_Call):
 class _StreamedRequest:
     """A request in a stream."""
 
-    __slots__ = ("_call", "_message", "arrival_ns", "over", "ready", "when_gone")
+    __slots__ = ("_call", "_message", "arrival_ns", "caller", "over", "ready", "when_gone")
     timeout_ns = None
 
     def __init__(self, call: _StreamedCall, message: Buffer, arrival_ns: int) -> None:
         self.arrival_ns = arrival_ns
+        self.caller = call.caller
         self.when_gone: Callable[[], object] | None = None
         #: Nothing can be answered any more.
         self.over = False
@@ -517,7 +522,7 @@ class HandledCall(_Call):
 
     def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """The client's own headers."""
-        return self._request.metadata
+        return self.request.metadata
 
     def peer(self) -> str:
         """The client's address, as gRPC writes it."""
@@ -525,9 +530,9 @@ class HandledCall(_Call):
 
     def time_remaining(self) -> float | None:
         """What is left to the RPC deadline, in s; None: there is none. It counts from the arrival."""
-        if self._request.timeout_ns is None:
+        if self.request.timeout_ns is None:
             return None
-        left_ns = self._request.timeout_ns - (self._peer.server.clock() - self.arrival_ns)
+        left_ns = self.request.timeout_ns - (self._peer.server.clock() - self.arrival_ns)
         return max(left_ns, 0) / NS_PER_S
 
     def cancelled(self) -> bool:
@@ -610,6 +615,7 @@ class HandledCall(_Call):
     async def _run(self, request: Any) -> None:  # noqa: ANN401  bytes, or the iterator of a stream
         handler = self.method.handler
         assert handler is not None
+        CALLER.set(self.caller)
         try:
             if not handler.request_streaming:
                 request = self._parse(request)
@@ -691,6 +697,7 @@ class _Peer:
         # Whether this connection is encrypted is known when its first byte is here.
         self._begun = server.tls is None
         self._tls: TlsSession | None = None
+        self._certificate: Certificate | None = None
         self._is_local = ip_address(address[0].partition("%")[0]).is_loopback
         self._unsent: deque[memoryview] = deque()
         self._unsent_bytes = 0
@@ -774,7 +781,10 @@ class _Peer:
         if self._tls is None:
             return data
         try:
+            was_established = self._tls.established
             plaintext = self._tls.receive(data)
+            if self._tls.established and not was_established:
+                self._certificate = self._tls.client_certificate()
         except ssl.SSLError as error:
             log.info("connection of %s: %s", self.name, error)
             self._seal_output()
@@ -855,6 +865,9 @@ class _Peer:
             block = status_block(grpc.StatusCode.UNIMPLEMENTED.value[0], text)
             self.connection.send_end(stream_id, block)
             return None
+        caller = request.caller
+        if (caller is None or caller.over) and not self._admit(stream_id, request):
+            return None
         if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
             self.connection.send_end(stream_id, _block_of(fault, method.path))
             return None
@@ -872,6 +885,29 @@ class _Peer:
         server.num_calls += 1
         call.begin()
         return call
+
+    def _admit(self, stream_id: int, request: CallHeaders) -> bool:
+        """Find out who calls; end the call of one who may not."""
+        try:
+            self._identify(request)
+        except DeniedError as error:
+            log.info("%s: %s", self.name, error)
+            self.connection.send_end(stream_id, _block_of(error, request.path))
+            return False
+        return True
+
+    def _identify(self, request: CallHeaders) -> Caller:
+        credentials = credentials_of(request.metadata, self._certificate)
+        request.caller = self.server.authoriser.admit(request.path, credentials, now_s=time.time())
+        return request.caller
+
+    def _look_again(self, call: _Call) -> None:
+        """End a call whose caller may not make it any more."""
+        try:
+            call.caller = self._identify(call.request)
+        except DeniedError as error:
+            log.info("%s: %s", self.name, error)
+            call.give_up(error)
 
     def _weigh(self) -> None:
         """Tell the door how much of messages is here; refuse what is coming in if that is too much."""
@@ -1060,6 +1096,8 @@ class _Peer:
         for call in [call for call in self._calls.values() if call.sweep()]:
             text = f"the request did not come within {_COMING_MAX * _SWEEP_S:g} s"
             call.end_with(grpc.StatusCode.CANCELLED, text)
+        for call in [call for call in self._calls.values() if call.caller.over]:
+            self._look_again(call)
         unread, self._unread_before = self._unread_before, self.num_unread_bytes
         stalled = 0 < unread <= self._unread_before
         self._stalled_sweeps = self._stalled_sweeps + 1 if stalled else 0
@@ -1146,6 +1184,7 @@ class Http2Server:
         max_message_bytes: int,
         max_connections: int,
         slabs: Slabs,
+        authoriser: Authoriser,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Make a server that listens nowhere yet.
@@ -1157,13 +1196,16 @@ class Http2Server:
             max_connections: connections beyond which calls of methods that are answered directly, and of
                 their services, are refused.
             slabs: where large messages are received.
-            tls: is required of clients on other machines; None: nobody has it.
+            authoriser: says who may call what.
+            tls: is required of clients on other machines; None: nobody has it. Set `tls` anew, and those
+                who connect from then on get another.
         """
         self.clock = clock
         self.door = door
         self.max_message_bytes = max_message_bytes
         self.max_connections = max_connections
         self.slabs = slabs
+        self.authoriser = authoriser
         self.tls = tls
         #: Calls that are open, whether they have been sent or not.
         self.num_calls = 0

@@ -59,8 +59,11 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     arrival_ns: _Time
     slo_ns: _Slo
     explain: bool
+    #: Its caller's, where the front knows callers.
     tenant: _Words
     context: _Words
+    #: Who may say what became of an application's answer.
+    owner: _Words
     #: Bytes of its inputs.
     lengths: _Counts
     #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order;

@@ -155,6 +155,8 @@ class CheckedRequest:
     shared_inputs: Sequence[tuple[int, SharedPart]] = ()
     #: Where each of `outputs` belongs in shared memory, None: in the answer; empty: all belong there.
     shared_outputs: Sequence[SharedPart | None] = ()
+    #: Who asks an application, and may say what became of the answer (`Caller.owner`).
+    owner: str = ""
 
 
 @dataclass(slots=True)

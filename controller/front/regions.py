@@ -6,7 +6,8 @@ whoever reads behind the new end. Bytes are copied, once, between the object and
 changes meanwhile is its own answer and nothing else.
 
 An object belongs to whoever made it, and this process may be able to open what the client is not. So only
-objects of this process's own user are taken.
+objects of this process's own user are taken. A region belongs to who registered it: requests of others, who
+may be on other machines, find nothing under its name.
 """
 
 from __future__ import annotations
@@ -117,10 +118,13 @@ class Regions:
         self._slabs = slabs
         self._num_bytes_max = num_bytes_max
         self._objects = objects
-        self._regions: dict[str, Region] = {}
+        # By owner (`Caller.owner`) and name.
+        self._regions: dict[tuple[str, str], Region] = {}
 
-    def register(self, name: str, key: str, offset: int, num_bytes: int) -> None:
-        """Take a part of an object as a region.
+    def register(
+        self, name: str, key: str, offset: int, num_bytes: int, *, owner: str = ""
+    ) -> None:
+        """Take a part of an object as a region of its owner.
 
         Raises:
             BadRequestError: the name or key is none, there is no such object, or it is too small, no memory,
@@ -131,7 +135,7 @@ class Regions:
         if not name:
             raise BadRequestError("name: found none, expected a name for the region")
         check_name_length("name", name)
-        if name in self._regions:
+        if (owner, name) in self._regions:
             raise NameTakenError(f"there is a region {quote(name)} already; unregister it first")
         if len(self._regions) >= REGIONS_MAX:
             raise NoRoomError(f"found {REGIONS_MAX} regions already, expected no more than those")
@@ -159,36 +163,35 @@ class Regions:
         except BaseException:
             os.close(file)
             raise
-        self._regions[name] = region
+        self._regions[owner, name] = region
 
-    def unregister(self, name: str) -> None:
-        """Forget a region, or all of them for the empty name. Requests that name it already go on with it.
+    def unregister(self, name: str, *, owner: str = "") -> None:
+        """Forget a region, or all of its owner for the empty name. Requests that name it already go on with it.
+
+        Raises:
+            UnknownRegionError: there is none of that name.
+        """
+        for region in self.list(name, owner=owner):
+            del self._regions[owner, region.name]
+
+    def list(self, name: str, *, owner: str = "") -> list[Region]:
+        """Give a region, or all of its owner for the empty name.
 
         Raises:
             UnknownRegionError: there is none of that name.
         """
         if name:
-            self._find(name)
-            del self._regions[name]
-        else:
-            self._regions.clear()
+            return [self._find(name, owner)]
+        return [region for (other, _), region in self._regions.items() if other == owner]
 
-    def list(self, name: str) -> list[Region]:
-        """Give a region, or all of them for the empty name.
-
-        Raises:
-            UnknownRegionError: there is none of that name.
-        """
-        return [self._find(name)] if name else list(self._regions.values())
-
-    def find(self, part: SharedPart) -> RegionSpan:
+    def find(self, part: SharedPart, *, owner: str = "") -> RegionSpan:
         """Find a part of a region.
 
         Raises:
             UnknownRegionError: there is no such region.
             BadRequestError: the region is smaller.
         """
-        region = self._find(part.region)
+        region = self._find(part.region, owner)
         if part.offset + part.num_bytes > region.num_bytes:
             raise BadRequestError(
                 f"region {quote(part.region)}: found {region.num_bytes} bytes, expected"
@@ -197,15 +200,15 @@ class Regions:
             )
         return RegionSpan(region, region.offset + part.offset, part.num_bytes)
 
-    def read(self, part: SharedPart) -> Buffer:
+    def read(self, part: SharedPart, *, owner: str = "") -> Buffer:
         """Copy a part of a region to where inputs lie; as `find` and `RegionSpan.read`."""
-        stretch = self.find(part)
+        stretch = self.find(part, owner=owner)
         room = self._slabs.room(part.num_bytes)
         stretch.read(room)
         return room
 
-    def _find(self, name: str) -> Region:
-        region = self._regions.get(name)
+    def _find(self, name: str, owner: str) -> Region:
+        region = self._regions.get((owner, name))
         if region is None:
             raise UnknownRegionError(f"there is no region {quote(name)}; register it first")
         return region

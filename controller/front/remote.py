@@ -25,7 +25,7 @@ import grpc
 
 from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
-from clockwright.channel import OPTIONS
+from clockwright.channel import OPTIONS, Access
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ConfigError, ProtocolError, Refusal, RefusedError
 from clockwright.frame_socket import FrameSocket
@@ -99,13 +99,21 @@ class RemoteBackend:
     """The controller at an address."""
 
     def __init__(
-        self, controller: str, slabs: Slabs, *, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        controller: str,
+        slabs: Slabs,
+        *,
+        joining: Access | None = None,
+        knows_callers: bool = False,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Know nothing yet; `run` finds the controller.
 
         Args:
             controller: HOST:PORT.
             slabs: where large inputs lie, for the workers of this host to read.
+            joining: what the front shows the controller.
+            knows_callers: the front finds out who its clients are.
             clock: the front's, in ns.
         """
         self.clock = clock
@@ -119,6 +127,8 @@ class RemoteBackend:
         #: Set when a controller is there for the first time.
         self.attached = asyncio.Event()
         self._controller = controller
+        self.joining = joining or Access()
+        self._knows_callers = knows_callers
         self._book: OpenRequests[Asker] = OpenRequests(grace_ns=_GRACE_NS)
         #: Those that are held may go on.
         self._resuming = False
@@ -240,6 +250,7 @@ class RemoteBackend:
                 question.explain,
                 question.tenant,
                 question.context,
+                question.owner,
                 lengths,
                 places,
             )
@@ -537,17 +548,17 @@ class RemoteBackend:
         loop = asyncio.get_running_loop()
         sweeper = loop.create_task(self._sweep())
         backoff_s = _BACKOFF_S
-        told = False
+        told = ""
         try:
             while True:
-                async with grpc.aio.insecure_channel(
+                async with self.joining.async_channel(
                     self._controller, options=_CHANNEL_OPTIONS
                 ) as channel:
                     reason, joined = await self._attach(channel)
                 if joined:
-                    told, backoff_s = False, _BACKOFF_S
-                if not told:
-                    told = True
+                    told, backoff_s = "", _BACKOFF_S
+                if reason != told:
+                    told = reason
                     log.warning("controller %s: %s; trying again", self._controller, reason)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
@@ -558,7 +569,10 @@ class RemoteBackend:
     async def _attach(self, channel: Any) -> tuple[str, bool]:  # noqa: ANN401  grpc.aio's
         """Serve one connection; says why it ended, and whether it was of use."""
         request = pb.AttachFrontRequest(
-            protocol_version=wire.PROTOCOL_VERSION, host=socket.gethostname(), pid=os.getpid()
+            protocol_version=wire.PROTOCOL_VERSION,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            knows_callers=self._knows_callers,
         )
         attach = channel.unary_unary(
             _ATTACH,
@@ -566,7 +580,7 @@ class RemoteBackend:
             response_deserializer=pb.AttachFrontResponse.FromString,
         )
         try:
-            welcome = await attach(request, timeout=_ATTACH_LIMIT_S)
+            welcome = await attach(request, timeout=_ATTACH_LIMIT_S, metadata=self.joining.metadata)
             host = self._controller.rpartition(":")[0].strip("[]")
             port, path = welcome.socket_port, welcome.socket_path
             if self._slabs.inputs is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -184,7 +185,7 @@ class RepositoryService:
         return pb.RepositoryModelLoadResponse()
 
     async def _unload(self, request: pb.RepositoryModelUnloadRequest) -> Message:
-        self._catalogue.remove(_model_named(request))
+        await asyncio.shield(self._catalogue.remove(_model_named(request)))
         return pb.RepositoryModelUnloadResponse()
 
 

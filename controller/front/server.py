@@ -19,9 +19,17 @@ import grpc
 from google.protobuf.message import Message
 
 from clockwright.bulk import Buffer
-from clockwright.errors import BadRequestError, NotAllowedError, Refusal, RefusedError
+from clockwright.errors import (
+    BadRequestError,
+    Denial,
+    DeniedError,
+    NotAllowedError,
+    Refusal,
+    RefusedError,
+)
 from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
+from controller.access.caller import CALLER
 from controller.front.backend import Answerer, Backend, ToldAnswer
 from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
@@ -116,7 +124,16 @@ class _Served:
         self._shared_bytes, self._shared = num_bytes, outputs
 
     def asked(self, asked: CheckedRequest, answerer: Answerer) -> None:
-        """Ask what was found right."""
+        """Ask what was found right.
+
+        Raises:
+            DeniedError: it names a tenant that is not its caller's.
+        """
+        tenant = self._call.caller.tenant
+        if tenant is not None and asked.tenant != tenant:
+            if asked.tenant:
+                raise _not_his_tenant(asked.tenant, tenant)
+            asked.tenant = tenant
         self._asked, self._answerer = asked, answerer
         self._withdraw = answerer.ask(self, asked, asked.inputs, self._call.arrival_ns)
         self._call.when_gone = self.withdraw
@@ -280,7 +297,7 @@ class InferenceService:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, timeout_ns)
+        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns)
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._clock())
@@ -300,7 +317,7 @@ class InferenceService:
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                call = AwaitedCall("ModelStreamInfer", arrival_ns)
+                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get())
                 self.infer(call, data)
                 await call.wait()
                 async with writing:
@@ -326,6 +343,7 @@ class InferenceService:
             RefusedError: it has waited for too long, or nobody can serve it.
             UnknownModelError: no such model or version.
             BadRequestError: the request does not fit its model.
+            DeniedError: it names a tenant that is not its caller's.
         """
         backend = self._backend
         timeout_ns = call.timeout_ns
@@ -360,10 +378,13 @@ class InferenceService:
             rpc_remaining_s=rpc_remaining_s,
             default_slo_ns=backend.default_slo_ns,
         )
+        if servable.has_contexts:
+            asked.owner = call.caller.owner
         if asked.shared_inputs or asked.shared_outputs:
             # What lies in shared memory is looked up for each request.
-            outputs = self._find_shared(asked)
-            served.shared(self._read_shared(asked), outputs)
+            owner = call.caller.owner
+            outputs = self._find_shared(asked, owner)
+            served.shared(self._read_shared(asked, owner), outputs)
         elif cut is not None and not servable.has_contexts:
             # What an application takes changes with its models, which the catalogue does not know.
             self._templates.add(cut, parsed, answerer, asked)
@@ -378,7 +399,7 @@ class InferenceService:
         slo_ns = self._backend.slo_ns(message.model_name)
         return call.arrival_ns + (slo_ns if slo_ns is not None else self._backend.default_slo_ns)
 
-    def _find_shared(self, asked: CheckedRequest) -> Sequence[RegionSpan | None]:
+    def _find_shared(self, asked: CheckedRequest, owner: str) -> Sequence[RegionSpan | None]:
         """Find where outputs belong in clients' shared memory.
 
         Raises:
@@ -387,9 +408,12 @@ class InferenceService:
             BadRequestError: the region is smaller.
         """
         regions = self._shared_memory()
-        return [None if part is None else regions.find(part) for part in asked.shared_outputs]
+        return [
+            None if part is None else regions.find(part, owner=owner)
+            for part in asked.shared_outputs
+        ]
 
-    def _read_shared(self, asked: CheckedRequest) -> int:
+    def _read_shared(self, asked: CheckedRequest, owner: str) -> int:
         """Fetch inputs from clients' shared memory; returns how many bytes that are.
 
         Raises:
@@ -407,7 +431,7 @@ class InferenceService:
         self._door.grow(num_bytes)
         try:
             for index, part in asked.shared_inputs:
-                asked.inputs[index] = regions.read(part)
+                asked.inputs[index] = regions.read(part, owner=owner)
         except BaseException:
             self._door.shrink(num_bytes)
             raise
@@ -445,20 +469,32 @@ class InferenceService:
     # --- clients' shared memory ---------------------------------------------------------------
 
     async def _register(self, request: pb.SystemSharedMemoryRegisterRequest) -> Message:
-        self._shared_memory().register(request.name, request.key, request.offset, request.byte_size)
+        self._shared_memory().register(
+            request.name,
+            request.key,
+            request.offset,
+            request.byte_size,
+            owner=CALLER.get().owner,
+        )
         return pb.SystemSharedMemoryRegisterResponse()
 
     async def _unregister(self, request: pb.SystemSharedMemoryUnregisterRequest) -> Message:
-        self._shared_memory().unregister(request.name)
+        self._shared_memory().unregister(request.name, owner=CALLER.get().owner)
         return pb.SystemSharedMemoryUnregisterResponse()
 
     async def _region_status(self, request: pb.SystemSharedMemoryStatusRequest) -> Message:
         status = pb.SystemSharedMemoryStatusResponse()
-        for region in self._shared_memory().list(request.name):
+        for region in self._shared_memory().list(request.name, owner=CALLER.get().owner):
             told = status.regions[region.name]
             told.name, told.key = region.name, region.key
             told.offset, told.byte_size = region.offset, region.num_bytes
         return status
+
+
+def _not_his_tenant(found: str, tenant: str) -> DeniedError:
+    expected = f"{quote(tenant)}, which is the caller's, or none" if tenant else "none"
+    text = f"parameter tenant: found {quote(found)}, expected {expected}"
+    return DeniedError(Denial.NOT_ALLOWED, text)
 
 
 def _error_in_stream(text: str, request: Buffer) -> bytes:

@@ -1,6 +1,6 @@
 """Turns every error of a call into a gRPC status: one table for all services of the controller's port.
 
-A refusal carries its reason twice: in words, and as `google.rpc.ErrorInfo` in the trailing metadata
+A refusal or denial carries its reason twice: in words, and as `google.rpc.ErrorInfo` in the trailing metadata
 `grpc-status-details-bin`, the place where gRPC libraries of every language look for it.
 """
 
@@ -14,6 +14,8 @@ from google.protobuf.message import DecodeError
 
 from clockwright.errors import (
     BadRequestError,
+    Denial,
+    DeniedError,
     ModelError,
     NameTakenError,
     NoRoomError,
@@ -88,6 +90,10 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             return CODES[error.refusal], _say(f"{error.refusal.value}: {refusal_text(error)}")
         case RefusedError():
             return CODES[error.refusal], _say(str(error))
+        case DeniedError():
+            known = error.denial is Denial.NOT_ALLOWED
+            code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
+            return code, _say(str(error))
         case UnknownModelError() | UnknownWorkerError() | UnknownRegionError():
             return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
@@ -129,12 +135,15 @@ def end(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> bytes:
 
 
 def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[str, bytes], ...]:
-    if not isinstance(error, RefusedError):
-        return ()
     # By hand: a third of what protobuf takes, and under overload nearly all answers are refusals.
-    info = [(1, error.refusal.value.encode()), (2, _DOMAIN)]
-    for name, figure in error.figures.items():
-        info.append((3, _message((1, name.encode()), (2, b"%d" % figure))))
+    if isinstance(error, RefusedError):
+        info = [(1, error.refusal.value.encode()), (2, _DOMAIN)]
+        for name, figure in error.figures.items():
+            info.append((3, _message((1, name.encode()), (2, b"%d" % figure))))
+    elif isinstance(error, DeniedError):
+        info = [(1, error.denial.value.encode()), (2, _DOMAIN)]
+    else:
+        return ()
     detail = _message((1, _ERROR_INFO), (2, _message(*info)))
     status = b"\x08%c" % code.value[0] + _message((2, text.encode()), (3, detail))
     return (("grpc-status-details-bin", status),)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError
+from controller.access.authoriser import Certificate
 
 #: Each connection of TLS begins with a record of this type; HTTP/2's own preface begins with a P.
 HANDSHAKE_RECORD = 22
@@ -15,12 +17,18 @@ _PROTOCOL = "h2"
 _READ_BYTES = 64 << 10
 
 
-def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+def server_context(
+    certificate: Path, key: Path, client_ca: Path | None = None, worker_ca: Path | None = None
+) -> ssl.SSLContext:
     """Make what all connections of a server share.
+
+    A client need not show a certificate, for it may have a key; one that it shows has to be good.
 
     Args:
         certificate: PEM file of the server's certificate, and of those up to its authority's.
         key: PEM file of the certificate's private key, without a passphrase.
+        client_ca: PEM file of the certificates that sign clients'; None: no client has one.
+        worker_ca: PEM file of those that sign workers'.
 
     Raises:
         ConfigError: the files cannot be read, or do not belong together.
@@ -35,6 +43,14 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     except OSError as error:
         text = error.strerror or str(error)
         raise ConfigError(f"TLS certificate {certificate} and key {key}: {text}") from error
+    for authority in (client_ca, worker_ca):
+        if authority is not None:
+            context.verify_mode = ssl.CERT_OPTIONAL
+            try:
+                context.load_verify_locations(authority)
+            except OSError as error:
+                text = error.strerror or str(error)
+                raise ConfigError(f"TLS authorities {authority}: {text}") from error
     return context
 
 
@@ -72,6 +88,19 @@ class TlsSession:
             self.closed = True
         return b"".join(parts)
 
+    def client_certificate(self) -> Certificate | None:
+        """The peer's certificate, which is verified; None: it has shown none."""
+        der = self._tls.getpeercert(binary_form=True)
+        found = self._tls.getpeercert()
+        if not der or not found:
+            return None
+        names = [f"{kind}:{value}" for kind, value in _pairs(found.get("subjectAltName"))]
+        subject = found.get("subject", ())
+        assert isinstance(subject, tuple)
+        for parts in subject:
+            names += [f"CN:{value}" for kind, value in _pairs(parts) if kind == "commonName"]
+        return Certificate(tuple(names), der, ssl.cert_time_to_seconds(str(found["notAfter"])))
+
     def seal(self, plaintext: Buffer) -> None:
         """Encrypt for the peer, once `established`."""
         self._tls.write(plaintext)
@@ -79,3 +108,11 @@ class TlsSession:
     def take_output(self) -> bytes:
         """Take what is to be sent."""
         return self._outgoing.read()
+
+
+def _pairs(found: object) -> Iterator[tuple[str, str]]:
+    """Read pairs of texts, of which Python's types do not say that they are."""
+    if isinstance(found, tuple):
+        for pair in found:
+            if isinstance(pair, tuple) and len(pair) == 2:
+                yield str(pair[0]), str(pair[1])

@@ -30,7 +30,7 @@ from controller.selection.core.application import Application
 from controller.selection.core.cache import CacheStatistics
 from controller.selection.core.combination import Rule
 from controller.selection.core.contexts import GLOBAL
-from controller.selection.core.journal import FeedbackItem, FeedbackStatus, Journal
+from controller.selection.core.journal import AnsweredQuery, FeedbackItem, FeedbackStatus, Journal
 from controller.selection.core.shape import Shape
 from controller.selection.guarded import PolicyError
 from controller.selection.live_application import LiveApplication
@@ -38,6 +38,7 @@ from controller.selection.plugins import plugin_policies
 from controller.selection.policies import make_policy
 from controller.selection.queries import Answered, Queries, row_id
 from controller.selection.stores import Store
+from controller.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +64,19 @@ class Applications:
     """All applications of a controller."""
 
     def __init__(
-        self, runtime: Runtime, catalogue: Catalogue, config: SelectionConfig | None = None
+        self,
+        runtime: Runtime,
+        catalogue: Catalogue,
+        config: SelectionConfig | None = None,
+        state: StateFile | None = None,
     ) -> None:
         """Start empty; `restore` brings back the applications in the store.
+
+        Args:
+            runtime: asks the models.
+            catalogue: knows them.
+            config: the settings.
+            state: keeps the applications, unless the settings name another store.
 
         Raises:
             ConfigError: the store cannot be opened.
@@ -73,7 +84,7 @@ class Applications:
         config = config or SelectionConfig()
         self._catalogue = catalogue
         self._clock = runtime.clock
-        self._store = Store(config.store)
+        self._store = Store(config.store or state)
         self._states = ContextStates(self._store, capacity=config.contexts_max)
         self._journal = Journal(
             capacity=config.feedback_max, ttl_ns=round(config.feedback_ttl_s * NS_PER_S)
@@ -300,6 +311,7 @@ class Applications:
         slo_ns: int,
         context: str,
         tenant: str = "",
+        asker: str = "",
     ) -> Answered:
         """Answer a query inside its SLO. The query fits the application's shape.
 
@@ -316,6 +328,7 @@ class Applications:
             slo_ns=slo_ns,
             context=context,
             tenant=tenant,
+            asker=asker,
         )
 
     async def predict(
@@ -339,8 +352,14 @@ class Applications:
 
     # --- feedback -----------------------------------------------------------------------------
 
-    async def feedback(self, items: Sequence[FeedbackItem]) -> list[FeedbackResult]:
+    async def feedback(
+        self, items: Sequence[FeedbackItem], *, asker: str = ""
+    ) -> list[FeedbackResult]:
         """Learn from feedback, in order. An item that fails leaves the others alone.
+
+        Args:
+            items: the feedback.
+            asker: who gives it; of queries that others asked nothing is known to it.
 
         Raises:
             BadRequestError: an item is malformed; nothing has been learned from any.
@@ -351,14 +370,14 @@ class Applications:
         for index, item in enumerate(items):
             if index % _FEEDBACK_SLICE == _FEEDBACK_SLICE - 1:
                 await asyncio.sleep(0)
-            results.append(await self._take_in(item))
+            results.append(await self._take_in(item, asker))
         return results
 
-    async def _take_in(self, item: FeedbackItem) -> FeedbackResult:
-        record = self._journal.find(item.query_id, now_ns=self._clock())
+    async def _take_in(self, item: FeedbackItem, asker: str) -> FeedbackResult:
+        record = self._find(item.query_id, asker)
         running = self._running.get(record.application) if record else None
         if record is None or running is None:
-            rows = self._journal.find(row_id(item.query_id, 0, 2), now_ns=self._clock())
+            rows = self._find(row_id(item.query_id, 0, 2), asker)
             message = "it has several rows, expected the id of one: ID/0, ID/1, ..." if rows else ""
             return FeedbackResult(item.query_id, FeedbackStatus.UNKNOWN, message=message)
         policy, counts = running.policy, running.counts.feedbacks
@@ -395,6 +414,11 @@ class Applications:
         self._states.set(running, GLOBAL, everybody)
         counts[joined.status.value] += 1
         return FeedbackResult(item.query_id, joined.status, joined.losses, weights)
+
+    def _find(self, query_id: str, asker: str) -> AnsweredQuery | None:
+        """Find a query that this one asked."""
+        record = self._journal.find(query_id, now_ns=self._clock())
+        return record if record is not None and record.asker == asker else None
 
 
 def _record(running: LiveApplication) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from clockwright.errors import ConfigError
 class SelectionConfig:
     """Everything about the selection layer that can be tuned, and what goes wrong at the extremes."""
 
-    #: SQLite file, or URL of a Redis, for applications and their states; None: they go with the process.
+    #: URL of a Redis, or a state file of their own, for applications and their states; None: the controller's
+    #: state folder, or where it has none, nothing.
     store: str | Path | None = None
     #: States of contexts kept in memory. Too few: users wait for the store.
     contexts_max: int = 100_000

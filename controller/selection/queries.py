@@ -77,6 +77,7 @@ class _Open:
     rows: int
     arrival_ns: int
     slo_ns: int
+    asker: str
     shape: Shape
     #: Id of each model of the application that is there, by public name.
     ids: Mapping[str, ModelId]
@@ -183,6 +184,7 @@ class Queries:
         slo_ns: int,
         context: str,
         tenant: str,
+        asker: str,
     ) -> Answered:
         """Answer a query inside its SLO. The query fits the application's shape.
 
@@ -199,7 +201,7 @@ class Queries:
             running.counts.refusals[refusal.value] += 1
             raise RefusedError(refusal, f"application {application.name} has no models")
         ids = {model.name: model.model_id for model in models if model is not None}
-        asking = _Open(running, context, inputs, rows, arrival_ns, slo_ns, shape, ids)
+        asking = _Open(running, context, inputs, rows, arrival_ns, slo_ns, asker, shape, ids)
         query = Query(self._candidates(asking, models), context, self._rng)
         try:
             asking.choice = policy.select(state, query)
@@ -391,6 +393,7 @@ class Queries:
                 propensity=1.0 if combined is None else combined.propensity,
                 is_default=bool(asking.reason) and asking.is_unsure(row),
                 at_ns=at_ns,
+                asker=asking.asker,
                 labelled=asking.shape.labelled,
             )
             self._journal.add(row_id(query_id, row, asking.rows), record)

@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clockwright.cli.flags import WorkerFlags
+from clockwright.cli.flags import JoinFlags, WorkerFlags, spell
 from clockwright.cli.main import main
 from clockwright.cli.show import print_models
 from clockwright.operator import Operator
+from controller.front_flags import FrontFlags
 from experiments.local_server import LocalServer
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
 from worker import gpu_workers
 
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
-    *("models", "app", "trace", "front"),
+    *("models", "app", "keys", "trace", "front"),
 )
 
 #: Exit code, standard output, standard error.
@@ -156,7 +157,8 @@ def test_a_stale_installation_is_told_to_install_again(
 
 
 def test_a_setting_that_counts_as_false_is_passed_on_to_the_workers() -> None:
-    arguments = WorkerFlags(pages=0, verbose=False, cache_dir=None).to_arguments()
+    arguments = spell(WorkerFlags(pages=0, verbose=False, cache_dir=None))
+    assert spell(FrontFlags(anonymous=["health", "metadata"])).count("--anonymous=metadata") == 1
     assert "--pages=0" in arguments
     assert not [text for text in arguments if text.startswith(("--verbose", "--cache-dir"))]
 
@@ -236,7 +238,7 @@ def test_a_wrong_setting_is_one_line_and_ends_with_1(
 def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    asked: list[tuple[int, str, str, WorkerFlags]] = []
+    asked: list[tuple[int, str, str, WorkerFlags, JoinFlags]] = []
 
     def run_on_each_gpu(*given: Any) -> int:  # noqa: ANN401
         asked.append(given)
@@ -248,12 +250,17 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     monkeypatch.setattr("worker.process.available_bytes", lambda: None)
     settings = ["--pages=7", "--arena-mib=32", "--precision=tf32", "--engine=torch"]
     settings += ["--host-mib=64", f"--cache-dir={tmp_path}", "--verbose"]
+    settings += ["--compile-memory-mib=900", "--compile-cpu-s=60.0"]
+    token_file = tmp_path / "token"
+    token_file.write_text("a token")
     who = ["--controller", "there:1", "--device", "cuda", "--id", "host"]
+    who += ["--worker-token-file", str(token_file)]
     code, _, _ = run("worker", *who, *settings)
     assert code == 0
-    ((num_gpus, name, controller, flags),) = asked
+    ((num_gpus, name, controller, flags, join),) = asked
     assert (num_gpus, name, controller) == (3, "host", "there:1")
-    assert sorted(flags.to_arguments()) == sorted([*settings, "--device=cuda"])
+    assert spell(join) == [f"--worker-token-file={token_file}"]
+    assert sorted(spell(flags)) == sorted([*settings, "--device=cuda"])
 
 
 def test_a_taken_port_is_named(run: Run) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from controller.core import Scheduler
 from controller.core.events import ModelReady, WorkerJoined
 from controller.model_folder import ModelSettings, read_model_folder
 from controller.runtime import Runtime
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
+from controller.uploads import Uploads
 
 MS = 1_000_000
 SPEC = (TensorSpec("x", "FP32", (4,)),)
@@ -167,10 +170,20 @@ class NoLink:
         pass
 
 
+@asynccontextmanager
+async def uploads_in(directory: Path) -> AsyncIterator[Uploads]:
+    """Uploads of which nothing outlives the process."""
+    state = StateFile(None)
+    uploads = Uploads(directory / "uploads", state, bytes_max=1 << 20)
+    await uploads.restore()
+    yield uploads
+    await state.close()
+
+
 class CatalogueBench:
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, uploads: Uploads | None = None) -> None:
         self.runtime = Runtime(Scheduler(), Telemetry())
-        self.catalogue = Catalogue(self.runtime, directory)
+        self.catalogue = Catalogue(self.runtime, directory, uploads)
         self.offers = OffersMade()
 
     def join(self, worker_id: str) -> None:
@@ -401,29 +414,30 @@ def test_many_copies_are_offered_in_slices_and_uploads_have_a_thousand_at_most(
     tmp_path: Path,
 ) -> None:
     async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        bench.join("w")
-        queue, most = bench.offers.offered, 0
+        async with uploads_in(tmp_path) as uploads:
+            bench = CatalogueBench(tmp_path, uploads)
+            bench.join("w")
+            queue, most = bench.offers.offered, 0
 
-        async def others() -> None:
-            nonlocal most
-            seen = 0
-            while seen < 1000:
-                most, seen = max(most, queue.qsize() - seen), queue.qsize()
-                await asyncio.sleep(0)
+            async def others() -> None:
+                nonlocal most
+                seen = 0
+                while seen < 1000:
+                    most, seen = max(most, queue.qsize() - seen), queue.qsize()
+                    await asyncio.sleep(0)
 
-        many = make_folder(tmp_path, "many", config="copies = 1000")
-        adding = asyncio.create_task(bench.catalogue.add(many, discard=lambda: None))
-        await others()
-        assert 0 < most <= 64
-        while not queue.empty():
-            bench.ready(queue.get_nowait().model_id, "w")
-        assert len(await adding) == 1000
-        more = make_folder(tmp_path, "more", config="copies = 1001")
-        with pytest.raises(
-            ModelError, match="copies is 1001, expected a whole number from 1 to 1000"
-        ):
-            await bench.catalogue.add(more, discard=lambda: None)
+            many = make_folder(tmp_path, "many", config="copies = 1000")
+            adding = asyncio.create_task(bench.catalogue.add(many, upload=uploads.begin()))
+            await others()
+            assert 0 < most <= 64
+            while not queue.empty():
+                bench.ready(queue.get_nowait().model_id, "w")
+            assert len(await adding) == 1000
+            more = make_folder(tmp_path, "more", config="copies = 1001")
+            with pytest.raises(
+                ModelError, match="copies is 1001, expected a whole number from 1 to 1000"
+            ):
+                await bench.catalogue.add(more, upload=uploads.begin())
 
     run(test)
 
@@ -460,28 +474,26 @@ def test_a_worker_that_joins_is_offered_many_models_in_slices_and_none_that_is_g
 
 def test_the_files_of_an_upload_go_with_the_last_of_its_models(tmp_path: Path) -> None:
     async def test() -> None:
-        bench = CatalogueBench(tmp_path)
-        bench.join("w")
-        discarded: list[str] = []
-        pair = make_folder(tmp_path, "pair", config="copies = 2")
-        adding = asyncio.create_task(
-            bench.catalogue.add(pair, discard=lambda: discarded.append("pair"))
-        )
-        for _ in range(2):
-            bench.ready((await bench.offers.offered.get()).model_id, "w")
-        await adding
-        bench.catalogue.remove("pair-0")
-        assert discarded == []
-        bench.catalogue.remove("pair-1")
-        assert discarded == ["pair"]
-        unfit = make_folder(tmp_path, "unfit")
-        adding = asyncio.create_task(
-            bench.catalogue.add(unfit, discard=lambda: discarded.append("unfit"))
-        )
-        bench.refuse((await bench.offers.offered.get()).model_id, "w")
-        with pytest.raises(ModelError, match="not ONNX"):
+        async with uploads_in(tmp_path) as uploads:
+            bench = CatalogueBench(tmp_path, uploads)
+            bench.join("w")
+            upload = uploads.begin()
+            pair = make_folder(upload.folder, "pair", config="copies = 2")
+            adding = asyncio.create_task(bench.catalogue.add(pair, upload=upload))
+            for _ in range(2):
+                bench.ready((await bench.offers.offered.get()).model_id, "w")
             await adding
-        assert discarded == ["pair", "unfit"]
+            await bench.catalogue.remove("pair-0")
+            assert pair.exists()
+            await bench.catalogue.remove("pair-1")
+            assert not pair.exists()
+            upload = uploads.begin()
+            unfit = make_folder(upload.folder, "unfit")
+            adding = asyncio.create_task(bench.catalogue.add(unfit, upload=upload))
+            bench.refuse((await bench.offers.offered.get()).model_id, "w")
+            with pytest.raises(ModelError, match="not ONNX"):
+                await adding
+            assert not unfit.exists()
 
     run(test)
 

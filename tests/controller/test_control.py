@@ -301,14 +301,15 @@ def test_files_of_models_that_are_replaced_or_removed_are_deleted(tmp_path: Path
                 await control.AddModel(upload("new", files, replace=True))
             folder = controller.catalogue.models[0].folder
             assert folder is not None
-            spool = folder.files[0].path.parents[4]
-            assert len(list(spool.iterdir())) >= 1
+            uploads = folder.files[0].path.parents[4]
+            assert uploads.name == "uploads"
+            assert len(list(uploads.iterdir())) >= 1
             await code_of(control.AddModel(upload("unfit", {"1/model.onnx": b"x"})))
-            while len(list(spool.iterdir())) > 1:  # noqa: ASYNC110
+            while len(list(uploads.iterdir())) > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
             assert folder.files[0].path.read_bytes() == b"weights"
             await control.RemoveModel(pb.RemoveModelRequest(model_id="new"))
-            while list(spool.iterdir()):  # noqa: ASYNC110
+            while list(uploads.iterdir()):  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     run(test)

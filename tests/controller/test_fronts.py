@@ -14,6 +14,8 @@ import pytest
 
 from clockwright.channel import OPTIONS
 from clockwright.errors import ConfigError
+from controller.access.authoriser import Authoriser
+from controller.access.roles import Role
 from controller.app import running as running_controller
 from controller.config import ControllerConfig
 from controller.front.door import Door
@@ -24,6 +26,8 @@ from tests.kit.certificates import self_signed
 from tests.kit.front_end import until
 
 SERVICE = "test.Service"
+METHODS = ("Echo", "Seen", "Fail", "Raise", "Wait", "Count", "Repeat", "Talk")
+ROLE_OF = {f"/{SERVICE}/{method}": Role.INFERENCE for method in METHODS}
 Context = grpc.aio.ServicerContext[Any, Any]
 MESSAGE_BYTES_MAX = 80 << 20
 
@@ -123,6 +127,7 @@ async def start(front: str, service: Service, tls: ssl.SSLContext | None = None)
             max_message_bytes=MESSAGE_BYTES_MAX,
             max_connections=100,
             slabs=Slabs(1 << 20),
+            authoriser=Authoriser(role_of=ROLE_OF),
             tls=tls,
         )
     else:

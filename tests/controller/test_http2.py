@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import struct
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 
 import pytest
 from hpack import Encoder
@@ -21,6 +23,7 @@ from controller.front.http2 import (
     RESETS_MAX,
     UNREAD_BYTES_MAX,
     WINDOW_BYTES,
+    CallHeaders,
     CallReceived,
     ErrorCode,
     Event,
@@ -272,6 +275,39 @@ def test_headers_in_the_peers_table_mean_what_they_meant_when_they_were_sent() -
         assert isinstance(begun, RequestBegun)
         found.append((begun.request.path, begun.request.timeout_ns))
     assert found == [(path, number % 3 * 10**9) for number, path in enumerate(paths)]
+
+
+def test_long_headers_that_come_again_are_decoded_once_and_fill_no_memory() -> None:
+    connection = greeted()
+    streams = count(1, 2)
+
+    def request(token: str) -> CallHeaders:
+        block = b"".join(
+            Encoder().encode([(name, value, True)], huffman=False)
+            for name, value in (
+                *((":method", "POST"), (":path", "/a/B"), ("content-type", "application/grpc")),
+                ("authorization", f"Bearer {token}"),
+            )
+        )
+        [begun] = connection.receive(frame(HEADERS, END_HEADERS, next(streams), block))
+        assert isinstance(begun, RequestBegun)
+        connection.receive(frame(RST, 0, begun.stream_id, bytes(4)))
+        return begun.request
+
+    long = "t" * 3000
+    first = request(long)
+    assert request(long) is first
+    # Whoever shows another each time has all of them forgotten now and then, and goes on.
+    tracemalloc.start()
+    try:
+        for number in range(2000):
+            request(f"{number:04}" * 750)
+        assert tracemalloc.get_traced_memory()[0] < 2 << 20
+    finally:
+        tracemalloc.stop()
+    again = request(long)
+    assert again is not first
+    assert request(long) is again
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import inference_pb2 as pb
+from controller.access.caller import ANYBODY
 from controller.front.backend import LocalBackend
 from controller.front.calls import Late
 from controller.front.door import Door
@@ -21,6 +22,7 @@ class Heard:
     """A call that keeps what it hears."""
 
     timeout_ns: int | None = None
+    caller = ANYBODY
 
     def __init__(self, arrival_ns: int) -> None:
         self.arrival_ns = arrival_ns

@@ -172,6 +172,25 @@ def test_a_region_that_is_unregistered_lives_on_for_who_has_found_it(
     assert open_files() == before
 
 
+def test_a_region_is_its_owners_and_nobody_elses(regions: Regions, memory: Memory) -> None:
+    regions.register("r", memory.key, 0, SIZE, owner="tenant gold")
+    whole = SharedPart("r", 0, SIZE)
+    for owner in ("", "tenant silver", "caller gold"):
+        with pytest.raises(UnknownRegionError):
+            regions.find(whole, owner=owner)
+        with pytest.raises(UnknownRegionError):
+            regions.read(whole, owner=owner)
+        with pytest.raises(UnknownRegionError):
+            regions.unregister("r", owner=owner)
+        regions.unregister("", owner=owner)
+        assert regions.list("", owner=owner) == []
+    # Another may have one of the same name.
+    regions.register("r", memory.key, 0, 1, owner="tenant silver")
+    assert regions.find(whole, owner="tenant gold").num_bytes == SIZE
+    regions.unregister("", owner="tenant gold")
+    assert [region.num_bytes for region in regions.list("", owner="tenant silver")] == [1]
+
+
 def test_parts_stay_inside_their_region(regions: Regions, memory: Memory) -> None:
     regions.register("r", memory.key, 100, 50)
     memory.put(np.arange(4096, dtype=np.uint8))

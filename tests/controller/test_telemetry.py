@@ -255,6 +255,22 @@ def test_rows_that_a_full_disk_costs_are_counted_and_the_newest_kept(
     assert f"dropped before: {dropped} requests, 0 actions" in caplog.text
 
 
+def test_a_run_that_begins_on_a_full_disk_writes_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    telemetry = Telemetry()
+    with caplog.at_level(logging.WARNING):
+        with full_disk(0):
+            files = TelemetryFiles(tmp_path)
+            telemetry.write_to(files.requests.add, files.actions.add)
+            telemetry.add_request(astuple(request(7)))
+            files.write_slice()
+            files.flush()
+        files.close()
+    assert [row["request_id"] for row in rows_of(tmp_path / "requests.csv")] == ["7"]
+    assert "telemetry waits in memory until it can be written" in caplog.text
+
+
 def test_a_process_that_ends_while_the_disk_is_full_says_what_is_missing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -583,6 +583,25 @@ def test_batches_whose_outputs_fit_in_no_message_are_not_planned(tmp_path: Path)
     run(test)
 
 
+def test_what_a_worker_says_of_a_model_that_it_has_is_escaped_too(tmp_path: Path) -> None:
+    words = "\x1b]0;PWNED\x07\n" + "!" * 5000
+
+    class Talker(LoopbackWorker):
+        async def ready(self, model_id: str, **changes: object) -> None:
+            await super().ready(model_id, one_by_one=words)
+
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            Talker(controller.port),
+        ):
+            model = await until_ready(controller)
+            assert model.one_by_one.startswith(r"\x1b]0;PWNED\x07\n!!!")
+            assert len(model.one_by_one) == 1000
+
+    run(test)
+
+
 def test_the_words_of_a_worker_cannot_command_a_terminal_nor_forge_a_line_of_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,8 +18,12 @@ from typing import Any, TypeVar
 import grpc
 import uvloop
 
+from clockwright.channel import Access
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller import front_process
+from controller.access.authoriser import Authoriser
+from controller.access.config import AccessConfig
+from controller.access.guard import Guard
 from controller.catalogue import Catalogue
 from controller.config import FrontConfig
 from controller.core import Scheduler, SchedulerConfig
@@ -28,6 +32,7 @@ from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
+from controller.front.interceptor import AccessInterceptor
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
@@ -35,8 +40,9 @@ from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
 from controller.slabs import Slabs
-from controller.spool import Spool
+from controller.state_file import StateFile
 from controller.telemetry import Telemetry
+from controller.uploads import Uploads
 from controller.worker_link import WorkerLinks
 from tests.kit.scripted_worker import SCRIPTS, InLoopWorker
 
@@ -63,10 +69,15 @@ class FrontEnd:
     links: WorkerLinks
     slabs: Slabs
     regions: Regions
+    uploads: Uploads
     #: The address of the controller itself, where a front of its own has the other.
     controller: str = ""
     fronts: FrontLinks | None = None
     server: Http2Server | grpc.aio.Server | None = None
+    #: Whom the front apart lets in.
+    guard: Guard | None = None
+    #: Has the server look whether all who are inside may stay, as somebody does once a second.
+    look: Callable[[], None] = lambda: None
 
     async def hang_up(self) -> None:
         """Leave all clients and fronts, as a controller does that dies."""
@@ -89,7 +100,10 @@ async def controlling(
         version.mkdir(parents=True, exist_ok=True)
         (version / "model.onnx").write_bytes(b"scripted")
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
-    catalogue = Catalogue(runtime, directory)
+    state = StateFile(None)
+    uploads = Uploads(directory / ".uploads", state, bytes_max=1 << 30)
+    catalogue = Catalogue(runtime, directory, uploads)
+    await catalogue.restore()
     slabs = Slabs(SLAB_BYTES)
     regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
@@ -99,9 +113,10 @@ async def controlling(
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions)
+        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions, uploads)
     finally:
         await applications.close()
+        await state.close()
         slabs.close()
 
 
@@ -117,16 +132,22 @@ async def serving(
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
+    authoriser: Authoriser | None = None,
+    access: AccessConfig | None = None,
+    joining: Access | None = None,
     client_shm: bool = False,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
     `front`: http2 or grpc, or `apart`: clients come to a front that has only a link to the controller.
+    `access`: whom the controller lets in, and a front apart, which shows it `joining`.
     """
     async with controlling(directory, selection, clock=clock) as front_end:
         runtime, catalogue = front_end.runtime, front_end.catalogue
         if door is None:
             door = Door(max_requests=10_000, max_bytes=1 << 30)
+        if authoriser is None:
+            authoriser = Authoriser() if access is None else Guard(access).authoriser
         server: grpc.aio.Server | Http2Server
         if front != "grpc":
             server = Http2Server(
@@ -135,12 +156,15 @@ async def serving(
                 max_message_bytes=MESSAGE_BYTES_MAX,
                 max_connections=max_connections,
                 slabs=front_end.slabs,
+                authoriser=authoriser,
                 tls=tls,
             )
         else:
             server = grpc.aio.server(
-                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)]
+                options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)],
+                interceptors=[interceptor := AccessInterceptor(authoriser)],
             )
+            front_end.look = interceptor.look
         backend = LocalBackend(runtime, catalogue, front_end.applications)
         # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
@@ -155,7 +179,7 @@ async def serving(
             front_end.applications,
             policy="clockwork",
             default_slo_ns=100 * NS_PER_MS,
-            spool=Spool(directory, bytes_max=1 << 30),
+            uploads=front_end.uploads,
         )
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
@@ -166,19 +190,27 @@ async def serving(
                 links,
                 door=door,
                 message_bytes_max=MESSAGE_BYTES_MAX,
+                knows_callers=access is not None and access.knows_callers,
             )
             front_end.fronts, front_end.server = fronts, server
-            server.add_generic_rpc_handlers((*control.handlers(), fronts.handler()))
+            server.add_generic_rpc_handlers(
+                (*control.handlers(), links.handler(), fronts.handler())
+            )
             listening = server.add_insecure_port(f"{host}:{port}")
             front_end.address = front_end.controller = f"127.0.0.1:{listening}"
             await server.start()
             try:
                 if front == "apart":
                     config = FrontConfig(
-                        controller=front_end.controller, port=0, allow_client_shm=client_shm
+                        controller=front_end.controller,
+                        port=0,
+                        allow_client_shm=client_shm,
+                        access=access or AccessConfig(),
+                        joining=joining or Access(),
                     )
                     async with front_process.serving(config) as own:
                         front_end.address = f"127.0.0.1:{own.port}"
+                        front_end.guard = own.guard
                         yield front_end
                 else:
                     yield front_end
@@ -229,6 +261,8 @@ def serving_in_thread(
     max_connections: int = 1000,
     tls: ssl.SSLContext | None = None,
     host: str = "127.0.0.1",
+    authoriser: Authoriser | None = None,
+    joining: Access | None = None,
     client_shm: bool = False,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
@@ -244,6 +278,8 @@ def serving_in_thread(
             max_connections=max_connections,
             tls=tls,
             host=host,
+            authoriser=authoriser,
+            joining=joining,
             client_shm=client_shm,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))

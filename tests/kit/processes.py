@@ -78,3 +78,18 @@ def listening(command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
+
+
+@contextmanager
+def controller(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A `clockwright controller`; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clockwright.cli", "controller", *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +30,7 @@ from clockwright.actions import (
     StepTime,
 )
 from clockwright.bulk import Buffer
+from clockwright.channel import Access
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, ActionId, ArchitectureId, GpuKind, ModelId, WorkerId
 from clockwright.v1 import worker_pb2 as pb
@@ -37,7 +39,6 @@ from controller.core.events import ModelReady, WorkerJoined
 from controller.runtime import Runtime
 
 # The type stubs want arguments that are optional.
-_aio: Any = grpc.aio
 
 
 _KINDS = {
@@ -101,6 +102,7 @@ class LoopbackWorker(ScriptedWorker):
         beats: bool = True,
         dials: bool = True,
         over_tcp: bool = False,
+        access: Access | None = None,
     ) -> None:
         super().__init__(hold=hold)
         self.register = pb.Register(
@@ -121,6 +123,7 @@ class LoopbackWorker(ScriptedWorker):
         self.beats = beats
         self.dials = dials
         self.over_tcp = over_tcp
+        self.access = access or Access()
         #: Whether it takes what comes by the socket.
         self.reads = True
         self.welcome = pb.Welcome()
@@ -144,9 +147,11 @@ class LoopbackWorker(ScriptedWorker):
             ("grpc.max_send_message_length", -1),
             ("grpc.use_local_subchannel_pool", 1),
         ]
-        self._channel = _aio.insecure_channel(f"127.0.0.1:{self.port}", options=options)
-        self.call = self._channel.stream_stream(wire.ATTACH_METHOD)()
-        await self.send(pb.FromWorker(register=self.register))
+        self._channel = self.access.async_channel(f"127.0.0.1:{self.port}", options=options)
+        self.call = self._channel.stream_stream(wire.ATTACH_METHOD)(metadata=self.access.metadata)
+        # Where it may not join, the call is over before that, and `end` says why.
+        with suppress(grpc.aio.AioRpcError):
+            await self.send(pb.FromWorker(register=self.register))
         self._tasks = [asyncio.create_task(self._read())]
         return self
 
@@ -231,9 +236,7 @@ class LoopbackWorker(ScriptedWorker):
                 for frame in cut.received(len(piece)):
                     order, payload, _ = frames.decode_order(frame)
                     # A worker that maps nothing: all of its tensors come by the socket.
-                    if not isinstance(
-                        order, frames.MemoryOffer | frames.FurtherMemory | frames.ForgetMemory
-                    ):
+                    if not isinstance(order, frames.Arrangement | frames.Inputs):
                         await self._take_order(order, payload)
 
     async def _take_order(

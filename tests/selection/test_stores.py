@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sqlite3
 import sys
@@ -674,3 +675,14 @@ def impatient(server: RedisServer) -> Store:
     while True:
         with suppress(ConfigError):
             return Store(server.url.replace("socket_timeout=60", "socket_timeout=0.1"))
+
+
+def test_a_store_is_one_controllers_at_a_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Store(tmp_path / "store")
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} uses it"):
+            Store(tmp_path / "store")
+        await store.close()
+        await Store(tmp_path / "store").close()
+
+    run(main)

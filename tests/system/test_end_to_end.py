@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from clockwright import AsyncClient, Client, Refusal, RefusedError, UnknownModel
 from clockwright.operator import Operator
 from experiments.demo_models import DemoModel, crops, run_alone, write_digit_models
 from experiments.local_server import LocalServer
-from tests.kit.processes import PATIENCE_S, lives, until, worker, write_models
+from tests.kit.processes import PATIENCE_S, controller, lives, until, worker, write_models
 
 # A pause of the machine counts as a long execution, and the next ones are predicted to take as long:
 # all that wait have the time for it.
@@ -288,26 +288,11 @@ def test_a_worker_that_was_sent_home_is_not_replaced(tmp_path: Path) -> None:
         assert list(pids_of(operator)) == ["local-0"]
 
 
-@contextmanager
-def controller(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A `clockwright controller`; killed at the end if it still runs."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clockwright.cli", "controller", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_back(
     tmp_path: Path,
 ) -> None:
     models = write_models(tmp_path / "models", echo="echo-4")
-    common = ("--models", str(models))
+    common = ("--models", str(models), "--state", str(tmp_path / "state"))
     with controller("--port", "0", *common) as first:
         assert first.stdout is not None
         address = first.stdout.readline().removeprefix("listening on ").strip()

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import onnx
 import pytest
 
 from clockwright import (
@@ -33,6 +34,7 @@ from clockwright.v1 import inference_pb2 as pb
 from clockwright.v1 import worker_pb2
 from experiments.local_server import LocalServer
 from modelzoo.build import build_model
+from tests.kit.hostile_models import bomb, endless
 from tests.kit.processes import PATIENCE_S, until, worker, write_models
 from tests.kit.scripted_worker import LoopbackWorker
 
@@ -52,6 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     truncated.parent.mkdir(parents=True)
     truncated.write_bytes(whole[: len(whole) // 2])
     arguments = ["--pages", "4", "--cache-dir", str(directory / "cache")]
+    arguments += ["--compile-memory-mib", "1024", "--compile-cpu-s", "5"]
     with LocalServer(["--models", str(models), *arguments]) as server:
         yield server
 
@@ -249,6 +252,31 @@ def test_a_model_too_large_for_the_cache_is_not_added(server: LocalServer, tmp_p
         pytest.raises(ModelError, match=r"pages|cache|arena"),
     ):
         operator.add_model(tmp_path / "large", name="large", replace=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [(bomb(3 << 30), "--compile-memory-mib"), (endless(), "--compile-cpu-s")],
+    ids=["memory", "time"],
+)
+def test_a_model_that_wants_everything_is_refused_by_a_limit_while_others_are_served(
+    server: LocalServer, tmp_path: Path, model: onnx.ModelProto, limit: str
+) -> None:
+    path = tmp_path / "greedy" / "1" / "model.onnx"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(model.SerializeToString())
+    with (
+        Operator(server.address) as operator,
+        Client(server.address) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        adding = pool.submit(operator.add_model, tmp_path / "greedy", name="greedy", replace=False)
+        num_answered = 0
+        while not adding.done() or not num_answered:
+            client.infer("tiny", IMAGE, slo_ms=SLO_MS)
+            num_answered += 1
+        with pytest.raises(ModelError, match=limit):
+            adding.result()
 
 
 def test_a_name_that_is_taken_is_not_given_twice(server: LocalServer, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Deployment:
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._stack = stack
+        self._state = directory / "state"
         self._models = write_models(directory / "models", mlp="mlp-16-8-4", other="mlp-16-4-4")
         self.controller, self.address = self.start("controller", port=0)
         cache = str(directory / "cache")
@@ -57,7 +58,8 @@ class Deployment:
         return [address for _, address in self.fronts]
 
     def start(self, command: str, *, port: int) -> tuple[Popen[str], str]:
-        arguments = ("--models", str(self._models), "--port", str(port))
+        arguments = ["--models", str(self._models), "--port", str(port)]
+        arguments += ["--state", str(self._state)]
         return self._stack.enter_context(listening(command, *arguments))
 
     def start_again(self) -> None:

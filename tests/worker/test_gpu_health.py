@@ -14,7 +14,7 @@ import pytest
 from typing_extensions import override
 
 import worker.process
-from clockwright.cli.flags import WorkerFlags
+from clockwright.cli.flags import JoinFlags, WorkerFlags
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.errors import ConfigError
 from tests.kit.nvml import NotSupportedError, driver, told_by
@@ -282,7 +282,9 @@ def test_each_gpu_gets_a_process_and_one_that_fails_leaves_the_others(
     monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(Recorded, "programs", programs)
-    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(pages=3)) == code
+    assert (
+        gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(pages=3), JoinFlags()) == code
+    )
     assert Recorded.started == (
         {
             "host-gpu0": WorkerFlags(pages=3, device="cuda:0"),
@@ -319,7 +321,7 @@ time.sleep(0.5)
     monkeypatch.setattr(gpu_workers, "LocalWorkers", Recorded)
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     monkeypatch.setattr(Recorded, "programs", (fails, goes_on))
-    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags()) == 1
+    assert gpu_workers.run_on_each_gpu(2, "host", "there:1", WorkerFlags(), JoinFlags()) == 1
     told = {line.split()[1]: line for line in capfd.readouterr().err.splitlines()}
     assert told["host-gpu0"].endswith("ended with 1")
     assert told["host-gpu1"].endswith("has left")

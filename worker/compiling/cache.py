@@ -1,8 +1,8 @@
 """Compiled models and their profiles on disk, so that a worker that restarts compiles nothing again.
 
-    compiled/KEY/           graph.onnx, weights.bin, model.json
+    compiled/KEY/           graph.onnx, weights.bin, model.json with the hashes of both, and its own in `seal`
     profiles/KEY.json       an architecture's exec ns: by batch size on this processor; on a GPU by
-                            batch size and way of running it (worker.engines.choice)
+                            batch size and way of running it (worker.engines.choice); a hash before it
 
 Entries appear whole or not at all (written aside, then renamed), so several workers may share one
 folder. An entry that cannot be read, or does not match its hash, is thrown away and made anew.
@@ -18,11 +18,17 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from clockwright.units import NS_PER_S
 from worker.models.file_store import sha256_of
 from worker.models.model_files import GRAPH_FILE, METADATA_FILE, WEIGHTS_FILE, CompiledModel
 
-_FILES = (METADATA_FILE, GRAPH_FILE, WEIGHTS_FILE)
+_SEAL_FILE = "seal"
+_FILES = (METADATA_FILE, _SEAL_FILE, GRAPH_FILE, WEIGHTS_FILE)
+
+# No batch takes longer; the controller believes no worker that says so.
+_EXEC_NS_MAX = 3600 * NS_PER_S
 
 
 class CompileCache:
@@ -77,7 +83,10 @@ class CompileCache:
         if not folder.is_dir():
             return None
         try:
-            compiled = CompiledModel.from_json((folder / METADATA_FILE).read_text(encoding="utf-8"))
+            text = (folder / METADATA_FILE).read_bytes()
+            if (folder / _SEAL_FILE).read_text(encoding="ascii") != _digest(text):
+                raise ValueError(f"{METADATA_FILE} is not as it was written")
+            compiled = CompiledModel.from_json(text.decode())
             seen = tuple(_identity(folder / name) for name in _FILES)
             sound = self._sound.get(key) == seen or (
                 sha256_of(folder / GRAPH_FILE) == compiled.architecture_id
@@ -104,6 +113,8 @@ class CompileCache:
     def publish(self, folder: Path, key: str) -> Path:
         """Make a compiled folder the entry of `key`; returns where it is now."""
         target = self._compiled / key
+        seal = _digest((folder / METADATA_FILE).read_bytes())
+        (folder / _SEAL_FILE).write_text(seal, encoding="ascii")
         try:
             folder.rename(target)
         except OSError:
@@ -115,8 +126,8 @@ class CompileCache:
     def read_profile(self, architecture_id: str) -> dict[int, int]:
         """Read the measured exec ns by batch size; empty when nothing sound is known."""
         try:
-            table = json.loads(self._profile_path(architecture_id).read_text(encoding="utf-8"))
-            return {int(size): int(duration) for size, duration in table.items()}
+            table = _read(self._profile_path(architecture_id))
+            return {int(size): _plausible(duration) for size, duration in table.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
@@ -128,10 +139,11 @@ class CompileCache:
         """Read what `write_trials` wrote; empty when nothing sound is known."""
         path = self._profile_path(architecture_id, gpu_kind)
         try:
-            table = json.loads(path.read_text(encoding="utf-8"))["exec_ns"]
+            table = _read(path)["exec_ns"]
             return {
                 int(size): {
-                    str(way): None if taken is None else int(taken) for way, taken in ways.items()
+                    str(way): None if taken is None else _plausible(taken)
+                    for way, taken in ways.items()
                 }
                 for size, ways in table.items()
             }
@@ -158,9 +170,10 @@ class CompileCache:
         self._write(self._profile_path(architecture_id, gpu_kind), table)
 
     def _write(self, path: Path, table: object) -> None:
+        text = json.dumps(table)
         handle, name = tempfile.mkstemp(dir=self._scratch)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(table, file)
+            file.write(f"{_digest(text.encode())}\n{text}\n")
         Path(name).replace(path)
 
     def _profile_path(self, *parts: str) -> Path:
@@ -168,6 +181,25 @@ class CompileCache:
 
     def _hash(self, parts: list[object]) -> str:
         return hashlib.sha256(json.dumps([self._target, *parts]).encode()).hexdigest()
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _read(path: Path) -> Any:  # noqa: ANN401  what JSON has
+    """Read what `_write` wrote; ValueError if it is something else."""
+    digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+    text = text.removesuffix("\n")
+    if digest != _digest(text.encode()):
+        raise ValueError(f"{path.name} is not as it was written")
+    return json.loads(text)
+
+
+def _plausible(exec_ns: int) -> int:
+    if not 0 < int(exec_ns) <= _EXEC_NS_MAX:
+        raise ValueError(f"found {exec_ns} ns, expected a duration of an hour at most")
+    return int(exec_ns)
 
 
 def _identity(path: Path) -> tuple[int, ...]:

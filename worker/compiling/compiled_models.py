@@ -90,7 +90,11 @@ class CompiledModels:
         self._precision = precision
         self.cache = CompileCache(cache_dir, target=target)
         self.compiler = Compiler(
-            time_limit_s=compile_limit_s, thread_counts=thread_counts, cores=cores
+            time_limit_s=compile_limit_s,
+            memory_bytes=limits.compile_bytes,
+            cpu_limit_s=limits.compile_cpu_s,
+            thread_counts=thread_counts,
+            cores=cores,
         )
         # One thread: models are set up one after the other.
         self._setup = ThreadPoolExecutor(

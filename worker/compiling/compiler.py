@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from clockwright.errors import ModelError
+from clockwright.foreign import printable
 from clockwright.process import how_it_ended
-from worker.models.model_files import CompiledModel, Limits, ModelSource
+from worker.models.model_files import (
+    COMPILE_BYTES,
+    COMPILE_CPU_S,
+    CompiledModel,
+    Limits,
+    ModelSource,
+)
 from worker.models.precision import Precision
+
+logger = logging.getLogger(__name__)
 
 
 class CompilerKilledError(ModelError):
@@ -30,6 +42,8 @@ class Compiler:
         self,
         *,
         time_limit_s: float,
+        memory_bytes: int = COMPILE_BYTES,
+        cpu_limit_s: float = COMPILE_CPU_S,
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
@@ -37,11 +51,19 @@ class Compiler:
 
         Args:
             time_limit_s: a job that takes longer is given up.
+            memory_bytes: a job that takes more memory is given up.
+            cpu_limit_s: a job that takes more processor time for each thread that it may have is given up.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to use beside the process's own.
         """
         self._time_limit_s = time_limit_s
-        self._run_on = {"thread_counts": list(thread_counts), "cores": list(cores)}
+        self._memory_bytes = memory_bytes
+        self._cpu_limit_s = cpu_limit_s * max(thread_counts)
+        self._run_on = {
+            "thread_counts": list(thread_counts),
+            "cores": list(cores),
+            "cpu_s": self._cpu_limit_s,
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = asyncio.Lock()
 
@@ -80,6 +102,11 @@ class Compiler:
         reply = await self._ask(job, progress)
         return {int(size): ns for size, ns in reply["done"].items()}
 
+    @property
+    def pid(self) -> int | None:
+        """The process's id, if there is a process."""
+        return self._process.pid if self._process is not None else None
+
     async def close(self) -> None:
         """Kill the process, whatever it is doing."""
         process, self._process = self._process, None
@@ -102,6 +129,12 @@ class Compiler:
                 # After a time-out or a cancellation the process is still busy with the old job.
                 if not finished:
                     await self.close()
+            if "exhausted" in reply:
+                await self.close()  # what it could not take has left it in an unknown state
+                raise ModelError(
+                    f"it took more than {self._memory_bytes >> 20} MiB of memory to {job['kind']}, the limit"
+                    " (--compile-memory-mib)"
+                )
         if "refused" in reply:
             raise ModelError(reply["refused"])
         return reply
@@ -112,7 +145,7 @@ class Compiler:
         if self._process is not None and self._process.poll() is not None:
             await self.close()  # it was killed between two jobs
         if self._process is None:
-            self._process = _start()
+            self._process = _start(self._memory_bytes)
         process = self._process
         assert process.stdout is not None
         stage = "starting"
@@ -124,21 +157,43 @@ class Compiler:
             stage = reply["progress"]
             progress(stage)
         status = await asyncio.to_thread(process.wait)
+        if status == -signal.SIGXCPU:
+            raise ModelError(
+                f"it took more than {self._cpu_limit_s:g} s of processor time to {job['kind']}, the limit"
+                " (--compile-cpu-s)"
+            )
         how = f"the compiler {how_it_ended(status)} while {stage}"
         raise CompilerKilledError(how) if status < 0 else ModelError(how)
 
 
-def _start() -> subprocess.Popen[bytes]:
+def _start(memory_bytes: int) -> subprocess.Popen[bytes]:
     # Not started by the event loop: beside gRPC's threads on a busy machine, 3 of 21 children that uvloop
     # had forked died before they read anything. subprocess uses vfork, so no fork handlers run in the
     # child, and of 14 children started this way none died.
-    return subprocess.Popen(
-        [sys.executable, "-m", "worker.compiling.compiler_process", str(os.getpid())],
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "worker.compiling.compiler_process",
+            str(os.getpid()),
+            str(memory_bytes),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         # Ctrl-C goes to the worker, which ends this process itself.
         start_new_session=True,
     )
+    threading.Thread(target=_log_words, args=(process,), daemon=True).start()
+    return process
+
+
+def _log_words(process: subprocess.Popen[bytes]) -> None:
+    """Log what libraries print: it may quote the model, and an escape sequence is a terminal's command."""
+    assert process.stderr is not None
+    with contextlib.suppress(ValueError):  # closed meanwhile
+        for line in process.stderr:
+            logger.warning("the compiler: %s", printable(line.decode(errors="replace").rstrip()))
 
 
 def _write(process: subprocess.Popen[bytes], data: bytes) -> None:

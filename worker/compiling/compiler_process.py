@@ -1,10 +1,11 @@
-"""The process that compiles: `python -m worker.compiling.compiler_process PARENT`.
+"""The process that compiles: `python -m worker.compiling.compiler_process PARENT MEMORY_BYTES`.
 
 Each way carries a JSON object per line: jobs come in, progress and results go out.
 
-The process runs at low priority and is the first to be killed when memory runs out, so that neither a large
-model nor a hostile one costs the worker more than a refusal. It dies with its worker, even in the middle of
-a model that never ends. `worker.compiling.compiler` is the other end.
+The process runs at low priority, within limits (`worker.compiling.confinement`), and is the first to be killed
+when memory runs out, so that neither a large model nor a hostile one costs the worker more than a refusal. It
+dies with its worker, even in the middle of a model that never ends. `worker.compiling.compiler` is the
+other end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import functools
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -21,12 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from clockwright.errors import ModelError
 from clockwright.process import end_with
+from worker.compiling.confinement import allow_cpu, confine
 
 if TYPE_CHECKING:
     from worker.compiling.compile import Target
 
 # A lower priority than serving has; not the lowest, because people wait for the result.
 _NICENESS = 10
+
+# What onnxruntime, torch and the C++ library say when they are given no memory.
+_NO_MEMORY = re.compile(r"bad_?\s?alloc|allocate memory", re.IGNORECASE)
 
 
 def main() -> int:
@@ -36,6 +42,7 @@ def main() -> int:
     replies = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
     os.nice(_NICENESS)
+    confine(int(sys.argv[2]))
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
@@ -49,8 +56,10 @@ def main() -> int:
     for line in sys.stdin:
         try:
             reply(done=_run(json.loads(line), progress))
+        except MemoryError:
+            reply(exhausted=True)
         except ModelError as error:
-            reply(refused=str(error))
+            reply(exhausted=True) if _NO_MEMORY.search(str(error)) else reply(refused=str(error))
         except Exception as error:  # whatever libraries raise is about this model only
             reply(refused=f"{type(error).__name__}: {error}")
     return 0
@@ -65,6 +74,8 @@ def _run(job: dict[str, Any], progress: Callable[[str], None]) -> object:
             f"this worker cannot read models: {error}; install clockwright[cpu]"
         ) from None
 
+    # What the libraries take to be loaded is not the model's fault.
+    allow_cpu(job["cpu_s"])
     if job["cores"]:
         os.sched_setaffinity(0, os.sched_getaffinity(0) | set(job["cores"]))
     kind = job["kind"]

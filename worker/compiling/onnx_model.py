@@ -5,7 +5,7 @@ Everything here is about the file. `worker.compiling.compile` finds out what the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 import onnx
@@ -208,32 +208,59 @@ def describe_outputs(model: onnx.ModelProto) -> list[TensorSpec]:
 
 
 def _check_external_data(model: onnx.ModelProto, folder: Path) -> None:
-    for tensor in _tensors(model.graph):
+    root = folder.resolve()
+    for tensor in _tensors(model):
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
-        location = next((e.value for e in tensor.external_data if e.key == "location"), "")
-        path = PurePosixPath(location)
-        if not location or path.is_absolute() or ".." in path.parts or "\\" in location:
-            raise ModelError(
-                f"initializer {tensor.name!r}: external data in {location!r}, expected a file "
-                f"inside the model's folder"
-            )
-        if not (folder / path).is_file():
-            raise ModelError(
-                f"initializer {tensor.name!r}: external data in {location!r}, "
-                f"which is not among the model's files"
-            )
+        # A key may come twice, and onnx takes the last.
+        for location in [e.value for e in tensor.external_data if e.key == "location"] or [""]:
+            path = PurePosixPath(location)
+            if not location or path.is_absolute() or ".." in path.parts or "\\" in location:
+                raise ModelError(
+                    f"initializer {tensor.name!r}: external data in {location!r}, expected a file "
+                    f"inside the model's folder"
+                )
+            if not (folder / path).is_file():
+                raise ModelError(
+                    f"initializer {tensor.name!r}: external data in {location!r}, "
+                    f"which is not among the model's files"
+                )
+            if not (folder / path).resolve().is_relative_to(root):
+                raise ModelError(
+                    f"initializer {tensor.name!r}: external data in {location!r}, which leads outside "
+                    f"the model's folder"
+                )
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+def _tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """All tensors anywhere in a model: its graphs, its functions, its training; sparse ones too."""
+    yield from _tensors_in(model.graph)
+    for function in model.functions:
+        for node in function.node:
+            yield from _tensors_of(node.attribute)
+        yield from _tensors_of(function.attribute_proto)
+    for training in model.training_info:
+        yield from _tensors_in(training.initialization)
+        yield from _tensors_in(training.algorithm)
+
+
+def _tensors_in(graph: onnx.GraphProto) -> Iterator[TensorProto]:
     yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield from (sparse.values, sparse.indices)
     for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for subgraph in (attribute.g, *attribute.graphs):
-                yield from _tensors(subgraph)
+        yield from _tensors_of(node.attribute)
+
+
+def _tensors_of(attributes: Iterable[onnx.AttributeProto]) -> Iterator[TensorProto]:
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+            yield from (sparse.values, sparse.indices)
+        for subgraph in (attribute.g, *attribute.graphs):
+            yield from _tensors_in(subgraph)
 
 
 def _dimensions(value: ValueInfoProto) -> list[onnx.TensorShapeProto.Dimension]:

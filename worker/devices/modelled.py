@@ -50,7 +50,11 @@ class ModelledDevice(Device[ServedModel]):
         self.io_pool_bytes = io_pool_bytes
         self._profile = profile
         self._files = files
-        self._compiler = Compiler(time_limit_s=compile_limit_s)
+        self._compiler = Compiler(
+            time_limit_s=compile_limit_s,
+            memory_bytes=limits.compile_bytes,
+            cpu_limit_s=limits.compile_cpu_s,
+        )
         # One generator per lane, because lanes are threads and take turns differently in every run.
         self._load_noise = random.Random(f"load {profile.seed}")
         self._exec_noise = random.Random(f"exec {profile.seed}")

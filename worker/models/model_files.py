@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import prod
 from pathlib import Path
 
 from clockwright.errors import ModelError
@@ -16,11 +17,22 @@ from worker.core.io_pool import aligned
 MODEL_FILE = "model.onnx"
 #: The files of a compiled model.
 GRAPH_FILE, WEIGHTS_FILE, METADATA_FILE = "graph.onnx", "weights.bin", "model.json"
+# By ONNX's number of the datatype.
+_ELEMENT_BYTES = {
+    **dict.fromkeys((2, 3, 9), 1),  # UINT8, INT8, BOOL
+    **dict.fromkeys((4, 5, 10, 16), 2),  # UINT16, INT16, FLOAT16, BFLOAT16
+    **dict.fromkeys((1, 6, 12), 4),  # FLOAT, INT32, UINT32
+    **dict.fromkeys((7, 11, 13), 8),  # INT64, DOUBLE, UINT64
+}
+
+#: What compiling a model may take, unless somebody says: memory, and processor time over all threads. A network
+#: takes five times its weights, and then what its activations need.
+COMPILE_BYTES, COMPILE_CPU_S = 5 << 30, 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a worker has room for."""
+    """What a worker has room for, and what compiling a model for it may take."""
 
     #: Room for the weights of one model: the arena that EXEC gathers weights into.
     arena_bytes: int
@@ -28,6 +40,10 @@ class Limits:
     num_pages: int
     #: Room for the inputs and outputs of one batch.
     io_bytes: int
+    #: Memory of the compiler's process.
+    compile_bytes: int = COMPILE_BYTES
+    #: Processor time for one model.
+    compile_cpu_s: float = COMPILE_CPU_S
 
     def check_weights(self, weights_bytes: int) -> None:
         """Refuse weights that do not fit.
@@ -142,10 +158,11 @@ class CompiledModel:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError, KeyError, TypeError: the text is something else.
+            ValueError, KeyError, TypeError: the text is something else, or a tensor in it leads outside its
+                memory.
         """
         table = json.loads(text)
-        return CompiledModel(
+        compiled = CompiledModel(
             **{
                 **table,
                 "inputs": tuple(map(_bound, table["inputs"])),
@@ -156,6 +173,25 @@ class CompiledModel:
                 ),
             }
         )
+        for weight in compiled.weights:
+            end = weight.offset + weight.num_bytes
+            if not 0 <= weight.offset <= end <= compiled.weights_bytes:
+                raise ValueError(
+                    f"weight {weight.name}: found bytes {weight.offset} to {end}, expected them among"
+                    f" {compiled.weights_bytes}"
+                )
+            _check_size(weight.name, weight.element_type, weight.shape, weight.num_bytes)
+        for tensor in (*compiled.inputs, *compiled.outputs):
+            spec = tensor.spec
+            _check_size(spec.name, tensor.element_type, spec.row_shape, spec.row_bytes)
+        return compiled
+
+
+def _check_size(name: str, element_type: int, shape: tuple[int, ...], num_bytes: int) -> None:
+    """Raise a ValueError unless a tensor of a known type has as many bytes as its shape says."""
+    size = _ELEMENT_BYTES.get(element_type)
+    if min(shape, default=0) < 0 or (size is not None and prod(shape) * size != num_bytes):
+        raise ValueError(f"tensor {name}: found {num_bytes} bytes for shape {list(shape)}")
 
 
 def _bound(table: Mapping[str, object]) -> BoundTensor:

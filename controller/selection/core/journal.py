@@ -32,6 +32,8 @@ class AnsweredQuery:
     is_default: bool
     #: Time of the answer.
     at_ns: int
+    #: Who asked, and so who may say what became of it.
+    asker: str = ""
     #: The models say labels. With numbers, feedback tells no member from another.
     labelled: bool = True
     #: The query has had its feedback.

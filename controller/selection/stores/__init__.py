@@ -22,6 +22,7 @@ from clockwright.errors import ConfigError, StoreError
 from controller.selection.core.contexts import Address
 from controller.selection.stores.database import Database
 from controller.selection.stores.sqlite import SqliteDatabase
+from controller.state_file import StateFile
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +35,33 @@ class Store:
     Every call may raise StoreError.
     """
 
-    def __init__(self, where: str | Path | None) -> None:
+    def __init__(self, where: StateFile | str | Path | None) -> None:
         """Open a database.
 
         Args:
-            where: a file, made if need be, or the URL of a Redis; None: in memory, gone with the process.
+            where: a state file, which stays its owner's; the path of one of the store's own, made if need
+                be; the URL of a Redis; None: in memory, gone with the process.
 
         Raises:
             ConfigError: it cannot be opened, or is of another kind.
         """
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="selection-store")
+        #: What is closed with the store, if anything.
+        self._file: StateFile | None = None
+        if not isinstance(where, StateFile) and "://" not in str(where):
+            where = self._file = StateFile(None if where is None else Path(where))
+        self._database: Database
+        if isinstance(where, StateFile):
+            self._thread = where.thread
+            self._database = SqliteDatabase(where.connection, where.name)
+        else:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="selection-store")
+            try:
+                self._database = self._thread.submit(_open_redis, str(where)).result()
+            except BaseException:
+                self._thread.shutdown()
+                raise
         #: The store outlives the process, so it may hold states that were never in memory.
-        self.persistent = where is not None
-        try:
-            self._database: Database = self._thread.submit(_open, where).result()
-        except BaseException:
-            self._thread.shutdown()
-            raise
+        self.persistent = not isinstance(where, StateFile) or where.path is not None
         #: For people.
         self.name = f"selection store {self._database.name}"
 
@@ -95,9 +106,12 @@ class Store:
         return await self._run(self._database.has_lost_everything)
 
     async def close(self) -> None:
-        """Finish all calls that were asked for, and close the database."""
+        """Finish all calls that were asked for, and close the database, unless it is somebody else's."""
         await self._run(self._database.close)
-        self._thread.shutdown()
+        if self._file is not None:
+            await self._file.close()
+        elif not isinstance(self._database, SqliteDatabase):
+            self._thread.shutdown()
 
     async def _run(self, work: Callable[[], T]) -> T:
         try:
@@ -119,10 +133,8 @@ class Store:
         return faults
 
 
-def _open(where: str | Path | None) -> Database:
-    scheme, colon, _ = str(where).partition("://")
-    if not colon:
-        return SqliteDatabase(where)
+def _open_redis(url: str) -> Database:
+    scheme = url.partition("://")[0]
     if scheme not in ("redis", "rediss", "unix"):
         raise ConfigError(
             f"selection store: found a URL of {scheme}://, expected a file, or redis://, rediss:// or unix://"
@@ -130,7 +142,7 @@ def _open(where: str | Path | None) -> Database:
     # The client is there only with the extra `redis`.
     from controller.selection.stores.redis import RedisDatabase
 
-    return RedisDatabase(str(where))
+    return RedisDatabase(url)
 
 
 def _parsed(text: str, what: str) -> dict[str, Any] | None:

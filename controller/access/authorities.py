@@ -1,0 +1,62 @@
+"""Files of certificates that sign others: which of them has signed a client's.
+
+TLS has verified a client's certificate before, with its times and up to an authority that is trusted, and does not
+say to which. Clients' and workers' authorities are trusted for different things, so their own signature counts: the
+certificate that has signed has to be in the file itself, be it an authority's or an intermediate one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+
+from clockwright.errors import ConfigError
+from controller.access.key_file import read_text
+
+
+def read_authorities(
+    client_ca: Path | None, worker_ca: Path | None
+) -> tuple[Callable[[bytes], bool], Callable[[bytes], bool]]:
+    """Read those of clients and of workers; each result says of a certificate in DER whether they signed it.
+
+    Raises:
+        ConfigError: a file is no PEM of certificates, or one is in both.
+    """
+    clients, workers = _read(client_ca), _read(worker_ca)
+    keys = [authority.public_key() for authority in clients]
+    if any(authority.public_key() in keys for authority in workers):
+        raise ConfigError(
+            f"{client_ca}, {worker_ca}: found one authority in both, expected workers to have their own"
+        )
+    return _signed_by(clients), _signed_by(workers)
+
+
+def _read(path: Path | None) -> list[x509.Certificate]:
+    if path is None:
+        return []
+    try:
+        return x509.load_pem_x509_certificates(read_text(path).encode())
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected certificates in PEM: {error}") from None
+
+
+def _signed_by(authorities: list[x509.Certificate]) -> Callable[[bytes], bool]:
+    def is_signed(der: bytes) -> bool:
+        try:
+            certificate = x509.load_der_x509_certificate(der)
+        except ValueError:
+            return False  # TLS takes some that this library does not.
+        return any(_signed(certificate, authority) for authority in authorities)
+
+    return is_signed
+
+
+def _signed(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""`clockwright keys`: who may do what, in a file that a controller reads again when it changes."""
+
+from __future__ import annotations
+
+import math
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from clockwright.cli.flags import Json
+from clockwright.cli.show import print_json
+from clockwright.errors import ConfigError
+
+keys = typer.Typer(no_args_is_help=True, help="Make, list and revoke keys of clients and workers.")
+
+_File = Annotated[
+    Path,
+    typer.Option(
+        "--keys", envvar="CLOCKWRIGHT_KEYS", help="The file that `controller --keys` reads."
+    ),
+]
+
+_ROLES_OF_CLIENTS = ("inference", "feedback", "metadata")
+
+
+@keys.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="Whose it is, for people.")],
+    file: _File,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="health, inference, feedback, metadata, shared-memory, model-repository, statistics, operator or worker; "
+            f"once per role. By default {', '.join(_ROLES_OF_CLIENTS)}."
+        ),
+    ] = None,
+    tenant: Annotated[str, typer.Option(help="Whose share of the GPUs its requests use.")] = "",
+    days: Annotated[
+        float | None, typer.Option(help="How long it is good; by default until it is revoked.")
+    ] = None,
+    certificate: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND:VALUE",
+            help="Instead of a key, a name in a client's certificate, such as DNS:web.example.",
+        ),
+    ] = "",
+) -> None:
+    """Make a key and print it. Nobody can find it out again: the file holds its SHA-256."""
+    from controller.access.key_file import add_key
+    from controller.access.roles import read_roles
+
+    expires_s = math.inf
+    if days is not None:
+        # The comparison is false for NaN.
+        if not 0 < days < 100_000:
+            raise ConfigError(f"--days is {days:g}, expected more than 0")
+        expires_s = math.ceil((datetime.now(UTC) + timedelta(days=days)).timestamp())
+    roles = read_roles(role or _ROLES_OF_CLIENTS, where="--role")
+    key = add_key(file, name, roles, tenant=tenant, expires_s=expires_s, certificate=certificate)
+    print(key or f"added {name}")
+
+
+@keys.command("list")
+def list_keys(file: _File, json: Json = False) -> None:
+    """List keys and certificates: roles, tenant, how long they are good."""
+    from controller.access.key_file import read_key_file
+    from controller.access.roles import Role, say_roles
+
+    now_s = time.time()
+    grants = read_key_file(file)
+    if json:
+        print_json(
+            [
+                {
+                    "name": grant.name,
+                    "roles": [role.value for role in Role if role in grant.roles],
+                    "tenant": grant.tenant,
+                    "key": grant.key_id,
+                    "certificate": grant.certificate,
+                    "expires": _time(grant.expires_s),
+                    "expired": grant.expires_s <= now_s,
+                }
+                for grant in grants
+            ]
+        )
+        return
+    if not grants:
+        print("no keys")
+    for grant in grants:
+        shown = grant.certificate or f"key {grant.key_id}"
+        tenant = f", tenant {grant.tenant}" if grant.tenant else ""
+        until = _time(grant.expires_s)
+        word = "expired" if grant.expires_s <= now_s else "good until"
+        end = f", {word} {until}" if until else ""
+        print(f"{grant.name}: {shown}, may {say_roles(grant.roles)}{tenant}{end}")
+
+
+@keys.command("revoke")
+def revoke(name: str, file: _File) -> None:
+    """Take a key out; a running controller lets its holder do nothing more within a second or two."""
+    from controller.access.key_file import revoke_key
+
+    revoke_key(file, name)
+    print(f"revoked {name}")
+
+
+def _time(unix_s: float) -> str:
+    """Write a time of a file; empty: never."""
+    return "" if math.isinf(unix_s) else datetime.fromtimestamp(unix_s, UTC).isoformat()
