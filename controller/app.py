@@ -7,7 +7,7 @@ import logging
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ import grpc
 import uvloop
 
 from clockwright.errors import ConfigError, ModelError, StoreError
+from clockwright.frame_socket import SocketListener
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
@@ -155,7 +156,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 slabs=slabs,
                 authoriser=guard.authoriser,
             )
-            use_tls(server, config, guard)
+            use_tls((server, links.listener), config, guard)
         else:
             interceptor = AccessInterceptor(guard.authoriser)
             server = grpc.aio.server(options=_server_options(config), interceptors=[interceptor])
@@ -296,8 +297,12 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
         return runner.run(main)
 
 
-def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: Guard) -> None:
-    """Have a server show its certificate, and those who connect once it has changed the new one.
+def use_tls(
+    doors: Sequence[Http2Server | SocketListener],
+    config: ControllerConfig | FrontConfig,
+    guard: Guard,
+) -> None:
+    """Have doors show their certificate, and those who connect once it has changed the new one.
 
     Raises:
         ConfigError: the files cannot be used.
@@ -308,7 +313,9 @@ def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: 
     client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
 
     def read() -> None:
-        server.tls = server_context(certificate, key, client_ca, worker_ca)
+        context = server_context(certificate, key, client_ca, worker_ca)
+        for door in doors:
+            door.tls = context
 
     # First, so that what changes while it is read is read again.
     files = (certificate, key, client_ca, worker_ca)

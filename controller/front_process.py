@@ -95,7 +95,7 @@ async def serving(
             slabs=slabs,
             authoriser=guard.authoriser,
         )
-        use_tls(server, config, guard)
+        use_tls((server,), config, guard)
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(

@@ -282,13 +282,12 @@ class WorkerLink:
         """Whether it shares memory with the fronts of this host."""
         return self.slabs.inputs is not None and self._data is not None and self._data.hands_over
 
-    def expect(self, front: int, token: bytes) -> tuple[str, int] | None:
-        """Let a front come with a token, and say where; None: it cannot come."""
-        port = self.register.payload_port
-        if not port or self._data is None:
-            return None
+    def expect(self, front: int, token: bytes) -> bool:
+        """Let a front come with a token to the address in `register`; False: there is none."""
+        if not self.register.payload_port or self._data is None:
+            return False
         self._data.send(encode_expect(front, token, self.message_bytes_max))
-        return self.register.payload_host, port
+        return True
 
     def front_gone(self, front: int) -> None:
         """A front sends nothing any more, and waits for nothing."""
@@ -1020,6 +1019,8 @@ class WorkerLinks:
                 return f"{name} is empty"
         if register.payload_port > 65535:
             return f"payload_port is {register.payload_port}, expected 65535 at most"
+        if len(register.payload_certificate_sha256) not in (0, 32):
+            return "payload_certificate_sha256 has not 32 bytes"
         for name in ("device", "gpu_kind", "host", "software_version", "payload_host"):
             text = getattr(register, name)
             if fault := _text_fault(text):

@@ -14,6 +14,7 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from clockwright.actions import Action, Result
 from clockwright.bulk import Buffer
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
+from clockwright.frame_socket import first_record
 from clockwright.frames import (
     ExpectFront,
     ForgetMemory,
@@ -67,6 +69,7 @@ class ControllerSocket:
         self,
         host: str,
         welcome: pb.Welcome,
+        tls: ssl.SSLContext | None,
         take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
     ) -> None:
         """Dial, and serve until `over`.
@@ -74,10 +77,12 @@ class ControllerSocket:
         Args:
             host: the controller's.
             welcome: says where to dial, and with which token.
+            tls: how to speak TLS over TCP; None: not at all.
             take: called by the link's thread with what the controller sends, as `decode_order` gives it.
         """
         self._host = host
         self._welcome = welcome
+        self._tls = tls
         self._take = take
         self._loop = asyncio.get_running_loop()
         #: Why the connection has ended; an exception where the controller broke the protocol.
@@ -121,7 +126,7 @@ class ControllerSocket:
                 self._loop.remove_writer(self._sock)
                 # Wakes the thread, which may run a step first. The file stays open until it has seen this.
                 with suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
+                    _shut_down(self._sock, socket.SHUT_RDWR)
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -146,11 +151,12 @@ class ControllerSocket:
         sock = self._connect()
         prepare(sock, silence_limit_ms=self._welcome.silence_limit_ms)
         sock.sendall(greeting(self._welcome.token))
-        sock.settimeout(None)
+        # Of TLS one thread at a time may read or write, so none may wait meanwhile.
+        sock.settimeout(0 if isinstance(sock, ssl.SSLSocket) else None)
         with self._lock:
             self._sock = sock
             if self._is_closed:
-                sock.shutdown(socket.SHUT_RDWR)
+                _shut_down(sock, socket.SHUT_RDWR)
             else:
                 self._flush()
         return sock
@@ -158,7 +164,7 @@ class ControllerSocket:
     def _connect(self) -> socket.socket:
         port, path = self._welcome.socket_port, self._welcome.socket_path
         try:
-            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S)
+            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S, tls=self._tls)
         except OSError as error:
             raise ProtocolError(
                 f"actions come by {self._host}:{port}, which cannot be reached: {error}"
@@ -175,6 +181,9 @@ class ControllerSocket:
         receive: Callable[[memoryview], int] = sock.recv_into
         if sock.family == socket.AF_UNIX:
             receive = functools.partial(_receive_with_files, sock, files)
+        elif isinstance(sock, ssl.SSLSocket):
+            # It looks first, because what is deciphered already wakes nobody.
+            receive, wait = functools.partial(self._receive_sealed, sock, poller), _nothing
         wait()
         num_bytes = receive(reader.room())
         try:
@@ -204,6 +213,15 @@ class ControllerSocket:
                 os.close(file)
         return "closed the socket for actions"
 
+    def _receive_sealed(self, sock: ssl.SSLSocket, poller: select.poll, room: memoryview) -> int:
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return 0
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return sock.recv_into(room)
+            poller.poll()
+
     # --- with the lock held ---------------------------------------------------------------------
 
     def _flush(self) -> None:
@@ -214,17 +232,19 @@ class ControllerSocket:
         try:
             while queue.num_bytes:
                 buffers = queue.buffers()
-                if len(buffers) == 1:
+                if isinstance(sock, ssl.SSLSocket):
+                    num_bytes = sock.send(first_record(buffers))
+                elif len(buffers) == 1:
                     num_bytes = sock.send(buffers[0], socket.MSG_DONTWAIT)
                 else:
                     num_bytes = sock.sendmsg(buffers, (), socket.MSG_DONTWAIT)
                 queue.sent(num_bytes)
             if self._is_finished:
-                sock.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
+                _shut_down(sock, socket.SHUT_WR)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if queue.num_bytes > _UNSENT_BYTES_MAX:
                 logger.warning("the controller leaves %d bytes of results unread", queue.num_bytes)
-                sock.shutdown(socket.SHUT_RDWR)
+                _shut_down(sock, socket.SHUT_RDWR)
                 return
             self._is_full = True
             self._loop.call_soon_threadsafe(self._wait_for_room)
@@ -269,6 +289,15 @@ def _receive_with_files(sock: socket.socket, files: deque[int], room: memoryview
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
             files.extend(found)
     return num_bytes
+
+
+def _shut_down(sock: socket.socket, how: int) -> None:
+    # That of TLS's own socket would have it go on without TLS.
+    socket.socket.shutdown(sock, how)
+
+
+def _nothing(_timeout: float | None = None) -> list[tuple[int, int]]:
+    return []
 
 
 def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:

@@ -20,6 +20,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import grpc.aio
@@ -31,6 +32,7 @@ from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.frame_socket import SocketListener
 from clockwright.frames import ExpectFront, FromFronts, FrontGone, Inputs, Withdrawal
+from clockwright.own_certificate import make_certificate
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
@@ -154,7 +156,7 @@ class ControllerLink(Generic[M]):
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
-            self._fronts.close()
+            self._fronts.listener.close()
             if not self._hangs:
                 await asyncio.to_thread(self._lanes.stop)
 
@@ -195,9 +197,20 @@ class ControllerLink(Generic[M]):
             self._session.give_up(reason)
 
 
-def _listen_for_fronts(config: WorkerConfig) -> SocketListener:
+@dataclass(frozen=True, slots=True)
+class _ForFronts:
+    """Where fronts bring inputs."""
+
+    listener: SocketListener
+    #: Empty: they speak no TLS there, as this worker does not with its controller.
+    certificate_sha256: bytes
+
+
+def _listen_for_fronts(config: WorkerConfig) -> _ForFronts:
     """Listen where fronts bring inputs; where that cannot be, they go by the controller."""
-    listener = SocketListener(silence_limit_ms=_FRONT_SILENCE_MS)
+    listener, certificate_sha256 = SocketListener(silence_limit_ms=_FRONT_SILENCE_MS), b""
+    if config.access.speaks_tls:
+        listener.tls, certificate_sha256 = make_certificate()
     try:
         listener.listen(_payload_host(config), config.payload_port)
     except OSError as error:
@@ -207,7 +220,7 @@ def _listen_for_fronts(config: WorkerConfig) -> SocketListener:
             config.payload_port,
             error.strerror or error,
         )
-    return listener
+    return _ForFronts(listener, certificate_sha256)
 
 
 def _payload_host(config: WorkerConfig) -> str:
@@ -235,11 +248,11 @@ class _Session(Generic[M]):
         device: Device[M],
         files: FileStore,
         lanes: LaneThreads[M],
-        listener: SocketListener,
+        fronts: _ForFronts,
         leaving: asyncio.Event,
     ) -> None:
-        self._listener = listener
-        self._fronts = FrontSockets(listener, lanes.submit, self._refuse)
+        self._for_fronts = fronts
+        self._fronts = FrontSockets(fronts.listener, lanes.submit, self._refuse)
         self._config = config
         self._device = device
         self._lanes = lanes
@@ -406,7 +419,8 @@ class _Session(Generic[M]):
         """Handle messages until the stream ends."""
         async with asyncio.timeout(_WELCOME_LIMIT_S):
             welcome = await self._read_welcome(call)
-        self.data = ControllerSocket(self._config.controller_host, welcome, self._take)
+        tls = self._config.access.tls_context()
+        self.data = ControllerSocket(self._config.controller_host, welcome, tls, self._take)
         self.welcomed = True
         logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
         beat = asyncio.create_task(
@@ -524,8 +538,9 @@ class _Session(Generic[M]):
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
-            payload_host=self._listener.host,
-            payload_port=self._listener.port,
+            payload_host=self._for_fronts.listener.host,
+            payload_port=self._for_fronts.listener.port,
+            payload_certificate_sha256=self._for_fronts.certificate_sha256,
         )
 
 

@@ -270,8 +270,15 @@ class FrontLink:
             return
         token = secrets.token_bytes(TOKEN_BYTES)
         self._workers[worker.number] = worker
-        if (where := worker.expect(self.number, token)) is not None:
-            there = frames.WorkerThere(worker.number, *where, token)
+        if worker.expect(self.number, token):
+            said = worker.register
+            there = frames.WorkerThere(
+                worker.number,
+                said.payload_host,
+                said.payload_port,
+                token,
+                said.payload_certificate_sha256,
+            )
             self._data.send(frames.encode(there))
 
     def part(self, worker: WorkerLink) -> None:

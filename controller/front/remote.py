@@ -585,7 +585,9 @@ class RemoteBackend:
             port, path = welcome.socket_port, welcome.socket_path
             if self._slabs.inputs is None:
                 path = ""  # As on another host: nothing is shared.
-            sock = await asyncio.to_thread(dial, host, port, path, limit_s=_ATTACH_LIMIT_S)
+            sock = await asyncio.to_thread(
+                dial, host, port, path, limit_s=_ATTACH_LIMIT_S, tls=self.joining.tls_context()
+            )
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
                 raise ConfigError(
@@ -610,6 +612,7 @@ class RemoteBackend:
             self._broke,
             outputs_bytes_max=PAYLOAD_BYTES_MAX,
             silence_limit_ms=welcome.silence_limit_ms,
+            needs_tls=self.joining.speaks_tls,
         )
         data.send_now([greeting(welcome.token)])
         arena = self._slabs.inputs

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from clockwright.bulk import Buffer
-from clockwright.data_socket import dial, prepare
+from clockwright.data_socket import dial, pinned_context, prepare
 from clockwright.frame_socket import FrameSocket
 from clockwright.frames import (
     HEADER_BYTES_MAX,
@@ -44,6 +44,7 @@ class WorkerSockets:
         *,
         outputs_bytes_max: int,
         silence_limit_ms: int,
+        needs_tls: bool,
     ) -> None:
         """Know none yet.
 
@@ -52,11 +53,13 @@ class WorkerSockets:
             broke: told of a worker that cannot be reached any more.
             outputs_bytes_max: bytes of the outputs of one request.
             silence_limit_ms: how long TCP waits for a sign of life.
+            needs_tls: nothing goes to a worker that speaks no TLS, because the controller does.
         """
         self._take = take
         self._broke = broke
         self._outputs_bytes_max = outputs_bytes_max
         self._silence_limit_ms = silence_limit_ms
+        self._needs_tls = needs_tls
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._sockets: dict[int, FrameSocket] = {}
 
@@ -120,9 +123,16 @@ class WorkerSockets:
 
     async def _connect(self, worker: WorkerThere) -> str:
         """Serve one connection; says why it ended."""
+        if self._needs_tls and not worker.certificate_sha256:
+            return "speaks no TLS"
         try:
             sock = await asyncio.to_thread(
-                dial, worker.host, worker.port, "", limit_s=_DIAL_LIMIT_S
+                dial,
+                worker.host,
+                worker.port,
+                limit_s=_DIAL_LIMIT_S,
+                tls=pinned_context() if worker.certificate_sha256 else None,
+                certificate_sha256=worker.certificate_sha256,
             )
         except OSError as error:
             return f"cannot be reached: {error}"

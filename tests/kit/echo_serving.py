@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from onnx import TensorProto, helper
 
+from clockwright.channel import Access
 from clockwright.v1 import inference_pb2 as pb
 from controller.app import Controller
 from controller.config import ControllerConfig
@@ -117,9 +118,13 @@ def config(directory: Path, **changes: Any) -> ControllerConfig:  # noqa: ANN401
 
 
 def worker(
-    controller: Controller, directory: Path, device: SlowEcho, name: str
+    controller: Controller,
+    directory: Path,
+    device: SlowEcho,
+    name: str,
+    access: Access | None = None,
 ) -> asyncio.Task[None]:
-    return asyncio.create_task(serve(controller.port, directory, device, name))
+    return asyncio.create_task(serve(controller.port, directory, device, name, access))
 
 
 @contextmanager
