@@ -193,6 +193,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             catalogue,
             links,
             applications,
+            fronts,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,

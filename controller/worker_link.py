@@ -282,6 +282,12 @@ class WorkerLink:
         """Whether it shares memory with the fronts of this host."""
         return self.slabs.inputs is not None and self._data is not None and self._data.hands_over
 
+    @property
+    def payload_address(self) -> str:
+        """Where fronts bring inputs, HOST:PORT; empty: nowhere."""
+        host, port = self.register.payload_host, self.register.payload_port
+        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") if port else ""
+
     def expect(self, front: int, token: bytes) -> bool:
         """Let a front come with a token to the address in `register`; False: there is none."""
         if not self.register.payload_port or self._data is None:

@@ -96,6 +96,8 @@ class WorkerConfig:
             )
         parse_precision(self.precision)
         parse_engine(self.engine)
+        if not 0 <= self.payload_port < 65536:
+            raise ConfigError(f"payload port: found {self.payload_port}, expected 0 to 65535")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads: found {self.threads}, expected 1 or more")
         if self.worker_id is not None and not self.worker_id:

@@ -167,6 +167,9 @@ class FrontLink:
         self.number = links.new_front()
         #: Whether it shares memory with the workers of this host.
         self.is_local = sock.family == socket.AF_UNIX
+        #: Where it comes from, HOST:PORT; empty: this host.
+        self.address = "" if self.is_local else _say(sock.getpeername())
+        self.joined_ns = links.clock()
         #: Beats since the last sign of life.
         self.silent_ticks = 0
         self._links = links
@@ -214,6 +217,16 @@ class FrontLink:
         if self.is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
             return 0
         return offset_ns
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not answered."""
+        return len(self._open)
+
+    @property
+    def workers(self) -> Sequence[WorkerLink]:
+        """Workers with which it shares no memory."""
+        return list(self._workers.values())
 
     @property
     def num_bytes(self) -> int:
@@ -583,6 +596,11 @@ class FrontLinks:
         return len(self._links)
 
     @property
+    def links(self) -> Sequence[FrontLink]:
+        """Links of the fronts that are connected, in the order in which they came."""
+        return sorted(self._links, key=lambda link: link.number)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes that came from these fronts, and went there."""
         return sum(link.num_bytes for link in self._links)
@@ -773,6 +791,11 @@ class FrontLinks:
 def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
     code, text, details = status_of(error, method="ModelInfer")
     return ask_id, code.value[0], text, dict(details)
+
+
+def _say(address: tuple[Any, ...]) -> str:
+    host, port, *_ = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _process_of(sock: socket.socket) -> int:

@@ -172,15 +172,6 @@ async def serving(
         RepositoryService(
             runtime, catalogue, backend, front_end.applications, client_shm=regions is not None
         ).mount(server)
-        control = ControlService(
-            runtime,
-            catalogue,
-            front_end.links,
-            front_end.applications,
-            policy="clockwork",
-            default_slo_ns=100 * NS_PER_MS,
-            uploads=front_end.uploads,
-        )
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
             links.listen(host, 0, Path(sockets) / "fronts")
@@ -191,6 +182,16 @@ async def serving(
                 door=door,
                 message_bytes_max=MESSAGE_BYTES_MAX,
                 knows_callers=access is not None and access.knows_callers,
+            )
+            control = ControlService(
+                runtime,
+                catalogue,
+                front_end.links,
+                front_end.applications,
+                fronts,
+                policy="clockwork",
+                default_slo_ns=100 * NS_PER_MS,
+                uploads=front_end.uploads,
             )
             front_end.fronts, front_end.server = fronts, server
             server.add_generic_rpc_handlers(

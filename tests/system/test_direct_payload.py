@@ -29,7 +29,7 @@ TLS_ALERT = 21
 
 def far_front(
     controller: Controller,
-    **changes: Any,
+    **changes: Any,  # noqa: ANN401
 ) -> AbstractAsyncContextManager[front_process.Front]:
     values = {"port": 0, "shared_memory_bytes": 0, **changes}
     settings = FrontConfig(controller=f"localhost:{controller.port}", **values)
