@@ -278,6 +278,11 @@ class WorkerLink:
         return tensors, places, holders
 
     @property
+    def num_bytes(self) -> int:
+        """Bytes that came by the socket, and went there."""
+        return 0 if self._data is None else self._data.num_bytes
+
+    @property
     def is_local(self) -> bool:
         """Whether it shares memory with the fronts of this host."""
         return self.slabs.inputs is not None and self._data is not None and self._data.hands_over

@@ -170,6 +170,11 @@ class RemoteBackend:
         self._told: dict[int, tuple[int, frames.Parameters | None, Sequence[int]]] = {}
 
     @property
+    def num_held(self) -> int:
+        """Requests whose inputs are kept for workers, or whose outputs are awaited from there."""
+        return len(self._held.keys() | self._told.keys()) + self._fed.num_fed
+
+    @property
     def num_workers_reached(self) -> int:
         """Workers without memory in common that can be reached."""
         return 0 if self._workers is None else self._workers.num_reached

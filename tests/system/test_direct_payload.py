@@ -6,6 +6,8 @@ A front without shared memory comes to its controller over TCP and hands over no
 from __future__ import annotations
 
 import asyncio
+import gc
+import socket
 import ssl
 import tempfile
 from contextlib import AbstractAsyncContextManager, suppress
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 from clockwright.channel import Access
+from clockwright.data_socket import dial
 from clockwright.frames import greeting
 from controller import front_process
 from controller.app import Controller, running
@@ -34,6 +37,12 @@ def far_front(
     values = {"port": 0, "shared_memory_bytes": 0, **changes}
     settings = FrontConfig(controller=f"localhost:{controller.port}", **values)
     return front_process.serving(settings)
+
+
+def inputs_in_use(front: front_process.Front) -> int:
+    gc.collect()
+    assert front.slabs.inputs is not None
+    return front.slabs.inputs.used_bytes
 
 
 async def reached(front: front_process.Front, num_workers: int) -> None:
@@ -102,3 +111,130 @@ def test_with_tls_every_link_of_a_front_and_a_worker_speaks_it(tmp_path: Path) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
         play(scenario())
+
+
+def test_answers_are_right_when_clients_of_a_front_elsewhere_leave(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with running(config(tmp_path)) as controller, far_front(controller) as front:
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            await reached(front, 1)
+            clients = Clients(front.port)
+            await clients.crowd(60)
+            assert clients.refused == []
+            assert clients.answered
+            assert clients.given_up
+            await until(lambda: controller.runtime.num_waiting == 0)
+            await until(lambda: front.backend.num_held == 0)
+            await clients.channel.close()
+            await end(serving)
+        await device.close()
+
+    play(scenario())
+
+
+def test_what_a_front_of_the_controllers_host_sends_elsewhere_goes_straight_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_tcp(host: str, port: int, path: str, **others: Any) -> socket.socket:  # noqa: ANN401
+        return dial(host, port, **others)
+
+    monkeypatch.setattr("worker.controller_socket.dial", by_tcp)
+
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with (
+            running(config(tmp_path)) as controller,
+            far_front(controller, shared_memory_bytes=64 << 20) as front,
+        ):
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            await reached(front, 1)
+            clients = Clients(front.port)
+            before = controller.fronts.num_bytes
+            await clients.crowd(40)
+            assert clients.refused == []
+            # An input that lies in no slab goes by the controller.
+            tensors_bytes = 2 * ROW_BYTES * (clients.answered + clients.given_up)
+            [link] = controller.links.links
+            assert not link.is_local
+            for num_bytes in (controller.fronts.num_bytes - before, link.num_bytes):
+                assert num_bytes < tensors_bytes / 3
+            # Slabs of inputs are free when their actions are over.
+            await until(lambda: inputs_in_use(front) == 0)
+            await clients.channel.close()
+            await end(serving)
+        await device.close()
+
+    play(scenario())
+
+
+def test_a_worker_that_a_front_cannot_reach_is_fed_by_the_controller_which_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    walled: list[int] = []
+
+    def through_a_wall(host: str, port: int, **others: Any) -> socket.socket:  # noqa: ANN401
+        if not walled:
+            walled.append(port)
+        if port in walled:
+            raise OSError(113, "No route to host")
+        return dial(host, port, **others)
+
+    monkeypatch.setattr("controller.front.worker_sockets.dial", through_a_wall)
+
+    async def scenario() -> None:
+        devices = [SlowEcho(tmp_path / "cache") for _ in range(2)]
+        async with running(config(tmp_path)) as controller, far_front(controller) as front:
+            serving = [
+                worker(controller, tmp_path, device, name)
+                for device, name in zip(devices, "ab", strict=True)
+            ]
+            await ready(controller, 2)
+            await reached(front, 1)
+            clients = Clients(front.port)
+            while not all(device.own_inputs for device in devices):
+                await clients.crowd(20)
+            await until(lambda: "No route to host" in caplog.text)
+            assert clients.refused == []
+            await clients.channel.close()
+            await end(*serving)
+        for device in devices:
+            await device.close()
+
+    play(scenario())
+    assert caplog.text.count("its tensors go by the controller meanwhile") == 1
+
+
+def test_what_a_way_that_breaks_swallows_is_sent_or_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled: list[socket.socket] = []
+
+    def noted(host: str, port: int, **others: Any) -> socket.socket:  # noqa: ANN401
+        dialled.append(dial(host, port, **others))
+        return dialled[-1]
+
+    monkeypatch.setattr("controller.front.worker_sockets.dial", noted)
+
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        async with running(config(tmp_path)) as controller, far_front(controller) as front:
+            serving = worker(controller, tmp_path, device, "w")
+            await ready(controller)
+            clients = Clients(front.port)
+            asking = asyncio.create_task(clients.crowd(100))
+            for number in range(1, 6):
+                await until(lambda: len(dialled) == number and front.backend.num_held)  # noqa: B023  awaited here
+                await until(lambda: front.backend.num_workers_reached == 1)
+                dialled[-1].shutdown(socket.SHUT_RDWR)
+            await asking
+            assert clients.refused == []
+            assert clients.answered
+            await until(lambda: front.backend.num_held == 0)
+            await clients.channel.close()
+            await end(serving)
+        await device.close()
+
+    play(scenario())
