@@ -99,8 +99,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         ConfigError: the port is taken, or a directory cannot be used.
     """
     async with AsyncExitStack() as stack:
-        guard = Guard(config.access)
         telemetry = Telemetry(config.telemetry_capacity)
+        guard = Guard(config.access, count=telemetry.denied)
         if config.telemetry_dir is not None:
             writer = TelemetryWriter(config.telemetry_dir)
             await writer.start()
@@ -197,6 +197,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,
+            knows_callers=config.access.knows_callers,
+            has_tls=config.tls_certificate is not None,
         )
         server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
         port = _bind(server, config)

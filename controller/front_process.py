@@ -60,7 +60,6 @@ async def serving(
         ConfigError: the port is taken, or the controller takes no front of this version.
     """
     async with AsyncExitStack() as stack:
-        guard = Guard(config.access)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         backend = RemoteBackend(
@@ -70,6 +69,7 @@ async def serving(
             knows_callers=config.access.knows_callers,
             clock=clock,
         )
+        guard = Guard(config.access, count=backend.denied)
         attaching = asyncio.create_task(backend.run())
 
         async def detach() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from clockwright.actions import StepTime
-from clockwright.errors import Refusal
+from clockwright.errors import Denial, Refusal
 from clockwright.units import ActionId, ModelId, RequestId, WorkerId
 
 #: Rows kept per table. About 100 MB when both are full.
@@ -166,6 +166,8 @@ class Telemetry:
         self._requests: deque[RequestRecord] = deque(maxlen=capacity)
         self._actions: deque[ActionRecord] = deque(maxlen=capacity)
         self.total = Counts()
+        #: Calls that somebody may not make.
+        self.denials: Counter[Denial] = Counter()
         #: Totals of every model there is; `add_model` and `remove_model` say which those are.
         self.by_model: dict[ModelId, Counts] = {}
         self._write_request: Callable[[RequestRow], None] | None = None
@@ -196,6 +198,10 @@ class Telemetry:
         """Count a request that the front refused before it knew enough of it for a row."""
         self.total.requests += 1
         self.total.refusals[refusal.value] += 1
+
+    def denied(self, denial: Denial) -> None:
+        """Count a call that somebody may not make."""
+        self.denials[denial] += 1
 
     def add_action(self, record: ActionRecord) -> None:
         """Take in an action that is over."""

@@ -14,11 +14,12 @@ from typing import Any
 import grpc
 from rich.console import Console
 
-from clockwright.channel import Access
+from clockwright.channel import OPTIONS, Access
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.cli.local_workers import LocalWorkers
 from clockwright.v1 import control_pb2 as pb
 from clockwright.v1 import control_pb2_grpc as pb_grpc
+from controller.access.config import is_loopback
 from controller.app import run
 from controller.config import ControllerConfig
 from controller.local_fronts import LocalFronts
@@ -84,7 +85,8 @@ def up(
         console.print(f"listening on {config.host}:{port if fronts is None else fronts.port}")
         if words:
             console.print(words)
-        task = _announce(console, address, clients, workers, key)
+        channel = _own_channel(config, address)
+        task = _announce(console, channel, key, clients, workers, has_fronts=fronts is not None)
         announcement.append(loop.create_task(task))
 
     def draining() -> None:
@@ -108,23 +110,46 @@ def up(
     return code
 
 
+def _own_channel(config: ControllerConfig, address: str) -> Any:  # noqa: ANN401  grpc.aio's
+    """Open a channel to the server of this process, which wants TLS on an address that others reach."""
+    if config.tls_certificate is None or is_loopback(address.rpartition(":")[0]):
+        return Access().async_channel(address)
+    # With a library for cryptography, which takes long to import.
+    from controller.access.authorities import name_in
+
+    # Whichever name stands in the certificate, it is ours.
+    name = ("grpc.ssl_target_name_override", name_in(config.tls_certificate))
+    access = Access(ca=config.tls_certificate)
+    return access.async_channel(address, options=(*OPTIONS, name))
+
+
 async def _announce(
-    console: Console, address: str, clients: str, workers: LocalWorkers, key: str
+    console: Console,
+    channel: Any,  # noqa: ANN401  grpc.aio's
+    key: str,
+    clients: str,
+    workers: LocalWorkers,
+    *,
+    has_fronts: bool,
 ) -> None:
     """Show the models being prepared, until all are ready or refused, or the controller stops."""
     with suppress(grpc.aio.AioRpcError):  # it stopped while it was asked
-        if clients != address:
-            # Fronts listen when they have found the controller.
-            async with Access().async_channel(clients) as channel:
-                await channel.channel_ready()
-        await _show_preparation(console, address, clients, workers, Access(key=key))
+        if has_fronts:
+            # They listen when they have found the controller.
+            async with Access().async_channel(clients) as to_fronts:
+                await to_fronts.channel_ready()
+        await _show_preparation(console, channel, key, clients, workers)
 
 
 async def _show_preparation(
-    console: Console, address: str, clients: str, workers: LocalWorkers, access: Access
+    console: Console,
+    channel: Any,  # noqa: ANN401  grpc.aio's
+    key: str,
+    clients: str,
+    workers: LocalWorkers,
 ) -> None:
-    shown = access.metadata
-    async with access.async_channel(address) as channel:
+    shown = Access(key=key).metadata
+    async with channel:
         stub: Any = pb_grpc.ControlServiceStub(channel)  # type: ignore[no-untyped-call]
         with Preparation(console) as preparation:
             while True:

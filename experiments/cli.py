@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from clockwright.cli.flags import SERVER, Json, Server, Telemetry
+from clockwright.cli.flags import Json, ServerFlags, Telemetry, takes_flags
 from clockwright.errors import ConfigError
 
 trace = typer.Typer(no_args_is_help=True, help="What a run recorded, for other programs.")
@@ -36,14 +36,16 @@ def simulate(
     run_simulation(described, telemetry_dir=telemetry, as_json=json)
 
 
+@takes_flags
 def replay(
     case: Annotated[Path, typer.Argument(help="TOML, as for simulate; its models and clients.")],
-    server: Server = SERVER,
     seconds: Annotated[float | None, typer.Option(help="Instead of the case's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the case's.", min=0)] = None,
     requests: Annotated[
         Path | None, typer.Option(help="CSV of every request, as the client saw it.")
     ] = None,
+    *,
+    to: ServerFlags,
     json: Json = False,
 ) -> None:
     """Send a described workload to a live server; how late the client itself was is reported."""
@@ -51,7 +53,7 @@ def replay(
     from experiments.simulator.case_file import read_case
 
     described = read_case(case, seconds=seconds, seed=seed)
-    run_replay(described, server=server, requests_csv=requests, as_json=json)
+    run_replay(described, server=to.server, access=to.access(), requests_csv=requests, as_json=json)
 
 
 @trace.command()

@@ -13,13 +13,21 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from clockwright.channel import Access
 from clockwright.units import NS_PER_S, format_ns
 from experiments.simulator.case import Case
 from traces.replay import ReplayProgress, ReplayReport
 from traces.replay import replay as run_replay
 
 
-def replay(case: Case, *, server: str, requests_csv: Path | None, as_json: bool) -> None:
+def replay(
+    case: Case,
+    *,
+    server: str,
+    access: Access | None = None,
+    requests_csv: Path | None,
+    as_json: bool,
+) -> None:
     """Drive a server with the clients of a case; most other parts of the case are the simulator's.
 
     Raises:
@@ -38,6 +46,7 @@ def replay(case: Case, *, server: str, requests_csv: Path | None, as_json: bool)
         report = run_replay(
             server,
             case.workload,
+            access=access,
             refusal_pause_ns=case.refusal_pause_ns,
             requests_csv=requests_csv,
             on_progress=on_progress,

@@ -42,7 +42,7 @@ import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
 from clockwright.bulk import join_bulk
-from clockwright.channel import OPTIONS
+from clockwright.channel import Access
 from clockwright.client import AsyncClient
 from clockwright.errors import ConfigError, Refusal
 from clockwright.tensors import TensorSpec
@@ -127,6 +127,7 @@ def replay(
     address: str,
     workload: Workload,
     *,
+    access: Access | None = None,
     refusal_pause_ns: int | None = None,
     requests_csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
@@ -138,6 +139,7 @@ def replay(
     Args:
         address: HOST:PORT.
         workload: its models are names on the server.
+        access: what is shown there, and TLS; None: nothing.
         refusal_pause_ns: how long a closed-loop client waits after a refusal, as in the simulator's
             `Case`; None: until the deadline of what was refused.
         requests_csv: where rows go; replaces a file that is there.
@@ -153,6 +155,7 @@ def replay(
             replay_async(
                 address,
                 workload,
+                access=access,
                 refusal_pause_ns=refusal_pause_ns,
                 requests_csv=requests_csv,
                 on_progress=on_progress,
@@ -164,20 +167,22 @@ async def replay_async(
     address: str,
     workload: Workload,
     *,
+    access: Access | None = None,
     refusal_pause_ns: int | None = None,
     requests_csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
 ) -> ReplayReport:
     """Do what `replay` does, in a running event loop; whatever else runs in it makes requests late."""
-    messages = await _messages(address, workload)
-    channel: Any = grpc.aio.insecure_channel(address, options=OPTIONS)
-    async with channel:
+    access = access or Access()
+    messages = await _messages(address, access, workload)
+    async with access.async_channel(address) as channel:
         with contextlib.ExitStack() as stack:
             file = None if requests_csv is None else stack.enter_context(_open(requests_csv))
             if file is not None:
                 _write(file, [REQUEST_COLUMNS])
             driver = _Driver(
                 channel,
+                access.metadata,
                 workload.models,
                 workload.tenants,
                 messages,
@@ -198,6 +203,7 @@ class _Driver:
     """Sends requests and keeps the books."""
 
     channel: Any
+    shown: Sequence[tuple[str, str]]
     names: tuple[str, ...]
     tenants: tuple[str, ...]
     #: Message of each model, by its position in `names`.
@@ -298,7 +304,7 @@ class _Driver:
         message = self.messages[model].encode(slo_ns, tenant)
         outcome = OK
         try:
-            await self._call(message, timeout=slo_ns / NS_PER_S + _GRACE_S)
+            await self._call(message, metadata=self.shown, timeout=slo_ns / NS_PER_S + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             outcome = _reason(error)
         departure_ns = self._now_ns()
@@ -344,11 +350,11 @@ class _Message:
         return join_bulk(header, 7, self.payload)
 
 
-async def _messages(address: str, workload: Workload) -> list[_Message]:
+async def _messages(address: str, access: Access, workload: Workload) -> list[_Message]:
     """Ask the server what its models take."""
     payloads: dict[tuple[TensorSpec, ...], list[bytes]] = {}
     messages: list[_Message] = []
-    async with AsyncClient(address) as client:
+    async with AsyncClient(address, access) as client:
         for name in workload.models:
             specs = (await client.metadata(name)).inputs
             if specs not in payloads:

@@ -70,7 +70,9 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
         f"models: {status.num_models_ready} of {status.num_models} ready\n"
         f"requests: {status.requests}, answered {status.answered} "
         f"({status.cold_starts} cold), waiting {status.waiting}, "
-        f"refused: {_refusals(status.refusals)}"
+        f"refused: {_refusals(status.refusals)}\n"
+        f"callers: {'known' if status.knows_callers else 'anybody'}, "
+        f"{'TLS' if status.has_tls else 'no TLS'}, denied: {_refusals(status.denials)}"
     )
     table = Table(
         "worker", "device", "state", "pages free", "in flight", "clock", "tensors at", "resident"

@@ -19,7 +19,7 @@ class RefusalCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts")
+    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
@@ -36,6 +36,9 @@ class StatusResponse(_message.Message):
     KINDS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_WITHOUT_WORKER_RPS_FIELD_NUMBER: _ClassVar[int]
     FRONTS_FIELD_NUMBER: _ClassVar[int]
+    KNOWS_CALLERS_FIELD_NUMBER: _ClassVar[int]
+    HAS_TLS_FIELD_NUMBER: _ClassVar[int]
+    DENIALS_FIELD_NUMBER: _ClassVar[int]
     version: str
     policy: str
     uptime_ns: int
@@ -52,7 +55,10 @@ class StatusResponse(_message.Message):
     kinds: _containers.RepeatedCompositeFieldContainer[KindInfo]
     dropped_without_worker_rps: float
     fronts: _containers.RepeatedCompositeFieldContainer[FrontInfo]
-    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ...) -> None: ...
+    knows_callers: bool
+    has_tls: bool
+    denials: _containers.RepeatedCompositeFieldContainer[RefusalCount]
+    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ...) -> None: ...
 
 class FrontInfo(_message.Message):
     __slots__ = ("name", "address", "age_ns", "requests_open", "link_bytes", "workers")

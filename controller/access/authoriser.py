@@ -84,14 +84,20 @@ class Authoriser:
     """Knows the callers. It belongs to the event loop, like those who ask it."""
 
     def __init__(
-        self, rules: Rules | None = None, *, role_of: Mapping[str, Role] = ROLE_OF
+        self,
+        rules: Rules | None = None,
+        *,
+        role_of: Mapping[str, Role] = ROLE_OF,
+        count: Callable[[Denial], object] = lambda _: None,
     ) -> None:
         """Begin to judge.
 
         Args:
             rules: by which; None: everybody may do everything.
             role_of: the role that each path needs.
+            count: hears of each call that is denied.
         """
+        self._count = count
         self._role_of = role_of
         self._rules = Rules()
         self._anybody = Caller("", EVERY_ROLE, None)
@@ -146,14 +152,17 @@ class Authoriser:
         method = printable(path.rpartition("/")[2], 80)
         if caller.name:
             needs = f"role {role.value}" if role is not None else "a role that nobody has"
-            raise DeniedError(
+            fault = DeniedError(
                 Denial.NOT_ALLOWED,
                 f"{method} needs {needs}; {printable(caller.name)} has {say_roles(caller.roles)}",
             )
-        raise fault or DeniedError(
-            Denial.NO_CREDENTIALS,
-            f"{method} needs a key (authorization: Bearer KEY), a token or a client's certificate",
-        )
+        elif fault is None:
+            fault = DeniedError(
+                Denial.NO_CREDENTIALS,
+                f"{method} needs a key (authorization: Bearer KEY), a token or a client's certificate",
+            )
+        self._count(fault.denial)
+        raise fault
 
     def _identify(
         self, credentials: Credentials, now_s: float

@@ -8,6 +8,7 @@ certificate that has signed has to be in the file itself, be it an authority's o
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -32,6 +33,21 @@ def read_authorities(
             f"{client_ca}, {worker_ca}: found one authority in both, expected workers to have their own"
         )
     return _signed_by(clients), _signed_by(workers)
+
+
+def name_in(path: Path) -> str:
+    """Find a name that the first certificate of a file is made for.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for certificate in _read(path)[:1]:
+        with suppress(x509.ExtensionNotFound):
+            names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+            for kind in (x509.DNSName, x509.IPAddress):
+                if found := names.value.get_values_for_type(kind):
+                    return str(found[0])
+    raise ConfigError(f"{path}: found no name in it, expected that of the server")
 
 
 def _read(path: Path | None) -> list[x509.Certificate]:

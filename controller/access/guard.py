@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clockwright.errors import ConfigError
+from clockwright.errors import ConfigError, Denial
 from controller.access.authoriser import Authoriser, Rules, nobody
 from controller.access.config import AccessConfig
 from controller.access.grants import Grant, digest
@@ -50,11 +50,18 @@ class _Watched:
 class Guard:
     """Keeps one authoriser up to date. It lives in one event loop."""
 
-    def __init__(self, config: AccessConfig, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: AccessConfig,
+        *,
+        count: Callable[[Denial], object] = lambda _: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """Read all files.
 
         Args:
             config: which.
+            count: hears of each call that is denied.
             clock: the present in Unix time, in s.
 
         Raises:
@@ -78,7 +85,7 @@ class Guard:
         self.watch([path for path in own if path is not None], self._read_again)
         self._read()
         #: Says who may call what.
-        self.authoriser = Authoriser(self._rules())
+        self.authoriser = Authoriser(self._rules(), count=count)
 
     def watch(self, files: Sequence[Path], read: Callable[[], None]) -> None:
         """Have something called when any of some files changes from now on; it may raise ConfigError."""

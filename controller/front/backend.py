@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from typing_extensions import override
 
 from clockwright.bulk import Buffer
-from clockwright.errors import BadRequestError, Refusal, RefusedError, UnknownModelError
+from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
 from clockwright.units import NS_PER_MS
 from controller.catalogue import Catalogue, Entry
 from controller.front.oip import Servable, quote
@@ -151,6 +151,9 @@ class Backend(Protocol):
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a refusal of which the scheduler does not hear."""
+
+    def denied(self, denial: Denial) -> None:
+        """Count a call that somebody may not make."""
 
 
 class LocalModel:
@@ -319,6 +322,10 @@ class LocalBackend:
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a refusal of which the scheduler does not hear."""
         self._runtime.telemetry.refused_at_door(refusal)
+
+    def denied(self, denial: Denial) -> None:
+        """Count a call that somebody may not make."""
+        self._runtime.telemetry.denied(denial)
 
     def application(self, name: str, version: str) -> LiveApplication | None:
         """Find the application that a client names; None: it is none.

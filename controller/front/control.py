@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -66,6 +66,8 @@ class ControlService:
         policy: str,
         default_slo_ns: int,
         uploads: Uploads,
+        knows_callers: bool = False,
+        has_tls: bool = False,
     ) -> None:
         """Serve one controller.
 
@@ -78,7 +80,10 @@ class ControlService:
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
             uploads: takes the files of models that are added.
+            knows_callers: clients have to show something.
+            has_tls: clients on other machines have to use TLS.
         """
+        self._knows_callers, self._has_tls = knows_callers, has_tls
         self._runtime = runtime
         self._catalogue = catalogue
         self._links = links
@@ -133,12 +138,17 @@ class ControlService:
             num_models_ready=states.count(ModelState.READY),
             requests=total.requests + self._runtime.num_waiting,
             answered=total.answered,
-            refusals=_refusals(total),
+            refusals=_reasons(total.refusals),
             cold_starts=total.cold_starts,
             waiting=self._runtime.num_waiting,
             kinds=[_kind_info(kind) for kind in statistics.kinds],
             dropped_without_worker_rps=statistics.dropped_without_worker_rps,
             fronts=[_front_info(front, self._runtime.clock()) for front in self._fronts.links],
+            knows_callers=self._knows_callers,
+            has_tls=self._has_tls,
+            denials=_reasons(
+                {reason.value: count for reason, count in self._runtime.telemetry.denials.items()}
+            ),
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
@@ -348,7 +358,7 @@ class ControlService:
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,
-            refusals=_refusals(counts),
+            refusals=_reasons(counts.refusals),
             cold_starts=counts.cold_starts,
         )
         if row is not None:
@@ -411,11 +421,8 @@ def _kind_info(row: KindStatistics) -> pb.KindInfo:
     )
 
 
-def _refusals(counts: Counts) -> list[pb.RefusalCount]:
-    return [
-        pb.RefusalCount(reason=reason, count=count)
-        for reason, count in sorted(counts.refusals.items())
-    ]
+def _reasons(counts: Mapping[str, int]) -> list[pb.RefusalCount]:
+    return [pb.RefusalCount(reason=reason, count=counts[reason]) for reason in sorted(counts)]
 
 
 def _create(folder: Path, path: str) -> BinaryIO:

@@ -31,7 +31,7 @@ import grpc
 
 from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
-from clockwright.errors import ClockwrightError, ProtocolError, Refusal, RefusedError
+from clockwright.errors import ClockwrightError, Denial, ProtocolError, Refusal, RefusedError
 from clockwright.foreign import printable
 from clockwright.frame_socket import FrameSocket
 from clockwright.frames import (
@@ -487,6 +487,8 @@ class FrontLink:
         )
         for refusal, number in beat.refused.items():
             self._links.refused_at_doors(refusal, number)
+        for denial, number in beat.denied.items():
+            self._links.denied_at_fronts(denial, number)
         if not was_known:
             self.beat()
 
@@ -667,6 +669,11 @@ class FrontLinks:
         """Count what a front has refused."""
         for _ in range(min(number, 1 << 20)):
             self._backend.refused_at_door(refusal)
+
+    def denied_at_fronts(self, denial: Denial, number: int) -> None:
+        """Count what a front has denied."""
+        for _ in range(min(number, 1 << 20)):
+            self._backend.denied(denial)
 
     def left(self, link: FrontLink, reason: str) -> None:
         """A front's link is over."""

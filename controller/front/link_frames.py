@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from clockwright.bulk import Buffer
-from clockwright.errors import ProtocolError, Refusal
+from clockwright.errors import Denial, ProtocolError, Refusal
 from clockwright.frames import APART, TOKEN_BYTES, Frame, make_frame
 from clockwright.tensors import TensorSpec
 from clockwright.units import SLO_NS_MAX, TIME_NS_MAX
@@ -100,6 +100,8 @@ class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown
     min_delta_ns: _Time | None
     #: Requests that the front has refused since its last beat, by reason.
     refused: dict[Refusal, _Count]
+    #: Calls that it has denied since then.
+    denied: dict[Denial, _Count]
 
 
 class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

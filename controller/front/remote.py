@@ -27,7 +27,7 @@ from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.channel import OPTIONS, Access
 from clockwright.data_socket import dial, prepare
-from clockwright.errors import ConfigError, ProtocolError, Refusal, RefusedError
+from clockwright.errors import ConfigError, Denial, ProtocolError, Refusal, RefusedError
 from clockwright.frame_socket import FrameSocket
 from clockwright.frames import (
     APART,
@@ -147,6 +147,7 @@ class RemoteBackend:
         self._last_query = 0
         self._slos_ns: dict[str, int | None] = {}
         self._refused: Counter[Refusal] = Counter()
+        self._denied: Counter[Denial] = Counter()
         # What this turn of the event loop has to say.
         self._asks: list[tuple[object, ...]] = []
         self._payload: list[Buffer] = []
@@ -212,6 +213,10 @@ class RemoteBackend:
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a refusal, for the controller to hear."""
         self._refused[refusal] += 1
+
+    def denied(self, denial: Denial) -> None:
+        """Count a call that somebody may not make, for the controller to hear."""
+        self._denied[denial] += 1
 
     def ask(
         self,
@@ -675,7 +680,8 @@ class RemoteBackend:
         if self._returned:
             self._flush_soon()
         refused, self._refused = dict(self._refused), Counter()
-        beat = frames.FrontBeat(self.clock(), self._clock_sync.min_delta_ns, refused)
+        denied, self._denied = dict(self._denied), Counter()
+        beat = frames.FrontBeat(self.clock(), self._clock_sync.min_delta_ns, refused, denied)
         self._data.send_now(frames.encode(beat))
 
     async def _sweep(self) -> None:

@@ -71,9 +71,9 @@ class _Served:
     __slots__ = (
         "_answerer",
         "_asked",
+        "_backend",
         "_begin",
         "_call",
-        "_clock",
         "_data",
         "_door",
         "_num_bytes",
@@ -88,14 +88,14 @@ class _Served:
         call: Call,
         data: Buffer,
         begin: Callable[[_Served, Call, Buffer], None],
-        clock: Callable[[], int],
+        backend: Backend,
         door: Door,
     ) -> None:
         self._call = call
         # Kept until the end: a front whose controller is gone begins again with the next.
         self._data = data
         self._begin = begin
-        self._clock = clock
+        self._backend = backend
         self._door = door
         self._num_bytes = len(data)
         self._over = False
@@ -117,6 +117,8 @@ class _Served:
             if isinstance(error, RefusedError) and error.refusal is Refusal.LATE:
                 # As a rule the loop was too slow for it; the throttle looks, too, whether the loop is ever idle.
                 self._call.missed()
+            elif isinstance(error, DeniedError):
+                self._backend.denied(error.denial)
             self._call.fail(error)
 
     def shared(self, num_bytes: int, outputs: Sequence[RegionSpan | None]) -> None:
@@ -190,7 +192,7 @@ class _Served:
         """Answer with why there is no answer."""
         self._end()
         if self._asked is not None:
-            waited_ns = self._clock() - self._call.arrival_ns
+            waited_ns = self._backend.clock() - self._call.arrival_ns
             self._call.served(slow=waited_ns > self._asked.slo_ns / 2)
         self._call.fail(exception)
 
@@ -289,7 +291,7 @@ class InferenceService:
         except RefusedError as error:
             call.fail(error)
             return
-        _Served(call, data, self._begin, self._clock, self._door).begin()
+        _Served(call, data, self._begin, self._backend, self._door).begin()
 
     async def _infer_awaited(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]

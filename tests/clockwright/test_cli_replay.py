@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from controller.access.key_file import add_key
+from controller.access.roles import Role
 from experiments.local_server import LocalServer
 from modelzoo.build import write_model
 
@@ -53,12 +55,16 @@ def test_the_workload_of_a_case_is_sent_and_the_clients_own_lateness_reported(
     case = tmp_path / "case.toml"
     case.write_text(CASE)
     requests = tmp_path / "requests.csv"
-    arguments = ["--models", str(models), "--device", "modelled:table1"]
+    keys, key_file = tmp_path / "keys", tmp_path / "key"
+    key_file.write_text(add_key(keys, "replay", frozenset({Role.INFERENCE, Role.METADATA})))
+    arguments = ["--models", str(models), "--device", "modelled:table1", "--keys", str(keys)]
     with LocalServer([*arguments, "--cache-dir", str(tmp_path / "cache")]) as server:
-        done = replay(str(case), "--server", server.address, "--requests", str(requests), "--json")
+        to = ("--server", server.address, "--key-file", str(key_file))
+        stranger = replay(str(case), "--server", server.address)
+        done = replay(*to, str(case), "--requests", str(requests), "--json")
         unknown = tmp_path / "unknown.toml"
         unknown.write_text(CASE.replace("resnet18_v1", "resnet34_v1"))
-        refused = replay(str(unknown), "--server", server.address)
+        refused = replay(*to, str(unknown))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["num_open"] > 20
@@ -68,6 +74,8 @@ def test_the_workload_of_a_case_is_sent_and_the_clients_own_lateness_reported(
     assert isinstance(report["kept_up"], bool)
     with requests.open(newline="") as file:
         assert len(list(csv.DictReader(file))) == report["num_open"] + report["num_closed"]
+    assert stranger.returncode == 1
+    assert "NO_CREDENTIALS" in stranger.stderr
     assert refused.returncode == 1
     assert "resnet34_v1-0" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -20,6 +20,7 @@ from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
 from controller.config import ControllerConfig
 from controller.front.tls import TlsSession, server_context
+from tests.kit.addresses import own_address
 from tests.kit.certificates import self_signed
 from tests.kit.front_end import serving_in_thread
 from tests.kit.raw_http2 import MODEL_INFER, RawClient
@@ -92,17 +93,6 @@ def test_on_this_machine_nobody_needs_tls(tmp_path: Path, files: tuple[Path, Pat
         RawClient(server.address) as client,
     ):
         assert client.wait([client.infer(question())])[0].status == 0
-
-
-def own_address() -> str | None:
-    """An address of this machine that is not the loopback's."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(("192.0.2.1", 9))
-        except OSError:
-            return None
-        address: str = sock.getsockname()[0]
-        return None if address.startswith("127.") else address
 
 
 @pytest.mark.skipif(own_address() is None, reason="the machine has no address but the loopback's")

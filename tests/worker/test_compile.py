@@ -638,7 +638,7 @@ def test_a_compiler_that_never_ends_dies_with_its_worker(tmp_path: Path) -> None
         "from worker.models.model_files import Limits, ModelSource\n"
         "compiler = Compiler(time_limit_s=600)\n"
         "def told(stage):\n"
-        "    print(compiler._process.pid if stage == 'optimising' else '', flush=True)\n"
+        "    print(compiler.pid if stage == 'optimising' else '', flush=True)\n"
         "source, out = ModelSource(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2])\n"
         "asyncio.run(compiler.compile(source, out, Limits(1 << 26, 8, 1 << 20), told))\n"
     )
@@ -665,9 +665,8 @@ def test_a_compiler_that_dies_costs_a_refusal_and_is_replaced(tmp_path: Path) ->
         compiler = Compiler(time_limit_s=120)
         try:
             await compiler.describe(source)
-            process = compiler._process
-            assert process is not None
-            process.kill()
+            assert compiler.pid is not None
+            os.kill(compiler.pid, signal.SIGKILL)
             with pytest.raises(ModelError, match="the compiler was killed by SIGKILL while"):
                 await compiler.describe(source)
             await compiler.describe(source)

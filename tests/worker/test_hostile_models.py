@@ -95,6 +95,24 @@ def test_a_model_that_wants_too_much_processor_time_is_refused_with_the_limits_n
     asyncio.run(scenario())
 
 
+def test_a_model_that_never_ends_lets_others_pass(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with compiler_with(long_s=0.1) as compiler:
+            (tmp_path / "out").mkdir()
+            source = write(endless(), tmp_path / "in")
+            hangs = asyncio.create_task(compiler.compile(source, tmp_path / "out", LIMITS, silent))
+            await asyncio.sleep(0)  # It has its turn first.
+            for number in range(3):
+                await check_serves(compiler, tmp_path / f"honest{number}")
+            assert not hangs.done()
+            hangs.cancel()
+            await asyncio.wait([hangs])
+            # A job that was aside leaves its place to the next that takes long.
+            await check_serves(compiler, tmp_path / "last")
+
+    asyncio.run(scenario())
+
+
 def test_the_compiler_has_limits_and_neither_the_network_nor_others_memory(tmp_path: Path) -> None:
     kinds = ("net", "ipc")
     # What this system allows at all; root needs no user namespace.

@@ -330,7 +330,9 @@ ONNXRUNTIME_FASTER = {Way.TORCH_JOINED: 2000, Way.ONNXRUNTIME: 1000}
 
 
 def trials(cache_dir: Path) -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in (cache_dir / "profiles").iterdir()]
+    return [
+        json.loads(path.read_text().splitlines()[1]) for path in (cache_dir / "profiles").iterdir()
+    ]
 
 
 @pytest.mark.seeds(1)

@@ -1,4 +1,9 @@
-"""The worker's end of the compiler process, which may crash or hang at any time."""
+"""The worker's end of the compiler process, which may crash or hang at any time.
+
+Jobs are done one after the other, because a job also measures, and two would measure each other. One that
+takes long steps aside and goes on in its process, while the next ones have another: a model that never ends
+keeps others waiting for some seconds, not until its limit. One job at a time may be aside.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +35,32 @@ from worker.models.precision import Precision
 
 logger = logging.getLogger(__name__)
 
+#: Most models are compiled and measured in less.
+LONG_S = 15.0
+
 
 class CompilerKilledError(ModelError):
     """A signal ended the compiler: short memory, an operator or a crash, which may not come again."""
 
 
+@dataclass(slots=True, eq=False)
+class _Seat:
+    """A place for a process."""
+
+    process: subprocess.Popen[bytes] | None = None
+    #: Its job has stepped aside.
+    is_aside: bool = False
+
+    async def close(self) -> None:
+        """Kill the process, whatever it is doing."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            await asyncio.to_thread(_reap, process)
+
+
 class Compiler:
-    """One compiler process, started at the first job and again after it died. One job at a time."""
+    """A compiler process, started at the first job and again after it died; another beside a job that takes long."""
 
     def __init__(
         self,
@@ -44,6 +68,7 @@ class Compiler:
         time_limit_s: float,
         memory_bytes: int = COMPILE_BYTES,
         cpu_limit_s: float = COMPILE_CPU_S,
+        long_s: float = LONG_S,
         thread_counts: Sequence[int] = (1,),
         cores: Sequence[int] = (),
     ) -> None:
@@ -53,6 +78,7 @@ class Compiler:
             time_limit_s: a job that takes longer is given up.
             memory_bytes: a job that takes more memory is given up.
             cpu_limit_s: a job that takes more processor time for each thread that it may have is given up.
+            long_s: a job that takes longer steps aside.
             thread_counts: the numbers of threads that a run on onnxruntime may have, ascending.
             cores: those to use beside the process's own.
         """
@@ -64,8 +90,10 @@ class Compiler:
             "cores": list(cores),
             "cpu_s": self._cpu_limit_s,
         }
-        self._process: subprocess.Popen[bytes] | None = None
-        self._turn = asyncio.Lock()
+        self._long_s = long_s
+        self._seat = _Seat()
+        self._seats = {self._seat}
+        self._turn, self._aside = asyncio.Lock(), asyncio.Lock()
 
     async def compile(
         self,
@@ -104,49 +132,80 @@ class Compiler:
 
     @property
     def pid(self) -> int | None:
-        """The process's id, if there is a process."""
-        return self._process.pid if self._process is not None else None
+        """The id of the process that has the next job, if there is a process."""
+        return self._seat.process.pid if self._seat.process is not None else None
 
     async def close(self) -> None:
-        """Kill the process, whatever it is doing."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            await asyncio.to_thread(_reap, process)
+        """Kill the processes, whatever they are doing."""
+        for seat in list(self._seats):
+            await seat.close()
 
     async def _ask(self, job: dict[str, Any], progress: Callable[[str], None]) -> dict[str, Any]:
-        async with self._turn:
-            finished = False
-            try:
-                async with asyncio.timeout(self._time_limit_s):
-                    reply = await self._exchange(job, progress)
-                finished = True
-            except TimeoutError:
-                raise ModelError(
-                    f"it took more than {self._time_limit_s:g} s to {job['kind']}, the time limit"
-                ) from None
-            finally:
-                # After a time-out or a cancellation the process is still busy with the old job.
-                if not finished:
-                    await self.close()
-            if "exhausted" in reply:
-                await self.close()  # what it could not take has left it in an unknown state
-                raise ModelError(
-                    f"it took more than {self._memory_bytes >> 20} MiB of memory to {job['kind']}, the limit"
-                    " (--compile-memory-mib)"
-                )
+        await self._turn.acquire()
+        seat = self._seat
+        stepping = asyncio.create_task(self._step_aside(seat))
+        try:
+            reply = await self._ask_at(seat, job, progress)
+        finally:
+            stepping.cancel()
+            if seat.is_aside:
+                self._aside.release()
+                await self._come_back(seat)
+            else:
+                self._turn.release()
         if "refused" in reply:
             raise ModelError(reply["refused"])
         return reply
 
-    async def _exchange(
-        self, job: dict[str, Any], progress: Callable[[str], None]
+    async def _step_aside(self, seat: _Seat) -> None:
+        """Let others have their turn when a job has taken long."""
+        await asyncio.sleep(self._long_s)
+        await self._aside.acquire()
+        seat.is_aside = True
+        self._seat = _Seat()
+        self._seats.add(self._seat)
+        self._turn.release()
+
+    async def _come_back(self, seat: _Seat) -> None:
+        """Keep the process of a job that was aside, if nobody has needed another."""
+        if self._seat.process is None and not self._turn.locked():
+            seat, self._seat = self._seat, seat
+            self._seat.is_aside = False
+        self._seats.discard(seat)
+        await seat.close()
+
+    async def _ask_at(
+        self, seat: _Seat, job: dict[str, Any], progress: Callable[[str], None]
     ) -> dict[str, Any]:
-        if self._process is not None and self._process.poll() is not None:
-            await self.close()  # it was killed between two jobs
-        if self._process is None:
-            self._process = _start(self._memory_bytes)
-        process = self._process
+        finished = False
+        try:
+            async with asyncio.timeout(self._time_limit_s):
+                reply = await self._exchange(seat, job, progress)
+            # What it could not take has left it in an unknown state.
+            finished = "exhausted" not in reply
+        except TimeoutError:
+            raise ModelError(
+                f"it took more than {self._time_limit_s:g} s to {job['kind']}, the time limit"
+            ) from None
+        finally:
+            # After a time-out or a cancellation the process is still busy with the old job.
+            if not finished:
+                await seat.close()
+        if "exhausted" in reply:
+            raise ModelError(
+                f"it took more than {self._memory_bytes >> 20} MiB of memory to {job['kind']}, the limit"
+                " (--compile-memory-mib)"
+            )
+        return reply
+
+    async def _exchange(
+        self, seat: _Seat, job: dict[str, Any], progress: Callable[[str], None]
+    ) -> dict[str, Any]:
+        if seat.process is not None and seat.process.poll() is not None:
+            await seat.close()  # it was killed between two jobs
+        if seat.process is None:
+            seat.process = _start(self._memory_bytes)
+        process = seat.process
         assert process.stdout is not None
         stage = "starting"
         await asyncio.to_thread(_write, process, json.dumps(job | self._run_on).encode() + b"\n")
