@@ -51,6 +51,16 @@ class Infer:
     expected_duration_ns: int
 
 
+@dataclass(slots=True)
+class FromFronts:
+    """What of an Infer travels between its worker and fronts, past the controller."""
+
+    #: The number of the front that waits for outputs, for each request; 0: they go to the controller.
+    fronts: tuple[int, ...]
+    #: Bytes of the inputs that come from these fronts, by their number in the payload.
+    awaited: dict[int, int]
+
+
 Action = LoadWeights | EvictWeights | Infer
 
 

@@ -417,7 +417,7 @@ class SocketListener:
         taken(newcomer.sock)
 
     def _hear_more(self, newcomer: _Newcomer) -> None:
-        # Of TLS there may be more that is deciphered already, which wakes nobody.
+        # More of it may be deciphered already, which wakes nobody.
         if newcomer.sock in self._newcomers:
             self._hear(newcomer)
 

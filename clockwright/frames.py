@@ -33,6 +33,7 @@ from clockwright.actions import (
     Action,
     ActionError,
     EvictWeights,
+    FromFronts,
     Infer,
     LoadWeights,
     Result,
@@ -206,16 +207,6 @@ class Outputs(msgspec.Struct, array_like=True, tag=_OUTPUTS, forbid_unknown_fiel
     action_id: _Id
     index: _Count
     lengths: _Counts
-
-
-@dataclass(slots=True)
-class FromFronts:
-    """What of an Infer travels between its worker and fronts, past the controller."""
-
-    #: Of each request, the number of the front that waits for its outputs; 0: they go to the controller.
-    fronts: tuple[int, ...]
-    #: Bytes of the inputs that come from these fronts, by their number in the payload.
-    awaited: dict[int, int]
 
 
 class _Mapped(msgspec.Struct, array_like=True, tag=_MAPPED, forbid_unknown_fields=True, gc=False):

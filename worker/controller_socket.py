@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from clockwright.actions import Action, Result
+from clockwright.actions import Action, FromFronts, Result
 from clockwright.bulk import Buffer
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
@@ -29,7 +29,6 @@ from clockwright.frames import (
     ExpectFront,
     ForgetMemory,
     FrameReader,
-    FromFronts,
     FrontGone,
     FurtherMemory,
     Inputs,
@@ -151,7 +150,7 @@ class ControllerSocket:
         sock = self._connect()
         prepare(sock, silence_limit_ms=self._welcome.silence_limit_ms)
         sock.sendall(greeting(self._welcome.token))
-        # Of TLS one thread at a time may read or write, so none may wait meanwhile.
+        # One thread at a time may read or write where there is TLS, so none may wait meanwhile.
         sock.settimeout(0 if isinstance(sock, ssl.SSLSocket) else None)
         with self._lock:
             self._sock = sock

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from clockwright.actions import Action, ActionError, Infer, Result
+from clockwright.actions import Action, ActionError, FromFronts, Infer, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError
 from clockwright.frame_socket import FrameSocket, SocketListener
@@ -28,7 +28,6 @@ from clockwright.frames import (
     HEADER_BYTES_MAX,
     ExpectFront,
     Frame,
-    FromFronts,
     Inputs,
     decode_inputs,
     encode_outputs,

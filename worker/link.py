@@ -27,11 +27,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from clockwright import __version__, wire
-from clockwright.actions import Infer, Result
+from clockwright.actions import FromFronts, Infer, Result
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.frame_socket import SocketListener
-from clockwright.frames import ExpectFront, FromFronts, FrontGone, Inputs, Withdrawal
+from clockwright.frames import ExpectFront, FrontGone, Inputs, Withdrawal
 from clockwright.own_certificate import make_certificate
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb

@@ -241,7 +241,7 @@ class WorkerThere(msgspec.Struct, array_like=True, tag=_WORKER, forbid_unknown_f
     host: _Words
     port: Annotated[int, Meta(gt=0, lt=1 << 16)]
     token: Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
-    #: Of its certificate; empty: TLS is not spoken there.
+    #: The fingerprint of its certificate; empty: TLS is not spoken there.
     certificate_sha256: Annotated[bytes, Meta(max_length=32)]
 
 

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clockwright.actions import Infer
-from clockwright.frames import FromFronts
+from clockwright.actions import FromFronts, Infer
 from clockwright.units import ActionId, ModelId
 from controller.front.fed_requests import FedRequests, Feeding
 from worker.core.front_inputs import FrontInputs, WholeInfer

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clockwright.actions import Infer
+from clockwright.actions import FromFronts, Infer
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ProtocolError
-from clockwright.frames import FromFronts
 from clockwright.units import ActionId
 
 # What an entry takes at least, whatever it holds.
