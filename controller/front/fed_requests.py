@@ -29,9 +29,9 @@ class FedRequests:
         self._broken: set[Feeding] = set()
 
     @property
-    def num_fed(self) -> int:
+    def fed(self) -> Sequence[int]:
         """Requests that were fed and are not over."""
-        return len(self._fed)
+        return list(self._fed)
 
     @property
     def awaited(self) -> Sequence[int]:

@@ -173,7 +173,7 @@ class RemoteBackend:
     @property
     def num_held(self) -> int:
         """Requests whose inputs are kept for workers, or whose outputs are awaited from there."""
-        return len(self._held.keys() | self._told.keys()) + self._fed.num_fed
+        return len({*self._held, *self._told, *self._fed.fed})
 
     @property
     def num_workers_reached(self) -> int:
@@ -341,7 +341,6 @@ class RemoteBackend:
             elif isinstance(message, frames.WorkerGone):
                 assert self._workers is not None
                 self._workers.gone(message.number)
-                self._broke(message.number)
             else:
                 self._outputs.pop(message.number, None)
 
@@ -400,8 +399,9 @@ class RemoteBackend:
     def _broke(self, worker: int) -> None:
         """The way to a worker broke: what it may not have got goes by the controller."""
         fed, lost = self._fed.broke(worker)
-        for ask_id, feeding in fed:
-            self._feed_again(ask_id, feeding)
+        if self._workers is not None and self._workers.is_there(worker):
+            for ask_id, feeding in fed:
+                self._feed_again(ask_id, feeding)
         for ask_id in lost:
             self._begin_again(ask_id)
 
@@ -409,6 +409,11 @@ class RemoteBackend:
         """An answer is lost: the request is asked again, if it has slack."""
         if (sent := self._take(ask_id)) is not None:
             sent[0].begin()
+
+    def _let_go_of_overdue(self) -> None:
+        for ask_id in [*self._held, *self._fed.fed]:
+            if self._book.due_ns(ask_id) is None:
+                self._let_go(ask_id)
 
     def _give_up_outputs(self) -> None:
         """Refuse requests whose outputs have not come in time."""
@@ -698,7 +703,10 @@ class RemoteBackend:
             if self._resuming and self._joined:
                 self._resume()
             self._give_up_outputs()
-            for asker in self._book.overdue(self.clock()):
+            overdue = self._book.overdue(self.clock())
+            if overdue:
+                self._let_go_of_overdue()
+            for asker in overdue:
                 self.refused_at_door(Refusal.NO_WORKER)
                 asker.set_exception(
                     RefusedError(

@@ -61,6 +61,8 @@ class WorkerSockets:
         self._silence_limit_ms = silence_limit_ms
         self._needs_tls = needs_tls
         self._dialling: dict[int, asyncio.Task[None]] = {}
+        #: Workers that are gone, and whose last outputs may still be on their way.
+        self._leaving: set[asyncio.Task[None]] = set()
         self._sockets: dict[int, FrameSocket] = {}
 
     @property
@@ -73,35 +75,43 @@ class WorkerSockets:
         """Workers that can be reached."""
         return len(self._sockets)
 
-    def reaches(self, worker: int) -> bool:
-        """Whether a worker can be reached."""
-        return worker in self._sockets
+    def is_there(self, worker: int) -> bool:
+        """Whether the controller has announced a worker, which is not gone."""
+        return worker in self._dialling
 
     def there(self, worker: WorkerThere) -> None:
         """Dial a worker until it is gone."""
-        self.gone(worker.number)
         self._dialling[worker.number] = asyncio.create_task(self._keep(worker))
 
     def gone(self, number: int) -> None:
-        """Forget a worker."""
-        if (dialling := self._dialling.pop(number, None)) is not None:
+        """Dial a worker no more; what it has sent still comes."""
+        dialling = self._dialling.pop(number, None)
+        if dialling is None:
+            return
+        if number in self._sockets:
+            self._leaving.add(dialling)
+            dialling.add_done_callback(self._leaving.discard)
+        else:
             dialling.cancel()
-        if (data := self._sockets.pop(number, None)) is not None:
-            data.close()
+            self._broke(number)
 
     def send(self, feeding: Feeding, tensors: Sequence[Buffer] | None) -> bool:
         """Send inputs, or say that there are none; says whether the worker can be reached."""
         worker, action_id, index = feeding
         data = self._sockets.get(worker)
-        if data is None:
+        if data is None or worker not in self._dialling:
             return False
         data.send(encode_inputs(action_id, index, tensors))
         return True
 
     def close(self) -> None:
         """Forget all workers."""
-        for number in list(self._dialling):
-            self.gone(number)
+        for task in (*self._dialling.values(), *self._leaving):
+            task.cancel()
+        for data in self._sockets.values():
+            data.close()
+        self._dialling.clear()
+        self._sockets.clear()
 
     async def _keep(self, worker: WorkerThere) -> None:
         """Keep a worker connected."""
@@ -110,6 +120,8 @@ class WorkerSockets:
         while True:
             begun = asyncio.get_running_loop().time()
             reason = await self._connect(worker)
+            if worker.number not in self._dialling:
+                return
             if asyncio.get_running_loop().time() - begun > _BACKOFF_S_MAX:
                 backoff_s, told = _BACKOFF_S, False
             if not told and backoff_s > 4 * _BACKOFF_S:

@@ -238,3 +238,29 @@ def test_what_a_way_that_breaks_swallows_is_sent_or_asked_again(
         await device.close()
 
     play(scenario())
+
+
+def test_a_worker_that_leaves_under_load_costs_a_front_elsewhere_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        devices = [SlowEcho(tmp_path / "cache") for _ in range(2)]
+        async with running(config(tmp_path)) as controller, far_front(controller) as front:
+            serving = [
+                worker(controller, tmp_path, device, name)
+                for device, name in zip(devices, "ab", strict=True)
+            ]
+            await ready(controller, 2)
+            await reached(front, 2)
+            clients = Clients(front.port)
+            asking = asyncio.create_task(clients.crowd(80))
+            await until(lambda: clients.answered > 10)
+            controller.links.links[0].drain()
+            await asking
+            assert clients.refused == []
+            await until(lambda: len(controller.links.links) == 1)
+            await until(lambda: front.backend.num_workers_reached == 1)
+            await clients.channel.close()
+            await end(*serving)
+        for device in devices:
+            await device.close()
+
+    play(scenario())

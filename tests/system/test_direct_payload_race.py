@@ -255,7 +255,7 @@ def test_each_request_is_answered_once_and_rightly_in_whatever_order_messages_co
     assert not world.actions
     assert world.answers.keys() | world.withdrawn == set(range(NUM_REQUESTS))
     assert not world.inputs
-    assert world.fed.num_fed == 0
+    assert not world.fed.fed
     assert not world.fed.awaited
     assert world.books.num_waiting == 0
     assert world.books.early_bytes(FRONT) == 0

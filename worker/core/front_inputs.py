@@ -78,7 +78,7 @@ class FrontInputs:
         """Take an Infer in.
 
         Args:
-            action: newer than all before.
+            action: newer than all before, or inputs that came before it are lost.
             payload: its inputs; those that its fronts send are empty.
             fronts: says which.
 
@@ -86,12 +86,12 @@ class FrontInputs:
             The Infer, if it is whole.
 
         Raises:
-            ProtocolError: it is not newer.
+            ProtocolError: it waits here already.
         """
         action_id = action.action_id
-        if action_id <= self._last_id:
-            raise ProtocolError(f"action {action_id} after {self._last_id}")
-        self._last_id = action_id
+        if action_id in self._waiting:
+            raise ProtocolError(f"action {action_id} is sent a second time")
+        self._last_id = max(self._last_id, action_id)
         waiting = _Waiting(action, payload, fronts)
         self._waiting[action_id] = waiting
         for front in set(fronts.fronts) & self._early.keys():
