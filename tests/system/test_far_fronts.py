@@ -53,7 +53,8 @@ class Deployment:
         self.wait()
 
     def _start_controller(self, *, port: int) -> tuple[Popen[str], str]:
-        arguments = ("--models", str(self._models), "--port", str(port))
+        state = str(self._directory / "state")
+        arguments = ("--models", str(self._models), "--port", str(port), "--state", state)
         return self._stack.enter_context(listening("controller", *arguments))
 
     def start_again(self) -> None:
