@@ -98,7 +98,7 @@ class Result:
     action_id: ActionId
     error: ActionError = ActionError.NONE
     message: str = ""
-    #: When the worker had the action in hand.
+    #: When the worker had the action in hand, with all its inputs.
     received_ns: int = 0
     load: StepTime | None = None
     input: StepTime | None = None

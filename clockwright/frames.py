@@ -46,7 +46,7 @@ from clockwright.units import DURATION_NS_MAX, TIME_NS_MAX, ActionId, ModelId
 #: Bytes of the header and of the payload.
 PREFIX: Final = struct.Struct("<II")
 
-_MAGIC: Final = b"CWF5"
+_MAGIC: Final = b"CWF4"
 TOKEN_BYTES: Final = 32
 GREETING_BYTES: Final = len(_MAGIC) + TOKEN_BYTES
 
