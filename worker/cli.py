@@ -60,7 +60,7 @@ def worker(
         cores=() if flags.cores is None else parse_cores(flags.cores),
         threads=flags.threads,
         payload_host=flags.payload_host,
-        payload_port=flags.payload_port,
+        payload_port=flags.payload_port or 0,
     )
     try:
         if flags.device == "cuda":

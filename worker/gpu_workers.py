@@ -47,7 +47,7 @@ def run_on_each_gpu(
     """
     workers = LocalWorkers()
     for index in range(num_gpus):
-        port = flags.payload_port and flags.payload_port + index
+        port = None if flags.payload_port is None else flags.payload_port + index
         own = replace(flags, device=f"cuda:{index}", payload_port=port)
         workers.plan(f"{name}-gpu{index}", own)
     told_to_leave = threading.Event()

@@ -173,8 +173,9 @@ class WorkerFlags:
         ),
     ] = ""
     payload_port: Annotated[
-        int, typer.Option(help="Port there, and of each further GPU the next; 0: any.")
-    ] = 0
+        int | None,
+        typer.Option(help="Port there, and of each further GPU the next; by default any."),
+    ] = None
     cores: Annotated[
         str | None,
         typer.Option(help="Cores of its own to compute on, such as 2-9,12; by default any."),
