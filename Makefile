@@ -68,16 +68,29 @@ bench-broken: $(STAMP)
 bench-cpu: $(STAMP)
 	@$(BIN)/python -m experiments.bench_cpu
 
+# Millions of broken messages for all that reads what comes from outside, in this process and over sockets: some
+# five minutes, or `make bench-fuzz MESSAGES=100000`.
+MESSAGES = 10000000
+.PHONY: bench-fuzz
+bench-fuzz: $(STAMP)
+	@$(BIN)/python -m experiments.bench_fuzz --messages $(MESSAGES)
+
 # What a request costs a live server, beside bare servers of grpcio, in three minutes; and how many requests one
 # controller process answers in time, in eight. On a machine with nothing else to do, and with what `make native`
 # made, where that is there.
 NATIVE = $(if $(wildcard build/native),--native)
-.PHONY: bench-live bench-controller
+.PHONY: bench-live bench-controller bench-crowd
 bench-live: $(STAMP)
 	@$(BIN)/python -m experiments.bench_live $(NATIVE)
 
 bench-controller: $(STAMP)
 	@$(BIN)/python -m experiments.bench_controller $(NATIVE)
+
+# Beside the last commit whose front was grpcio's.
+BEFORE ?= 3af5630
+bench-crowd: $(STAMP)
+	@rm -rf build/before && mkdir -p build/before && git archive $(BEFORE) | tar -x -C build/before
+	@$(BIN)/python -m experiments.bench_crowd --beside build/before
 
 # The paper's evaluation through a live server, two cores and modelled GPUs, beside the simulator: 25 minutes, or
 # `make bench-paper-live PAPER_LIVE="--seconds 20 --warmup 5 --lines gpus6"`; on a machine with nothing else to do.
@@ -92,6 +105,16 @@ bench-endurance: $(STAMP)
 
 bench-costs: $(STAMP)
 	@$(BIN)/python -m experiments.controller_costs
+
+# Each process killed, stopped and replaced 20 times under load: 25 minutes; on a machine with nothing else to do.
+.PHONY: bench-restart
+bench-restart: $(STAMP)
+	@$(BIN)/python -m experiments.bench_restart
+
+# What keys and TLS cost a request; on a machine with nothing else to do.
+.PHONY: bench-guard
+bench-guard: $(STAMP)
+	@$(BIN)/python -m experiments.bench_guard
 
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing

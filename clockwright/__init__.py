@@ -15,6 +15,7 @@ All other packages import their vocabulary from here, and it imports none of the
     actions                         what a controller asks of a worker, and what comes back
     frames, frame_socket            actions, results and tensors between processes, and the sockets for them
     data_socket, own_certificate    dialling those sockets, and TLS on them
+    leadership, leader_search       which of several controllers leads
     tensors, containers             shapes and datatypes; the declaration of a model that is code
     errors, units                   every exception; identifiers and units of time
     process                         memory, garbage and the end of a process

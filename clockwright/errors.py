@@ -8,6 +8,7 @@ ClockwrightError
    +- UnknownModelError  there is no model, or no version, of that name
    +- NameTakenError     there is a model or an application of that name already
 +- UnknownWorkerError  there is no worker of that name
++- UnknownTenantError  there is no quota for a tenant of that name
 +- NoRoomError       uploaded models have no room on the controller; says how much there is
 +- TraceFormatError  a trace file is not what its reader expects; names file and line
 +- BadRequestError   a request does not fit its model; names the field, what was found and expected
@@ -59,6 +60,10 @@ class UnknownWorkerError(ClockwrightError):
     """There is no worker of that name."""
 
 
+class UnknownTenantError(ClockwrightError):
+    """There is no quota for a tenant of that name."""
+
+
 class UnknownRegionError(ClockwrightError):
     """There is no region of shared memory of that name."""
 
@@ -92,6 +97,8 @@ class Refusal(enum.Enum):
     COLD = "COLD"
     #: The work ahead of the request takes too long.
     OVERLOADED = "OVERLOADED"
+    #: The tenant has used up what it may have, or asks for what it may not have; the figures say which quota.
+    QUOTA = "QUOTA"
     #: The answer was predicted to be in time and was not.
     LATE = "LATE"
     #: The worker that had the request vanished, and no other could answer in time.
@@ -118,6 +125,7 @@ class RefusedError(ClockwrightError):
         self.refusal = refusal
         self.message = message
         #: Times behind the refusal, in ns: `slo_ns`, `load_ns`, `exec_ns`, `queue_ns`, ...; may be empty.
+        #: `retry_ns`: after this time it may be worth to ask again.
         self.figures = dict(figures or {})
 
 

@@ -109,6 +109,15 @@ class FrameSocket:
             self._is_due = True
             self._loop.call_soon(self._flush)
 
+    def hold(self, buffers: Sequence[Buffer]) -> None:
+        """Send buffers with the next that are sent, or by `flush`: whoever holds them back sees to that."""
+        self._queue.add(buffers)
+
+    def flush(self) -> None:
+        """Send what is held back, unless the socket is full: then it goes when there is room."""
+        if not self._is_full:
+            self._flush()
+
     def send_now(self, buffers: Sequence[Buffer]) -> None:
         """Send buffers at once: they are all of a turn."""
         self._queue.add(buffers)

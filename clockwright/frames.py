@@ -12,6 +12,9 @@ Nothing is built from a length before the length is found to be possible: `Frame
 frame, and the types below every number, text and list in a header. msgspec checks all that while it decodes:
 an action and its result take 7.6 us to encode and decode, with `struct` 12.6 us without any check.
 
+An order may end with the generation of the controller that gives it (`clockwright.leadership`), for workers that
+have said that they know of it.
+
 `shift_ns` is added to every time on the way out or in: the controller's end of the link passes the worker's
 clock offset, the worker passes nothing.
 """
@@ -108,6 +111,7 @@ class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=
     lengths: _Counts
     places: _Places
     room: tuple[_Size, _Size] | None
+    generation: _Id = 0
     fronts: _Counts = ()
 
 
@@ -119,6 +123,7 @@ class _LoadWeights(
     earliest_ns: _Time
     latest_ns: _Time
     expected_duration_ns: _Duration
+    generation: _Id = 0
 
 
 class _EvictWeights(
@@ -126,6 +131,7 @@ class _EvictWeights(
 ):
     action_id: _Id
     model_id: _Words
+    generation: _Id = 0
 
 
 class Withdrawal(
@@ -138,6 +144,7 @@ class Withdrawal(
     """
 
     action_id: _Id
+    generation: _Id = 0
 
 
 class MemoryOffer(
@@ -299,6 +306,7 @@ def encode_action(
     room: tuple[int, int] | None = None,
     fronts: Sequence[int] = (),
     shift_ns: int = 0,
+    generation: int = 0,
 ) -> list[Buffer]:
     """Make the frame of an action, as buffers to be sent one after the other.
 
@@ -310,14 +318,16 @@ def encode_action(
         room: where the outputs belong in that memory, and their bytes; None: they come with the result.
         fronts: those that send inputs and wait for outputs, as in `FromFronts`; empty: there is none.
         shift_ns: is added to every time.
+        generation: the controller's; 0: none is told.
     """
+    told = (generation,) if generation else ()
     if isinstance(action, EvictWeights):
-        return make_frame(_encode((_EVICT, action.action_id, action.model_id)), ())
+        return make_frame(_encode((_EVICT, action.action_id, action.model_id, *told)), ())
     earliest_ns, latest_ns = action.earliest_ns + shift_ns, action.latest_ns + shift_ns
     expected_ns = action.expected_duration_ns
     if isinstance(action, LoadWeights):
         load = (_LOAD, action.action_id, action.model_id, earliest_ns, latest_ns, expected_ns)
-        return make_frame(_encode(load), ())
+        return make_frame(_encode((*load, *told)), ())
     infer: tuple[object, ...] = (
         _INFER,
         action.action_id,
@@ -332,7 +342,9 @@ def encode_action(
         room,
     )
     if fronts:
-        infer = (*infer, fronts)
+        infer = (*infer, generation, fronts)
+    elif generation:
+        infer = (*infer, generation)
     if places:
         payload = [tensor for tensor, place in zip(payload, places, strict=True) if place == -1]
     return make_frame(_encode(infer), payload)
@@ -360,9 +372,10 @@ def encode_mapped(number: int = 0) -> list[Buffer]:
     return make_frame(_encode((_MAPPED, number)), ())
 
 
-def encode_withdrawal(action_id: ActionId) -> list[Buffer]:
-    """Make the frame that takes an action back."""
-    return make_frame(_encode((_WITHDRAW, action_id)), ())
+def encode_withdrawal(action_id: ActionId, *, generation: int = 0) -> list[Buffer]:
+    """Make the frame that takes an action back; `generation` as in `encode_action`."""
+    told = (generation,) if generation else ()
+    return make_frame(_encode((_WITHDRAW, action_id, *told)), ())
 
 
 def encode_expect(number: int, token: bytes, inputs_bytes_max: int) -> list[Buffer]:
@@ -456,7 +469,7 @@ Arrangement = MemoryOffer | FurtherMemory | ForgetMemory | ExpectFront | FrontGo
 
 
 def decode_order(
-    frame: Frame, memory: Memory | None = None
+    frame: Frame, memory: Memory | None = None, *, oldest: int = 0
 ) -> tuple[
     Action | Withdrawal | Inputs | Arrangement,
     Sequence[Buffer],
@@ -467,6 +480,7 @@ def decode_order(
     Args:
         frame: its header and payload.
         memory: what of the controller's is mapped here.
+        oldest: the generation before which nobody is obeyed.
 
     Returns:
         What is asked; the inputs of an Infer, empty where a front sends them, or those that the controller hands
@@ -474,13 +488,17 @@ def decode_order(
         controller; None: neither.
 
     Raises:
-        ProtocolError: no controller of this version sends such a frame.
+        ProtocolError: no controller of this version sends such a frame, or one that others have followed.
     """
     header, payload = frame
     try:
         order = _decode_order(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no action: {error}") from None
+    if oldest and not isinstance(order, Arrangement | Inputs) and order.generation < oldest:
+        raise ProtocolError(
+            f"action {order.action_id} is of generation {order.generation}, expected {oldest} or later"
+        )
     if isinstance(order, _Infer):
         infer = Infer(
             action_id=ActionId(order.action_id),

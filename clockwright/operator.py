@@ -127,6 +127,33 @@ class Operator:
         )
         return response.erased
 
+    def set_quota(self, tenant: str, quota: pb.Quota) -> None:
+        """Give a tenant a quota, in place of any that it has.
+
+        Raises:
+            BadRequestError: a bound cannot be.
+            ClockwrightError: the server's quotas come from a file.
+        """
+        request = pb.SetQuotaRequest(tenant=tenant, quota=quota)
+        self._call(self._stub.SetQuota, request, limit_s=_LOOK_LIMIT_S)
+
+    def remove_quota(self, tenant: str) -> None:
+        """Take a tenant's quota away.
+
+        Raises:
+            UnknownModelError: it has none.
+            ClockwrightError: the server's quotas come from a file.
+        """
+        request = pb.RemoveQuotaRequest(tenant=tenant)
+        self._call(self._stub.RemoveQuota, request, limit_s=_LOOK_LIMIT_S)
+
+    def quotas(self) -> list[pb.QuotaInfo]:
+        """List all quotas, with what their tenants have now."""
+        response: pb.ListQuotasResponse = self._call(
+            self._stub.ListQuotas, pb.ListQuotasRequest(), limit_s=_LOOK_LIMIT_S
+        )
+        return list(response.quotas)
+
     def _call(self, method: Any, request: object, *, limit_s: float | None) -> Any:  # noqa: ANN401
         try:
             return method(request, timeout=limit_s, metadata=self._access.metadata)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 
 from clockwright.bulk import join_bulk
+from clockwright.v1 import worker_pb2 as pb
 
-# A worker of another version is refused and told both versions; there is no negotiation.
+# What both ends have to share: a peer of another version is refused and told both versions. What was added
+# since is announced by fields that older peers ignore (`Register.held`, `Register.takes_generations`,
+# `Welcome.keep`), and used only with peers that announce it. So workers and controllers of neighbouring
+# releases work together, whichever is upgraded first.
 PROTOCOL_VERSION = 2
 
 # Field numbers of `payload` and `next` in the envelopes.
@@ -30,3 +35,11 @@ def take_together(outgoing: deque[bytes]) -> bytes:
     while outgoing and (size := size + len(outgoing[0])) <= TOGETHER_BYTES:
         following.append(outgoing.popleft())
     return join_bulk(first, NEXT_FIELD, following)
+
+
+def offer_digest(offer: pb.ModelOffer) -> bytes:
+    """A digest of all that an offer says of a model but its id: who answers two with one digest answers alike."""
+    anonymous = pb.ModelOffer()
+    anonymous.CopyFrom(offer)
+    anonymous.ClearField("model_id")
+    return hashlib.sha256(anonymous.SerializeToString(deterministic=True)).digest()

@@ -60,6 +60,10 @@ one SQLite file of the state folder (`state_file`), which one controller at a ti
 residency do not: workers know what they hold, and clients ask again. What goes with the process (`scratch`) is
 cleared away by the next one where it was killed.
 
+Several controllers may stand behind one lease (`lease`): one leads, the others only listen and say that they are
+not ready (`standby`). Nothing that is hot has to be handed over. Workers say what they hold when they register, fronts
+ask again what was open, and models and applications lie in the state folder.
+
 Threads. Everything runs in the one event loop thread (uvloop, started in `app`), so no state here needs a
 thread lock. Two things leave it: reading, hashing, writing and deleting model files (`asyncio.to_thread`), and
 the state file, which has a thread of its own; so has a Redis in its place. None of them touches a shell's state.

@@ -3,40 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
+import os
 import resource
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import uvloop
 
 from clockwright.errors import ConfigError, ModelError, StoreError
-from clockwright.frame_socket import SocketListener
+from clockwright.leadership import Term
 from clockwright.process import freeze_garbage, keep_big_blocks
 from controller.access.guard import Guard
 from controller.catalogue import Catalogue
-from controller.config import ControllerConfig, FrontConfig
+from controller.config import ControllerConfig
+from controller.core.events import TenantsWeighed
+from controller.digests import FileDigests
 from controller.front.backend import LocalBackend
 from controller.front.control import ControlService
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
 from controller.front.interceptor import AccessInterceptor
+from controller.front.leadership import leadership_handler
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
-from controller.front.tls import server_context
+from controller.front.throttle import Throttle, thread_times
 from controller.front.turns import Turns
+from controller.lease.keeper import LeaseKeeper, holder_name
+from controller.lease.places import open_store
+from controller.memory import MemoryWatch
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
+from controller.server_tls import use_tls
 from controller.slabs import Slabs
-from controller.state_file import StateFile
+from controller.standby import standing_by as standing_by_at
+from controller.state_file import StateFile, begin_term, keep_digests, read_digests
 from controller.telemetry import Telemetry
 from controller.telemetry_writer import TelemetryWriter
 from controller.uploads import Uploads
@@ -76,8 +88,15 @@ class Controller:
         self.guard = guard
         self.state = state
 
-    async def drain(self, limit_s: float) -> None:
-        """Admit nothing more, finish what is admitted, and let the workers go."""
+    async def drain(self, limit_s: float, *, notice_s: float) -> None:
+        """Be ready no more, then admit nothing more, finish what is admitted, and leave workers and fronts waiting.
+
+        Args:
+            limit_s: how long to wait for what is admitted.
+            notice_s: how long to serve on after the first of these.
+        """
+        self.runtime.draining = True
+        await asyncio.sleep(notice_s)
         self.runtime.close_admission()
         try:
             async with asyncio.timeout(limit_s):
@@ -92,8 +111,15 @@ class Controller:
 
 
 @asynccontextmanager
-async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
+async def running(
+    config: ControllerConfig,
+    term: Term = Term(),  # noqa: B008  it is frozen
+) -> AsyncIterator[Controller]:
     """Start a controller in the running event loop; stop it, without draining, at the end.
+
+    Args:
+        config: its settings.
+        term: the generation in which it leads; by default the next of its state folder, if it has one.
 
     Raises:
         ConfigError: the port is taken, or a directory cannot be used.
@@ -109,13 +135,31 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         folder = config.state_dir
         state = StateFile(None if folder is None else folder / "state.sqlite")
         stack.push_async_callback(state.close)
+        if folder is not None and not term.generation:
+            try:
+                term = await state.run(begin_term)
+            except StoreError as error:
+                # A full disk, perhaps. It serves all the same, and workers do not ask who was before.
+                log.warning("%s: this controller has no generation", error)
         scratch = stack.enter_context(scratch_folder())
         asyncio.get_running_loop().run_in_executor(None, clear_left_behind)
         uploads = Uploads(
             (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
         )
         runtime = Runtime(make_scheduler(config.scheduler), telemetry)
-        catalogue = Catalogue(runtime, config.models_dir, uploads)
+        known_digests: dict[str, str] = {}
+        with suppress(StoreError):  # Then all files are read.
+            known_digests = await state.run(read_digests)
+        digests = FileDigests(known_digests)
+        catalogue = Catalogue(runtime, config.models_dir, uploads, digests)
+        quotas = QuotaBook(
+            file=config.quotas_file,
+            state=state,
+            changed=functools.partial(_quotas_changed, runtime, catalogue),
+        )
+        await quotas.start()
+        if quotas.file is not None:
+            guard.watch([quotas.file], quotas.read_again)
         slabs = Slabs(config.shared_memory_bytes)
         stack.callback(slabs.close)
         links = WorkerLinks(
@@ -124,6 +168,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             message_bytes_max=config.max_message_bytes,
             slabs=slabs,
+            term=term,
         )
         try:
             links.listen(config.host, config.worker_port, scratch / "workers")
@@ -135,6 +180,9 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             await catalogue.restore()
             if config.models_dir is not None:
                 await catalogue.scan()
+                if digests.seen != known_digests:
+                    with suppress(StoreError):  # A full disk: the next start reads the files again.
+                        await state.run(functools.partial(keep_digests, digests=digests.seen))
         except (ModelError, OSError, StoreError) as error:
             raise ConfigError(str(error)) from error
         applications = Applications(runtime, catalogue, config.selection, state)
@@ -145,8 +193,12 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             max_bytes=config.max_open_bytes,
             count=telemetry.refused_at_door,
         )
+        memory = MemoryWatch(door, config.memory_limit_bytes)
+        await stack.enter_async_context(memory.looking())
         server: grpc.aio.Server | Http2Server
         lag_ns: Callable[[], int] | None = None
+        turns: Turns
+        throttle: Throttle
         if config.front == "http2":
             server = Http2Server(
                 clock=runtime.clock,
@@ -156,6 +208,7 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 slabs=slabs,
                 authoriser=guard.authoriser,
             )
+            turns, throttle = server.turns, server.throttle
             use_tls((server, links.listener), config, guard)
         else:
             interceptor = AccessInterceptor(guard.authoriser)
@@ -164,6 +217,8 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             turns = Turns(runtime.clock)
             stack.callback(turns.stop)
             lag_ns = turns.lag_ns
+            throttle = Throttle(runtime.clock, thread_times())
+        runtime.unread_ns = turns.unread_ns
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -172,11 +227,20 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
                 request_bytes_max=config.max_message_bytes,
             )
         backend = LocalBackend(
-            runtime, catalogue, applications, default_slo_ns=config.default_slo_ns
+            runtime,
+            catalogue,
+            applications,
+            default_slo_ns=config.default_slo_ns,
+            quotas=quotas.quotas,
         )
         InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, applications, client_shm=regions is not None
+            runtime,
+            catalogue,
+            backend,
+            applications,
+            door=door,
+            client_shm=regions is not None,
         ).mount(server)
         fronts = FrontLinks(
             backend,
@@ -184,8 +248,10 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             links,
             HeartbeatConfig(config.heartbeat_interval_ms, config.silence_limit_ms),
             door=door,
+            throttle=throttle,
             message_bytes_max=config.max_message_bytes,
             knows_callers=config.access.knows_callers,
+            term=term,
         )
         stack.callback(fronts.close)
         control = ControlService(
@@ -197,10 +263,14 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,
+            quotas=quotas,
+            memory=memory.pressure,
             knows_callers=config.access.knows_callers,
             has_tls=config.tls_certificate is not None,
         )
-        server.add_generic_rpc_handlers((*control.handlers(), links.handler(), fronts.handler()))
+        leadership = leadership_handler(lambda: None if runtime.draining else term)
+        handlers = (*control.handlers(), links.handler(), fronts.handler(), leadership)
+        server.add_generic_rpc_handlers(handlers)
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -223,47 +293,107 @@ async def running(config: ControllerConfig) -> AsyncIterator[Controller]:
         )
 
 
+def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str, float]) -> None:
+    """Have other quotas take effect: with the scheduler, and with whoever keeps how to ask for a model."""
+    runtime.tell(TenantsWeighed(weights=weights))
+    catalogue.renew()
+
+
 async def serve(
     config: ControllerConfig,
     *,
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
+    standing_by: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
+
+    With a lease, it stands by until it leads, and ends when it leads no more.
 
     On SIGHUP keys and certificates are read again, which otherwise takes a second after they have changed.
 
     Args:
         config: its settings.
         started: is called with the port once connections are accepted.
-        draining: is called before the workers are told to leave.
+        draining: is called before the workers are left waiting.
+        standing_by: is called with the port where it says that it is not ready yet.
 
     Returns:
-        The process's exit code.
+        The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
 
     Raises:
         ConfigError: it cannot start.
     """
     with signals_to_end() as signals:
-        async with running(config) as controller:
-            loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
-            # All objects made so far live as long as the process: the collector need not look at them.
-            freeze_garbage()
-            if started is not None:
-                started(controller.port)
-            log.info("draining on %s", signal.Signals(await signals.get()).name)
+        if config.lease is None:
+            never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            return await _lead(config, Term(), signals, never, started, draining)
+        store = open_store(config.lease)
+        async with standing_by_at(config) as port:
+            if standing_by is not None:
+                standing_by(port)
+            config = replace(config, port=port)
+            keeper = LeaseKeeper(store, holder_name(config.address))
+            told = asyncio.create_task(signals.get())
+            taken = asyncio.create_task(keeper.take())
+            await asyncio.wait((told, taken), return_when=asyncio.FIRST_COMPLETED)
+        is_told = told.done()
+        for task in (told, taken):
+            task.cancel()
+        await asyncio.gather(told, taken, return_exceptions=True)
+        lost = asyncio.create_task(keeper.keep())
+        try:
+            if is_told:
+                return 0
+            log.warning("leading, in generation %d", keeper.term.generation)
+            return await _lead(config, keeper.term, signals, lost, started, draining)
+        finally:
+            lost.cancel()
+            await asyncio.gather(lost, return_exceptions=True)
+            # Last, because its successor needs what it holds: the port, and the state folder.
+            await keeper.give_back()
+
+
+async def _lead(
+    config: ControllerConfig,
+    term: Term,
+    signals: asyncio.Queue[int],
+    lost: asyncio.Future[str],
+    started: Callable[[int], None] | None,
+    draining: Callable[[], None] | None,
+) -> int:
+    """Do what `serve` says, as the leader; `lost` says why it leads no more."""
+    async with running(config, term) as controller:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
+        # All objects made so far live as long as the process: the collector need not look at them.
+        freeze_garbage()
+        if started is not None:
+            started(controller.port)
+        told = asyncio.create_task(signals.get())
+        await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            log.info("draining on %s", signal.Signals(told.result()).name)
             if draining is not None:
                 draining()
-            drain = asyncio.create_task(controller.drain(config.drain_limit_s))
+            drain = asyncio.create_task(
+                controller.drain(config.drain_limit_s, notice_s=config.notice_s)
+            )
             hurry = asyncio.create_task(signals.get())
-            await asyncio.wait((drain, hurry), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((drain, hurry, lost), return_when=asyncio.FIRST_COMPLETED)
             if drain.done():
                 drain.result()
             for task in (drain, hurry):
                 task.cancel()
             await asyncio.gather(drain, hurry, return_exceptions=True)
-    return 0
+        told.cancel()
+        if not lost.done():
+            return 0
+        reason = f"another controller may lead now: {lost.result()}"
+        log.critical("%s; ending", reason)
+        controller.fronts.close()
+        await controller.links.close(reason)
+        return os.EX_TEMPFAIL
 
 
 @contextmanager
@@ -285,9 +415,11 @@ def run(
     *,
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
+    standing_by: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller process until it is told to leave; the arguments are those of `serve`."""
-    return run_loop(serve(config, started=started, draining=draining))
+    main = serve(config, started=started, draining=draining, standing_by=standing_by)
+    return run_loop(main)
 
 
 def run_loop(main: Coroutine[Any, Any, int]) -> int:
@@ -298,32 +430,6 @@ def run_loop(main: Coroutine[Any, Any, int]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
-
-
-def use_tls(
-    doors: Sequence[Http2Server | SocketListener],
-    config: ControllerConfig | FrontConfig,
-    guard: Guard,
-) -> None:
-    """Have doors show their certificate, and those who connect once it has changed the new one.
-
-    Raises:
-        ConfigError: the files cannot be used.
-    """
-    certificate, key = config.tls_certificate, config.tls_key
-    if certificate is None or key is None:
-        return
-    client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
-
-    def read() -> None:
-        context = server_context(certificate, key, client_ca, worker_ca)
-        for door in doors:
-            door.tls = context
-
-    # First, so that what changes while it is read is read again.
-    files = (certificate, key, client_ca, worker_ca)
-    guard.watch([path for path in files if path is not None], read)
-    read()
 
 
 def _server_options(config: ControllerConfig) -> list[tuple[str, int]]:

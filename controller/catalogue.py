@@ -19,10 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from clockwright.errors import ModelError, UnknownModelError
+from clockwright.errors import ModelError, NoRoomError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
 from controller.core.events import ModelAdded, ModelReady, ModelRemoved
+from controller.digests import FileDigests
 from controller.model_folder import ModelFolder, check_name, read_model_folder
 from controller.runtime import Runtime
 from controller.uploads import Upload, Uploads
@@ -34,6 +35,8 @@ RETIRE_LIMIT_S = 10
 
 # Instances of a folder that anybody may upload. Each is offered to each worker and waits for its word.
 UPLOADED_COPIES_MAX = 1000
+#: Models in all, those on trial too; a scheduler with more of them was never tried.
+MODELS_MAX = 100_000
 # Models that are offered before requests get their turn.
 _OFFERS_SLICE = 64
 
@@ -83,6 +86,8 @@ class Entry:
     disagreeing: set[WorkerId] = field(default_factory=set)
     #: Stage that a worker is at with the model ("compiling"); empty when none has said so.
     progress: str = ""
+    #: A digest of what workers are offered; empty until somebody needed it.
+    offer_digest: bytes = b""
     #: What brought its files; None: they are not ours.
     upload: Upload | None = None
 
@@ -125,6 +130,9 @@ class Catalogue:
         runtime: Runtime,
         directory: Path | None = None,
         uploads: Uploads | None = None,
+        digests: FileDigests | None = None,
+        *,
+        models_max: int = MODELS_MAX,
     ) -> None:
         """Start empty.
 
@@ -132,10 +140,14 @@ class Catalogue:
             runtime: is told of models that come, get ready and go.
             directory: one folder per model; for `scan` and `reload`.
             uploads: keep models that come by upload; for `restore` and `add`.
+            digests: know the directory's files that an earlier run has read.
+            models_max: beyond so many none is added.
         """
+        self._models_max = models_max
         self._runtime = runtime
         self._directory = directory
         self._uploads = uploads
+        self._digests = digests
         #: Another number whenever a name means another model or application, or one takes other tensors or
         #: batches.
         self.generation = 0
@@ -268,7 +280,7 @@ class Catalogue:
             if not path.is_dir() or any(m.upload for m in self._instances(path.name)):
                 continue
             try:
-                folder = await asyncio.to_thread(read_model_folder, path)
+                folder = await asyncio.to_thread(read_model_folder, path, self._digests)
                 self._check_free(folder.instance_names)
             except ModelError as error:
                 log.warning("model %s is unavailable: %s", path.name, error)
@@ -303,6 +315,7 @@ class Catalogue:
         Raises:
             ModelError: the folder is malformed, a name is taken, every worker refused a model, or
                 there is no worker.
+            NoRoomError: there are too many models.
             StoreError: the disk does not take it.
         """
         folder = await asyncio.to_thread(read_model_folder, path)
@@ -313,6 +326,11 @@ class Catalogue:
             )
         replaced = self._instances(folder.name) if replace else []
         names = folder.instance_names
+        if len(self._by_id) + len(names) > self._models_max:
+            raise NoRoomError(
+                f"found {len(self._by_id)} models and {len(names)} more, expected"
+                f" {self._models_max} at most"
+            )
         self._check_free(name for name in names if name not in {m.name for m in replaced})
         claimed = {folder.name, *names}
         if clash := self._busy & claimed:
@@ -483,7 +501,7 @@ class Catalogue:
     # --- what workers say ---------------------------------------------------------------------
 
     def worker_joined(self, worker_id: WorkerId, worker: OfferTo) -> None:
-        """Offer a worker all models, and let its opinion count from now on."""
+        """Offer a worker all models that it has not answered for already, and let its opinion count from now on."""
         self._workers[worker_id] = worker
         self._announce_change()
         self._offer_from(0, list(self._by_id.values()), worker_id, worker)
@@ -496,7 +514,8 @@ class Catalogue:
             return
         end = start + _OFFERS_SLICE
         for model in models[start:end]:
-            if self._by_id.get(model.model_id) is model:
+            is_here = self._by_id.get(model.model_id) is model
+            if is_here and worker_id not in model.ready_on and worker_id not in model.refused_by:
                 worker.offer(model)
         if end < len(models):
             loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from clockwright.cli.flags import (
     SERVER,
-    Server,
+    Controllers,
     Telemetry,
     Verbose,
     WorkerFlags,
@@ -160,6 +160,12 @@ class ControllerFlags(FrontFlags):
     max_message_mib: Annotated[
         int, typer.Option(help="Largest message: a request's inputs, a batch's outputs.")
     ] = 64
+    quotas: Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of what tenants may have, read again when it changes; else operators set that."
+        ),
+    ] = None
     upload_limit_mib: Annotated[
         int, typer.Option(help="Disk for models that `models add` brings, together.")
     ] = 16384
@@ -201,6 +207,8 @@ class ControllerFlags(FrontFlags):
             allow_client_shm=self.allow_client_shm,
             max_connections=self.max_connections,
             max_message_bytes=self.max_message_mib << 20,
+            quotas_file=self.quotas,
+            memory_limit_bytes=self.memory_limit_bytes,
             upload_limit_bytes=self.upload_limit_mib << 20,
         )
 
@@ -293,6 +301,18 @@ def controller(
     host: Annotated[
         str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
     ] = "127.0.0.1",
+    lease: Annotated[
+        str | None,
+        typer.Option(
+            metavar="file:PATH|etcd://HOST:PORT",
+            help="Where controllers that follow each other keep who of them leads; the others stand by. "
+            "file: is for those of one host.",
+        ),
+    ] = None,
+    notice_s: Annotated[
+        float,
+        typer.Option(help="How long it serves on, and is not ready, when it is told to end."),
+    ] = 0,
     scheduler: SchedulerFlags,
     verbose: Verbose = False,
 ) -> None:
@@ -304,13 +324,14 @@ def controller(
     log(verbose)
     if flags.state is None:
         flags = replace(flags, state=default_state_dir())
-    raise typer.Exit(run_up(flags.config(host, scheduler), LocalWorkers()))
+    config = replace(flags.config(host, scheduler), lease=lease, notice_s=notice_s)
+    raise typer.Exit(run_up(config, LocalWorkers()))
 
 
 @takes_flags
 def front(
     *,
-    controller: Server = SERVER,
+    controller: Controllers = SERVER,
     flags: FrontFlags,
     join: FrontJoinFlags,
     host: Annotated[
@@ -344,6 +365,7 @@ def front(
             max_connections=flags.max_connections,
             shared_memory_bytes=flags.shared_memory_bytes,
             allow_client_shm=flags.allow_client_shm,
+            memory_limit_bytes=flags.memory_limit_bytes,
         )
         code = run_front(config, started=None if parent_pid is not None else _say_where(host))
     except ConfigError as error:

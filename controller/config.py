@@ -8,9 +8,11 @@ from pathlib import Path
 
 from clockwright.channel import Access
 from clockwright.errors import ConfigError
+from clockwright.leadership import parse_addresses
 from clockwright.units import NS_PER_MS
 from controller.access.config import AccessConfig
 from controller.core import SchedulerConfig
+from controller.memory import available_bytes
 from controller.selection.config import SelectionConfig
 from controller.telemetry import CAPACITY
 
@@ -31,14 +33,14 @@ _SHARED_PART = 8
 
 def default_shared_bytes() -> int:
     """How much memory may be shared with workers, unless somebody says: a part of what there is."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARED_PART
+    return available_bytes() // _SHARED_PART
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontConfig:
     """Everything about a front process that can be tuned; what `ControllerConfig` has too means the same."""
 
-    #: HOST:PORT of the controller.
+    #: HOST:PORT of the controller, or of several with commas between: one of them leads.
     controller: str
     host: str = "127.0.0.1"
     port: int = 8001
@@ -57,10 +59,14 @@ class FrontConfig:
     #: controller's.
     shared_memory_bytes: int = field(default_factory=default_shared_bytes)
     allow_client_shm: bool = False
+    memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.controller.rpartition(":")[0]:
-            raise ConfigError(f"controller is {self.controller!r}, expected HOST:PORT")
+        parse_addresses(self.controller)
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise ConfigError(
+                f"memory_limit_bytes is {self.memory_limit_bytes}, expected more than 0"
+            )
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}, expected 0 to 65535")
         if not self.host:
@@ -135,12 +141,23 @@ class ControllerConfig:
     max_connections: int = 1000
     #: What models that were added by upload may occupy on this machine's disk, together.
     upload_limit_bytes: int = 16 << 30
+    #: File of tenants' quotas (controller/quota_book.py), read again when it changes; None: operators set them.
+    quotas_file: Path | None = None
+    #: What this process may take up of memory, with what it shares with workers: near it requests are refused.
+    #: None: what its control group may, or the machine has.
+    memory_limit_bytes: int | None = None
     #: Settings of applications: what they learn, the prediction cache, feedback.
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
     telemetry_dir: Path | None = None
     #: Rows of telemetry kept in memory, per table.
     telemetry_capacity: int = CAPACITY
+    #: Where controllers that follow each other keep who of them leads (`controller.lease`); None: this is the only
+    #: one.
+    lease: str | None = None
+    #: How long a shutdown says that the controller is not ready before it refuses requests: time for a load
+    #: balancer to ask, and to send them elsewhere. Fronts and workers need none.
+    notice_s: float = 0.0
     #: How long a shutdown waits for admitted requests to be answered.
     drain_limit_s: float = 10.0
 
@@ -162,6 +179,10 @@ class ControllerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected more than 0")
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise ConfigError(
+                f"memory_limit_bytes is {self.memory_limit_bytes}, expected more than 0"
+            )
         if self.shared_memory_bytes < 0:
             raise ConfigError(
                 f"shared_memory_bytes is {self.shared_memory_bytes}, expected 0 or more"
@@ -175,8 +196,9 @@ class ControllerConfig:
         if self.tls_certificate is not None and self.front != "http2":
             raise ConfigError(f"front is {self.front!r}, which has no TLS here, expected http2")
         self.access.check(self.host, has_tls=self.tls_certificate is not None)
-        if self.drain_limit_s < 0:
-            raise ConfigError(f"drain_limit_s is {self.drain_limit_s}, expected 0 or more")
+        for name in ("drain_limit_s", "notice_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 or more")
         if self.silence_limit_ms < 2 * self.heartbeat_interval_ms:
             raise ConfigError(
                 f"silence_limit_ms ({self.silence_limit_ms}) is below twice heartbeat_interval_ms "

@@ -75,6 +75,14 @@ class FrontFlags:
         ),
     ] = None
 
+    memory_limit_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="Of this process: at 85 % of it large requests are refused, at 95 % all. Unset: the limit of its "
+            "control group, or of the machine."
+        ),
+    ] = None
+
     allow_client_shm: Annotated[
         bool,
         typer.Option(
@@ -114,6 +122,11 @@ class FrontFlags:
             ),
             insecure=self.insecure,
         )
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """What this process may take; None: what there is."""
+        return None if self.memory_limit_mib is None else self.memory_limit_mib << 20
 
     def for_clients(self) -> FrontFlags:
         """Those of them that fronts have."""

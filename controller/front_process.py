@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from clockwright.errors import ConfigError
 from clockwright.process import freeze_garbage
 from controller.access.guard import Guard
-from controller.app import run_loop, signals_to_end, use_tls
+from controller.app import run_loop, signals_to_end
 from controller.config import FrontConfig
 from controller.front.door import Door
 from controller.front.forwarding import Forwarding
@@ -25,6 +25,8 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
+from controller.memory import MemoryWatch
+from controller.server_tls import use_tls
 from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
@@ -87,6 +89,7 @@ async def serving(
             max_bytes=config.max_open_bytes,
             count=backend.refused_at_door,
         )
+        await stack.enter_async_context(MemoryWatch(door, config.memory_limit_bytes).looking())
         server = Http2Server(
             clock=backend.clock,
             door=door,
@@ -95,6 +98,7 @@ async def serving(
             slabs=slabs,
             authoriser=guard.authoriser,
         )
+        server.throttle.whose = "the front itself"
         use_tls((server,), config, guard)
         regions: Regions | None = None
         if config.allow_client_shm:
@@ -105,7 +109,10 @@ async def serving(
             )
         InferenceService(backend, door=door, regions=regions).mount(server)
         forwarding = Forwarding(
-            lambda: backend.channel, config.joining.metadata, client_shm=regions is not None
+            backend.wait_for_channel,
+            config.joining.metadata,
+            door=door,
+            client_shm=regions is not None,
         )
         server.add_generic_rpc_handlers((forwarding,))
         try:

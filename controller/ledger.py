@@ -209,7 +209,12 @@ class Ledger(Generic[W, K]):
         return lost
 
     def finish(
-        self, worker_id: WorkerId, result: Result, outputs: Sequence[Buffer] | None = None
+        self,
+        worker_id: WorkerId,
+        result: Result,
+        outputs: Sequence[Buffer] | None = None,
+        *,
+        unread_ns: int = 0,
     ) -> Sent | None:
         """Take in a result.
 
@@ -217,6 +222,7 @@ class Ledger(Generic[W, K]):
             worker_id: the worker that sent it.
             result: the report, with times on the shell's clock.
             outputs: output tensors, per request; None: the shell carries no tensors.
+            unread_ns: how long it may have lain unread because the shell was busy.
 
         Returns:
             The action; None: the worker was let go a moment ago.
@@ -232,7 +238,7 @@ class Ledger(Generic[W, K]):
         if sent is None:
             raise ProtocolError(f"result of action {result.action_id}, which is not under way")
         now_ns = self._clock()
-        event = event_of(sent, result, now_ns=now_ns)
+        event = event_of(sent, result, now_ns=now_ns, unread_ns=unread_ns)
         command = sent.command
         if outputs is not None and not result.error:
             num_requests = len(command.request_ids)
@@ -382,14 +388,20 @@ class Ledger(Generic[W, K]):
             self._due_ns = self._arm(wakeup_ns)
 
 
-def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | ActionFailed:
-    """Turn a result into the event it is.
+def event_of(
+    sent: Sent, result: Result, *, now_ns: int, unread_ns: int = 0
+) -> ActionSucceeded | ActionFailed:
+    """Turn a result into the event it is, which is read now and may have been there for `unread_ns`.
 
     Raises:
         ProtocolError: a success lacks the time of its main step, or the time is impossible, which
             would spoil the estimates of every worker of the kind.
     """
     command = sent.command
+    action = command.action
+    unsent_ns = 0
+    if not isinstance(action, EvictWeights):
+        unsent_ns = max(0, sent.sent_ns - action.earliest_ns)
     if result.error:
         return ActionFailed(
             worker_id=command.worker_id,
@@ -397,8 +409,8 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
             error=result.error,
             message=result.message,
             received_ns=result.received_ns,
+            unsent_ns=unsent_ns,
         )
-    action = command.action
     begin_ns = end_ns = result.received_ns
     duration_ns = 0
     if not isinstance(action, EvictWeights):
@@ -421,6 +433,8 @@ def event_of(sent: Sent, result: Result, *, now_ns: int) -> ActionSucceeded | Ac
         duration_ns=duration_ns,
         received_ns=result.received_ns,
         staged_ns=None if result.input is None else result.input.end_ns,
+        unsent_ns=unsent_ns,
+        unread_ns=unread_ns,
     )
 
 

@@ -7,7 +7,6 @@ judges the rest.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import tomllib
@@ -18,7 +17,8 @@ from typing import Any
 
 from clockwright.containers import CONFIG_FILE, ContainerSpec, latest_version, parse_container
 from clockwright.errors import ModelError
-from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS
+from clockwright.units import DEFAULT_BATCH_SIZES, NS_PER_MS, SLO_NS_MAX
+from controller.digests import FileDigests
 
 #: Names that a model may have.
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -28,6 +28,8 @@ MODEL_FILE = "model.onnx"
 # A value beyond these is a slip of the pen, not a wish.
 BATCH_SIZE_MAX = 1024
 COPIES_MAX = 100_000
+#: A table of some lines is read in the event loop's process; this one takes a millisecond.
+CONFIG_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,12 @@ def check_name(name: str) -> None:
         )
 
 
-def read_model_folder(folder: Path) -> ModelFolder:
-    """Read and check a model's folder; hashes every file, so it takes time.
+def read_model_folder(folder: Path, digests: FileDigests | None = None) -> ModelFolder:
+    """Read and check a model's folder; hashes every file that is not known, so it takes time.
 
     Args:
         folder: its last component is the model's name.
+        digests: know files that were read before.
 
     Raises:
         ModelError: what is wrong with it.
@@ -152,7 +155,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
         config = _read_config(folder / CONFIG_FILE)
         settings = _settings_in(config)
         version = latest_version(folder)
-        files = _read_files(folder, folder / version)
+        files = _read_files(folder, folder / version, digests or FileDigests())
         _check_files(files, version, settings.container)
     except OSError as error:
         raise ModelError(f"cannot be read: {error}") from error
@@ -161,7 +164,7 @@ def read_model_folder(folder: Path) -> ModelFolder:
     )
 
 
-def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
+def _read_files(folder: Path, version_folder: Path, digests: FileDigests) -> tuple[ModelFile, ...]:
     root = folder.resolve()
     files = []
     for path in sorted(version_folder.rglob("*")):
@@ -173,9 +176,7 @@ def _read_files(folder: Path, version_folder: Path) -> tuple[ModelFile, ...]:
             continue
         if not path.is_file():
             raise ModelError(f"{name} is not a regular file")
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            num_bytes = file.tell()
+        digest, num_bytes = digests.of(path)
         files.append(ModelFile(name, path, num_bytes, digest))
     return tuple(files)
 
@@ -202,6 +203,10 @@ def _read_config(path: Path) -> str:
     if not path.resolve().is_relative_to(path.parent.resolve()):
         raise ModelError(f"{CONFIG_FILE} leads outside the model's folder")
     try:
+        if (num_bytes := path.stat().st_size) > CONFIG_BYTES_MAX:
+            raise ModelError(
+                f"{CONFIG_FILE}: found {num_bytes} bytes, expected {CONFIG_BYTES_MAX} at most"
+            )
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{CONFIG_FILE}: {error}") from error
@@ -210,7 +215,8 @@ def _read_config(path: Path) -> str:
 def _settings_in(config: str) -> ModelSettings:
     try:
         return _parse_settings(tomllib.loads(config))
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
+        # A number of many digits is no TOMLDecodeError, nor is a list that is nested deeply.
         raise ModelError(f"{CONFIG_FILE}: {error}") from error
 
 
@@ -254,9 +260,10 @@ def _parse_settings(table: dict[str, Any]) -> ModelSettings:
 
 
 def _slo_ns(value: object) -> int:
-    # The upper bound, a year, also keeps infinity and NaN out.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 3.2e10:
-        raise _unexpected("slo_ms", value, "a positive number of milliseconds")
+    # The upper bound also keeps infinity and NaN out.
+    most = SLO_NS_MAX // NS_PER_MS
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        raise _unexpected("slo_ms", value, f"a positive number of milliseconds, {most} at most")
     return round(value * NS_PER_MS)
 
 

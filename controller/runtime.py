@@ -95,7 +95,10 @@ class Link(Protocol):
     """The way to one worker. None of these blocks or raises."""
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
-        """Send an action; `payload` is per request, per input tensor."""
+        """Send an action at the next `flush`; `payload` is per request, per input tensor."""
+
+    def flush(self, *, now: bool) -> None:
+        """Have the actions leave: now, or with whatever else is sent in this turn of the event loop."""
 
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
@@ -139,6 +142,8 @@ class Runtime:
         self.clock = clock
         #: No requests are admitted any more.
         self.draining = False
+        #: How long what is read now may have waited for this process, in ns.
+        self.unread_ns: Callable[[], int] = lambda: 0
         self._scheduler = scheduler
         self._ledger: Ledger[Link, _Waiting] = Ledger(
             scheduler,
@@ -158,6 +163,8 @@ class Runtime:
         self._last_request_id = 0
         #: In this turn of the event loop.
         self._arrived: list[RequestArrived] = []
+        # The links that actions were sent on while arrivals are told; None: none are.
+        self._sent_to: list[Link] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._idle: asyncio.Future[None] | None = None
 
@@ -306,10 +313,21 @@ class Runtime:
                 if (entry := waiting.get(request.request_id)) and not entry[1].waiter.done()
             ]
         )
-        if len(requests) == 1:
-            self.tell(requests[0])
-        elif requests:
-            self.tell(RequestsArrived(requests=requests))
+        if not requests:
+            return
+        # What they lead to is all that is sent in this turn, as a rule: another one only to send it costs more.
+        sent_to: list[Link] = []
+        self._sent_to = sent_to
+        try:
+            if len(requests) == 1:
+                self.tell(requests[0])
+            else:
+                self.tell(RequestsArrived(requests=requests))
+        finally:
+            self._sent_to = None
+            # The second time for a link there is nothing left.
+            for link in sent_to:
+                link.flush(now=True)
 
     def _withdraw_if_cancelled(self, request_id: RequestId, future: asyncio.Future[Answer]) -> None:
         if future.cancelled():
@@ -354,7 +372,7 @@ class Runtime:
         Raises:
             ProtocolError: the worker was not sent this action, or the result lacks something.
         """
-        sent = self._ledger.finish(worker_id, result, outputs)
+        sent = self._ledger.finish(worker_id, result, outputs, unread_ns=self.unread_ns())
         if sent is None or not self._late:
             return
         wanted = self._late.pop(result.action_id, ())
@@ -379,6 +397,10 @@ class Runtime:
             if kept.late is not None:
                 self._late.setdefault(action.action_id, []).append((index, kept.late))
         link.send(action, payload)
+        if self._sent_to is None:
+            link.flush(now=False)
+        elif not self._sent_to or self._sent_to[-1] is not link:
+            self._sent_to.append(link)
 
     def _close(self, link: Link, reason: str, lost: Sequence[Sent]) -> None:
         self._forget_late(lost)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import secrets
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TypeVar
 
 from clockwright.errors import ConfigError, StoreError
 from clockwright.foreign import printable
+from clockwright.leadership import Term
 
 T = TypeVar("T")
 
@@ -34,11 +36,14 @@ CREATE TABLE IF NOT EXISTS application (name TEXT PRIMARY KEY, settings TEXT NOT
 CREATE TABLE IF NOT EXISTS upload (
     number INTEGER PRIMARY KEY, folder TEXT NOT NULL, num_bytes INTEGER NOT NULL
 );
+CREATE TABLE IF NOT EXISTS digest (file TEXT PRIMARY KEY, sha256 TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS term (lineage TEXT NOT NULL, generation INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS model (name TEXT PRIMARY KEY, upload INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS quota (tenant TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID;
 """
 
 # Those that are read as a whole at start. A million users' states would take seconds to check.
-_CHECKED = ("application", "upload", "model")
+_CHECKED = ("application", "upload", "model", "quota")
 
 
 class StateFile:
@@ -86,6 +91,31 @@ class StateFile:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def read_digests(connection: sqlite3.Connection) -> dict[str, str]:
+    """Read what `keep_digests` has kept."""
+    return dict(connection.execute("SELECT file, sha256 FROM digest"))
+
+
+def keep_digests(connection: sqlite3.Connection, digests: Mapping[str, str]) -> None:
+    """Keep digests of files (`controller.digests`) for the next start, and no others."""
+    with connection:
+        connection.execute("DELETE FROM digest")
+        connection.executemany("INSERT INTO digest VALUES (?, ?)", digests.items())
+
+
+def begin_term(connection: sqlite3.Connection) -> Term:
+    """Begin the next generation of the controllers that have used the file, one after the other."""
+    with connection:
+        found = connection.execute("SELECT lineage, generation FROM term").fetchone()
+        if found is None:
+            term = Term(secrets.token_hex(8), 1)
+            connection.execute("INSERT INTO term VALUES (?, ?)", (term.lineage, term.generation))
+        else:
+            term = Term(*found).next()
+            connection.execute("UPDATE term SET generation = ?", (term.generation,))
+    return term
 
 
 def _held_lock(path: Path) -> int:

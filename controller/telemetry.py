@@ -186,11 +186,18 @@ class Telemetry:
     def add_request(self, record: RequestRecord) -> None:
         """Take in a request that is over."""
         self._requests.append(record)
-        model_id, outcome, cold = record[1], record[7], record[12]
-        self.total.add(outcome, cold=cold)
-        counts = self.by_model.get(model_id)
-        if counts is not None:
-            counts.add(outcome, cold=cold)
+        outcome, cold = record[7], record[12]
+        total, counts = self.total, self.by_model.get(record[1])
+        if outcome == OK and not cold and counts is not None:
+            # As `Counts.add` does, which counts nearly nothing else.
+            total.requests += 1
+            total.answered += 1
+            counts.requests += 1
+            counts.answered += 1
+        else:
+            total.add(outcome, cold=cold)
+            if counts is not None:
+                counts.add(outcome, cold=cold)
         if self._write_request is not None:
             self._write_request(RequestRow(*record))
 

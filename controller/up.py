@@ -89,6 +89,9 @@ def up(
         task = _announce(console, channel, key, clients, workers, has_fronts=fronts is not None)
         announcement.append(loop.create_task(task))
 
+    def standing_by(port: int) -> None:
+        console.print(f"standing by on {config.host}:{port}")
+
     def draining() -> None:
         workers.leave()
         if fronts is not None:
@@ -100,7 +103,7 @@ def up(
         token_file = folder / "token"
         token_file.write_text(key)
         try:
-            code = run(config, started=started, draining=draining)
+            code = run(config, started=started, draining=draining, standing_by=standing_by)
         finally:
             for processes, _ in reversed(local):
                 processes.stop()

@@ -49,6 +49,7 @@ from clockwright.frames import (
     encode_withdrawal,
     mapped_number,
 )
+from clockwright.leadership import Term
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import (
     DURATION_NS_MAX,
@@ -64,7 +65,7 @@ from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
 from controller.held_tensors import HeldInput, Holder, SentOutput, has_held
-from controller.model_folder import ModelFile
+from controller.model_folder import ModelFile, ModelFolder
 from controller.runtime import Runtime
 from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory, Slabs
 
@@ -85,9 +86,14 @@ _WORKER_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,128}")
 
 # A worker that was told to leave and has not left after this long has its stream cut.
 LEAVE_LIMIT_S = 5.0
+# A worker that says nothing of what it was offered is not waited for by whoever adds a model. An honest one gives a
+# model up that takes 600 s to compile, and says so.
+OFFER_SILENCE_S = 900.0
 
 # Only a handful of things can be wrong with a card, so more complaints are nonsense.
 _COMPLAINTS_MAX = 100
+#: Each has a stream, a socket and a place in every look at the cluster.
+WORKERS_MAX = 1024
 
 # Largest of what there is, and generously more. A petabyte of weights still fits in.
 _ARENA_BYTES_MAX = 1 << 50
@@ -147,6 +153,8 @@ class WorkerLink:
     message_bytes_max: int
     #: Where large tensors lie for workers of this host.
     slabs: Slabs
+    #: The controller's, which orders carry; 0: they carry none.
+    generation: int = 0
     #: Told when the worker has mapped memory, and of its outputs' memory when the worker is gone.
     shared: Callable[[WorkerLink], object] = lambda _: None
     unshared: Callable[[Arena], object] = lambda _: None
@@ -169,8 +177,12 @@ class WorkerLink:
     card: pb.Card = field(default_factory=pb.Card)
     #: Models that the worker cannot serve, and why.
     refused: dict[ModelId, str] = field(default_factory=dict)
+    #: What it is to keep of what it holds: models in the cache first. Empty once it has joined.
+    keeps: Sequence[pb.Held] = ()
     #: Models that were offered to the worker, which has not answered yet.
     _unanswered: set[ModelId] = field(default_factory=set)
+    #: Heartbeat intervals since it last said something of any of them.
+    _mute_ticks: int = 0
     #: Messages in order. They leave before any chunk.
     _outgoing: deque[bytes] = field(default_factory=deque)
     #: Chunks of files, in order.
@@ -207,7 +219,7 @@ class WorkerLink:
     # --- what the runtime and the catalogue ask for -------------------------------------------
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
-        """Send an action, its window translated to the worker's clock."""
+        """Send an action, its window translated to the worker's clock, at the next `flush`."""
         offset_ns, data = self.clock.offset_ns, self._data
         assert offset_ns is not None, f"worker {self.worker_id} got an action before its clock"
         assert data is not None, f"worker {self.worker_id} got an action before it dialled"
@@ -243,11 +255,25 @@ class WorkerLink:
             header_bytes = PLAIN_HEADER_BYTES + LENGTH_BYTES * len(action.rows) * len(row_bytes)
             if header_bytes > reader.header_bytes_max:
                 reader.header_bytes_max = header_bytes
-        data.send(
+        data.hold(
             encode_action(
-                action, payload, places=places, room=room, fronts=fronts, shift_ns=offset_ns
+                action,
+                payload,
+                places=places,
+                room=room,
+                fronts=fronts,
+                shift_ns=offset_ns,
+                generation=self.generation,
             )
         )
+
+    def flush(self, *, now: bool) -> None:
+        """Send the actions that wait for it."""
+        if self._data is not None:
+            if now:
+                self._data.flush()
+            else:
+                self._data.send(())
 
     def _without_held(
         self, action: Infer, payload: Sequence[Buffer]
@@ -343,28 +369,12 @@ class WorkerLink:
     def withdraw_action(self, action_id: ActionId) -> None:
         """Tell the worker to drop an action that it has not begun."""
         assert self._data is not None
-        self._data.send(encode_withdrawal(action_id))
+        self._data.send(encode_withdrawal(action_id, generation=self.generation))
 
     def offer(self, model: Entry) -> None:
         """Offer the worker a model."""
-        folder = model.folder
-        assert folder is not None, f"model {model.model_id} is malformed and was offered"
-        offer = pb.ModelOffer(
-            model_id=model.model_id,
-            files=[
-                pb.ModelFile(name=file.name, num_bytes=file.num_bytes, sha256=file.sha256)
-                for file in folder.files
-            ],
-            batch_sizes=folder.settings.batch_sizes,
-            fixed_dimensions=[
-                pb.Dimension(name=name, size=size)
-                for name, size in folder.settings.dimensions.items()
-            ],
-            # Not the id: generations and copies of a model cost the same.
-            profile=folder.settings.profile or folder.name,
-        )
         self._unanswered.add(model.model_id)
-        self._post(pb.ToWorker(model_offer=offer).SerializeToString())
+        self._post(pb.ToWorker(model_offer=_offer(model)).SerializeToString())
 
     def withdraw(self, model: Entry) -> None:
         """Take an offer back if it was not answered yet. The scheduler forgets models that were ready."""
@@ -554,6 +564,7 @@ class WorkerLink:
             self._wake_writer.set()
             await asyncio.sleep(interval_ms / 1000)
             self.silent_ticks += 1
+            self._look_at_offers(interval_ms)
             ticks, fault = self.silent_ticks, "silent"
             if self._data is None:
                 undialled_ticks += 1
@@ -566,6 +577,17 @@ class WorkerLink:
             if ticks * interval_ms > self.heartbeats.silence_limit_ms:
                 self.cut(f"{fault} for {ticks * interval_ms} ms")
                 return
+
+    def _look_at_offers(self, interval_ms: int) -> None:
+        """Take a worker that says nothing of its offers for one that refuses them."""
+        self._mute_ticks = self._mute_ticks + 1 if self._unanswered else 0
+        if self._mute_ticks * interval_ms <= OFFER_SILENCE_S * 1000:
+            return
+        self._mute_ticks = 0
+        reason = f"worker {self.worker_id} has said nothing of it for {OFFER_SILENCE_S:g} s"
+        for model_id in list(self._unanswered):
+            self.forget_model(model_id)
+            self._refused(model_id, reason)
 
     async def _send_files(self) -> None:
         while True:
@@ -608,7 +630,10 @@ class WorkerLink:
     def _take(self, envelope: pb.FromWorker, received_ns: int) -> None:
         if self._ended.done():
             return
-        match envelope.WhichOneof("kind"):
+        kind = envelope.WhichOneof("kind")
+        if kind != "heartbeat":
+            self._mute_ticks = 0
+        match kind:
             case "heartbeat":
                 self._take_heartbeat(envelope.heartbeat, received_ns)
             case "model_needed":
@@ -703,7 +728,38 @@ class WorkerLink:
             register.num_pages,
             self.clock.round_trip_ns // 1000,
         )
+        keeps, self.keeps = self.keeps, ()
+        for held in keeps:
+            if not self._is_wanted(held):
+                # Its pages are taken, and are free only when the worker says so: by registering again.
+                self.cut("models have changed while it joined")
+                return
+            self._accept(held.ready, resident=held.resident)
         self.catalogue.worker_joined(self.worker_id, self)
+
+    def choose_held(self) -> None:
+        """Choose what the worker is to keep of what it holds."""
+        wanted = [held for held in self.register.held if self._is_wanted(held)]
+        self.keeps = sorted(wanted, key=lambda held: not held.resident)
+        num_pages = sum(held.ready.num_pages for held in wanted if held.resident)
+        if num_pages > self.register.num_pages or len({h.ready.model_id for h in wanted}) < len(
+            wanted
+        ):
+            raise ProtocolError(
+                f"it holds {len(wanted)} models in {num_pages} pages of {self.register.num_pages}"
+            )
+
+    def _is_wanted(self, held: pb.Held) -> bool:
+        """Whether the worker would answer our offer of the model with just what it holds."""
+        model = self.catalogue.find_id(ModelId(held.ready.model_id))
+        return (
+            model is not None
+            and model.folder is not None
+            and _offer_digest(model) == held.offer_digest
+            and not self._fault_of(held.ready, model.folder)
+            # Else it is refused, and keeps pages until it has heard of that.
+            and (not model.ready_on or _tensors(held.ready) == (model.inputs, model.outputs))
+        )
 
     def _take_result(self, frame: Frame) -> None:
         offset_ns = self.clock.offset_ns
@@ -764,15 +820,23 @@ class WorkerLink:
         model = self.catalogue.find_id(model_id)
         if model is None or model.folder is None:
             return  # The model was removed a moment ago.
-        if fault := _find_fault(
-            ready,
-            num_pages=self.register.num_pages,
-            batch_sizes=model.folder.settings.batch_sizes,
-            message_bytes_max=self.message_bytes_max,
-        ):
+        if fault := self._fault_of(ready, model.folder):
             self._refused(model_id, fault)
             self.forget_model(model_id)
-            return
+        else:
+            self._accept(ready, resident=False)
+
+    def _fault_of(self, ready: pb.ModelReady, folder: ModelFolder) -> str:
+        return _find_fault(
+            ready,
+            num_pages=self.register.num_pages,
+            batch_sizes=folder.settings.batch_sizes,
+            message_bytes_max=self.message_bytes_max,
+        )
+
+    def _accept(self, ready: pb.ModelReady, *, resident: bool) -> None:
+        """The worker has a model ready, and in the cache too or not."""
+        model_id = ModelId(ready.model_id)
         row_bytes = _row_bytes(ready.outputs)
         event = ModelReady(
             worker_id=self.worker_id,
@@ -788,15 +852,16 @@ class WorkerLink:
             },
             clock_mhz=ready.clock_mhz,
             output_row_bytes=row_bytes,
+            resident=resident,
         )
         if self.draining:
             return
-        outputs = _specs(ready.outputs)
+        inputs, outputs = _tensors(ready)
         # Known before the scheduler is: it may send an Infer at once.
         self._output_row_bytes[model_id] = tuple(spec.row_bytes for spec in outputs)
         known = self.catalogue.model_ready(
             event,
-            inputs=_specs(ready.inputs),
+            inputs=inputs,
             outputs=outputs,
             weights_bytes=ready.weights_bytes,
             one_by_one=printable(ready.one_by_one, WORDS_CHARS_MAX),
@@ -825,12 +890,14 @@ class WorkerLinks:
         *,
         message_bytes_max: int,
         slabs: Slabs,
+        term: Term = Term(),  # noqa: B008  it is frozen
     ) -> None:
         self._runtime = runtime
         self._catalogue = catalogue
         self._heartbeats = heartbeats or HeartbeatConfig()
         self._message_bytes_max = message_bytes_max
         self._slabs = slabs
+        self._term = term
         #: Where workers, and fronts, come for their second connection.
         self.listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
@@ -921,6 +988,7 @@ class WorkerLinks:
             context,
             self._message_bytes_max,
             self._slabs,
+            self._term.generation if register.takes_generations else 0,
             self._worker_shares,
             self._worker_is_gone,
             self._new_number(),
@@ -928,6 +996,10 @@ class WorkerLinks:
             lambda link: self.worker_came(link),
             lambda link: self.worker_gone(link),
         )
+        try:
+            link.choose_held()
+        except ProtocolError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         token = self.listener.expect(link.dialled)
         try:
             await self._welcome(link, token)
@@ -1000,6 +1072,9 @@ class WorkerLinks:
             socket_path=self.listener.path,
             socket_port=self.listener.port,
             token=token,
+            lineage=self._term.lineage,
+            generation=self._term.generation,
+            keep=[held.ready.model_id for held in link.keeps],
         )
         await link.context.write(pb.ToWorker(welcome=welcome).SerializeToString())
         # Look again, because the write let others run: the controller may close now, and two workers of
@@ -1051,6 +1126,8 @@ class WorkerLinks:
         """Make room for a worker under its name, or say why it cannot have it."""
         old = self._links.get(WorkerId(register.worker_id))
         if old is None:
+            if len(self._links) >= WORKERS_MAX:
+                return f"there are {len(self._links)} workers, expected {WORKERS_MAX} at most"
             return ""
         same_process = (old.register.host, old.register.pid) == (register.host, register.pid)
         if not same_process and old.silent_ticks < _SUSPICIOUS_TICKS:
@@ -1150,6 +1227,34 @@ def _find_fault(
             f" {message_bytes_max} at most (--max-message-mib)"
         )
     return ""
+
+
+def _offer(model: Entry) -> pb.ModelOffer:
+    folder = model.folder
+    assert folder is not None, f"model {model.model_id} is malformed and was offered"
+    return pb.ModelOffer(
+        model_id=model.model_id,
+        files=[
+            pb.ModelFile(name=file.name, num_bytes=file.num_bytes, sha256=file.sha256)
+            for file in folder.files
+        ],
+        batch_sizes=folder.settings.batch_sizes,
+        fixed_dimensions=[
+            pb.Dimension(name=name, size=size) for name, size in folder.settings.dimensions.items()
+        ],
+        # Not the id: generations and copies of a model cost the same.
+        profile=folder.settings.profile or folder.name,
+    )
+
+
+def _offer_digest(model: Entry) -> bytes:
+    if not model.offer_digest:
+        model.offer_digest = wire.offer_digest(_offer(model))
+    return model.offer_digest
+
+
+def _tensors(ready: pb.ModelReady) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    return _specs(ready.inputs), _specs(ready.outputs)
 
 
 def _row_bytes(specs: Sequence[pb.TensorSpec]) -> int:

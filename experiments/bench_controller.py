@@ -1,14 +1,15 @@
 """How many requests one controller process answers in time, when fronts and workers are elsewhere.
 
-The controller is real: runtime, ledger, scheduler, and the links of its workers, in a process with one core. This
-process has another core, and plays four fronts and fifteen workers on the controller's sockets. A front sends
-four requests at a time, metadata only; a worker runs one Infer at a time, for 0.5 to 2 ms by batch size, and
-has room for all models. Arrivals are Poisson, popularity is Zipf with exponent 0.9, and the SLO is 100 ms.
+The controller is real, and has a process with one core. This process has another core, and plays four fronts and
+fifteen workers on the controller's sockets, as `clockwright front` and `clockwright worker` speak there. A front
+sends four requests at a time, with 4 bytes of input each; a worker runs one Infer at a time, for 0.5 to 2 ms by
+batch size, and has room for all models. Arrivals are Poisson, popularity is Zipf with exponent 0.9, and the SLO is 100 ms.
 
 The rate rises by steps as long as every request of a step is answered in time. A step counts as passed as soon
 as one of three tries passes it, since whoever else uses the machine can only make a try fail. The figure is
 what was answered per second in the last step that passed: `fed_rps_15` and `fed_rps_4000` by models in use, and
-with `_native` what `make native` compiled.
+with `_native` what `make native` compiled. Then it is asked three times as much for a while; `recovered_s` is how
+long it takes until half of what it can do is answered in time again.
 
     python -m experiments.bench_controller [--native] [--directory FOLDER]
 """
@@ -23,14 +24,13 @@ import os
 import random
 import select
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from bisect import bisect
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -43,11 +43,12 @@ import uvloop
 from clockwright import frames, wire
 from clockwright.actions import ActionError, EvictWeights, Infer, LoadWeights, Result, StepTime
 from clockwright.process import freeze_garbage, keep_big_blocks
-from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
+from clockwright.units import NS_PER_MS, NS_PER_S, ActionId
+from clockwright.v1 import front_pb2 as front_pb
 from clockwright.v1 import worker_pb2 as pb
 from controller.app import running
 from controller.config import ControllerConfig
-from controller.runtime import Answer, NoAnswerError, Runtime
+from controller.front import link_frames
 from experiments.bench_live import NATIVE
 from experiments.processor_time import cpu_ns
 from experiments.results_file import RESULTS, judge, write_results
@@ -67,9 +68,13 @@ CALM_RPS = 200.0
 FIRST_RPS, GROWTH = 10_000.0, 1.1
 STEP_S, WARM_S = 2.0, 0.5
 TRIES = 3
+# Asked for so many times what it can do, and then watched for so long at most.
+OVERLOAD, RECOVERY_STEP_S, RECOVERY_LIMIT_S = 3.0, 0.25, 10.0
 _CALM_STEPS_MAX = 20
 # Until every model is loaded somewhere, no request is in a hurry.
 _PATIENCE_NS = 10 * NS_PER_S
+# A machine that has other work takes its time to describe 4,000 models.
+_JOIN_LIMIT_NS = 100 * NS_PER_S
 # A message of a front leaves after so long, full or not.
 _MESSAGE_WAITS_NS = NS_PER_MS
 # A controller that leaves so many requests open is behind; more would fill the sockets both ways.
@@ -79,97 +84,32 @@ _CONTROLLER_CORE, _PUMP_CORE = 0, 1
 _MODEL = "fed"
 _TENSOR = pb.TensorSpec(name="x", datatype="FP32", row_shape=[1])
 
-#: A request: its front's number for it, the model's, rows, arrival and SLO in ns.
-ASK: Final = struct.Struct("<QIIqq")
-#: What became of it: the number, and 1 if it was answered in time.
-TOLD: Final = struct.Struct("<QQ")
 _INPUTS: Final = (bytes(4),)
+_LENGTHS: Final = (4,)
+
+_ATTACH = "/clockwright.v1.FrontService/Attach"
+_ATTACH_LIMIT_S = 10.0
+# What the throttle of the controller's loop says, as a status.
+_KEPT_OUT: Final[int] = grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]
 
 
 # --- the controller's process ---------------------------------------------------------------------
 
 
-class _Asked:
-    """A request of a front, which waits for its answer."""
-
-    __slots__ = ("_front", "_number")
-
-    def __init__(self, front: _Front, number: int) -> None:
-        self._front = front
-        self._number = number
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, _result: Answer, /) -> None:
-        self._front.tell(self._number, 1)
-
-    def set_exception(self, _exception: NoAnswerError, /) -> None:
-        self._front.tell(self._number, 0)
-
-
-class _Front:
-    """The controller's end of one front: requests in, outcomes out, those of a turn together."""
-
-    def __init__(self, sock: socket.socket, runtime: Runtime, ids: Sequence[ModelId]) -> None:
-        self._sock = sock
-        self._runtime = runtime
-        self._ids = ids
-        self._rest = b""
-        self._told: list[bytes] = []
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock, self._readable)
-
-    def tell(self, number: int, in_time: int) -> None:
-        if not self._told:
-            self._loop.call_soon(self._flush)
-        self._told.append(TOLD.pack(number, in_time))
-
-    def _readable(self) -> None:
-        data = self._sock.recv(1 << 16)
-        if not data:
-            self._loop.remove_reader(self._sock)
-            return
-        data = self._rest + data
-        whole = len(data) // ASK.size * ASK.size
-        self._rest = data[whole:]
-        ask, ids = self._runtime.ask, self._ids
-        for number, model, rows, arrival_ns, slo_ns in ASK.iter_unpack(data[:whole]):
-            waiter = _Asked(self, number)
-            ask(waiter, ids[model], _INPUTS, rows=rows, arrival_ns=arrival_ns, slo_ns=slo_ns)
-
-    def _flush(self) -> None:
-        data, self._told = b"".join(self._told), []
-        self._sock.setblocking(True)
-        self._sock.sendall(data)
-        self._sock.setblocking(False)
-
-
-async def serve(path: str, models: Path, num_models: int) -> None:
-    """Be the controller, until the first front hangs up."""
+async def serve(models: Path, num_models: int) -> None:
+    """Be the controller, until the process is ended."""
     config = ControllerConfig(port=0, models_dir=models, shared_memory_bytes=0)
-    loop = asyncio.get_running_loop()
     async with running(config) as controller:
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(path)
-            listening.listen()
-            listening.setblocking(False)
-            print(controller.port, flush=True)
-            while True:
-                found = controller.runtime.statistics().models
-                ready = [len(model.ready_on) == NUM_WORKERS for model in found]
-                if len(ready) == num_models and all(ready):
-                    break
-                await asyncio.sleep(0.2)
-            ids = [entry.model_id for entry in controller.catalogue.models]
-            freeze_garbage()
-            print("ready", flush=True)
-            fronts = []
-            for _ in range(NUM_FRONTS):
-                sock, _ = await loop.sock_accept(listening)
-                sock.setblocking(False)
-                fronts.append(_Front(sock, controller.runtime, ids))
-            await asyncio.Event().wait()
+        print(controller.port, flush=True)
+        while True:
+            found = controller.runtime.statistics().models
+            ready = [len(model.ready_on) == NUM_WORKERS for model in found]
+            if len(ready) == num_models and all(ready):
+                break
+            await asyncio.sleep(0.2)
+        freeze_garbage()
+        print("ready", flush=True)
+        await asyncio.Event().wait()
 
 
 # --- the workers ----------------------------------------------------------------------------------
@@ -230,7 +170,7 @@ class _Control(threading.Thread):
             for message in (first, *map(pb.ToWorker.FromString, first.next)):
                 kind = message.WhichOneof("kind")
                 if kind == "welcome":
-                    self._dial(message.welcome)
+                    self.dialled.append(_dial(message.welcome))
                     interval_s = message.welcome.heartbeat_interval_ms / 1e3
                     beats = self._beat(call, writing, deltas_ns, interval_s)
                     beating = asyncio.create_task(beats)
@@ -260,13 +200,6 @@ class _Control(threading.Thread):
                 await call.write(pb.FromWorker(heartbeat=beat).SerializeToString())
             await asyncio.sleep(interval_s)
 
-    def _dial(self, welcome: pb.Welcome) -> None:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect(welcome.socket_path)
-        sock.sendall(frames.greeting(welcome.token))
-        sock.setblocking(False)
-        self.dialled.append(sock)
-
 
 def _ready(model_id: str) -> pb.ModelReady:
     return pb.ModelReady(
@@ -279,6 +212,51 @@ def _ready(model_id: str) -> pb.ModelReady:
         load_ns=NS_PER_MS,
         batches=[pb.BatchProfile(batch_size=n, exec_ns=ns) for n, ns in EXEC_NS.items()],
     )
+
+
+# --- the fronts -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Front:
+    """One front: its socket, and what it knows of clocks."""
+
+    sock: socket.socket
+    reader: frames.FrameReader = field(default_factory=frames.FrameReader)
+    least_delta_ns: int = 1 << 62
+    #: The controller knows its clock.
+    is_known: bool = False
+
+    def beat(self) -> None:
+        """Give a sign of life."""
+        delta_ns = None if self.least_delta_ns >> 62 else self.least_delta_ns
+        beat = link_frames.FrontBeat(time.monotonic_ns(), delta_ns, {}, {})
+        _send_all(self.sock, b"".join(link_frames.encode(beat)))
+
+
+def _dial_as_fronts(port: int) -> list[socket.socket]:
+    """Connect so many fronts."""
+    found = []
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        attach: Any = channel.unary_unary(
+            _ATTACH,
+            request_serializer=front_pb.AttachFrontRequest.SerializeToString,
+            response_deserializer=front_pb.AttachFrontResponse.FromString,
+        )
+        for number in range(NUM_FRONTS):
+            request = front_pb.AttachFrontRequest(
+                protocol_version=wire.PROTOCOL_VERSION, host=f"front{number}", pid=os.getpid()
+            )
+            found.append(_dial(attach(request, timeout=_ATTACH_LIMIT_S)))
+    return found
+
+
+def _dial(welcome: Any) -> socket.socket:  # noqa: ANN401  of a worker or a front
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect(welcome.socket_path)
+    sock.sendall(frames.greeting(welcome.token))
+    sock.setblocking(False)
+    return sock
 
 
 # --- the pump -------------------------------------------------------------------------------------
@@ -296,6 +274,8 @@ class RateStep:
     #: Processor time of the controller.
     cpu_ns: int = 0
     latencies_ns: list[int] = field(default_factory=list)
+    #: Requests by why they were refused.
+    refused: Counter[str] = field(default_factory=Counter)
 
     @property
     def passed(self) -> bool:
@@ -306,23 +286,20 @@ class RateStep:
 class Pump:
     """Plays fronts and workers, on the controller's sockets."""
 
-    def __init__(self, workers: Sequence[socket.socket], path: str, num_models: int) -> None:
+    def __init__(
+        self, workers: Sequence[socket.socket], fronts: Sequence[socket.socket], num_models: int
+    ) -> None:
         self._poller = select.epoll()
         self._takers: dict[int, Callable[[], None]] = {}
         self._workers = [_Worker(sock) for sock in workers]
         for worker in self._workers:
             self._register(worker.sock, lambda worker=worker: self._actions(worker))  # type: ignore[misc]
-        self._fronts = []
-        for _ in range(NUM_FRONTS):
-            front = socket.socket(socket.AF_UNIX)
-            front.connect(path)
-            front.setblocking(False)
-            self._register(front, lambda front=front: self._outcomes(front))  # type: ignore[misc]
-            self._fronts.append(front)
-        self._rests = dict.fromkeys(self._fronts, b"")
+        self._fronts = [_Front(sock) for sock in fronts]
+        for front in self._fronts:
+            self._register(front.sock, lambda front=front: self._told(front))  # type: ignore[misc]
         self._turns = itertools.cycle(self._fronts)
         # The message that the next front will send, and when it got its first request; 0: it has none.
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[object, ...]] = []
         self._since_ns = 0
         # Results that are due: time, order, worker, frame.
         self._due: list[tuple[int, int, _Worker, list[Any]]] = []
@@ -335,14 +312,30 @@ class Pump:
         # Requests without an outcome: arrival and SLO.
         self._open: dict[int, tuple[int, int]] = {}
         self._step = RateStep()
+        # What the controller calls each model.
+        self._names: list[int] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._poller.close()
-        for sock in (*self._fronts, *(worker.sock for worker in self._workers)):
-            sock.close()
+        for front in self._fronts:
+            front.sock.close()
+        for worker in self._workers:
+            worker.sock.close()
+
+    def join(self) -> None:
+        """Let the controller know the fronts' clocks, and learn what it calls the models."""
+        limit_ns = time.monotonic_ns() + _JOIN_LIMIT_NS
+        for front in self._fronts:
+            front.beat()
+        self._turn_until(lambda: all(front.is_known for front in self._fronts), limit_ns)
+        for model in range(self._num_models):
+            message = link_frames.encode(link_frames.Describe(model, f"{_MODEL}-{model}", ""))
+            _send_all(self._fronts[0].sock, b"".join(message))
+            self._turn_until(lambda model=model: len(self._names) > model, limit_ns)  # type: ignore[misc]
+        assert len(self._names) == self._num_models, f"{len(self._names)} models are described"
 
     def ask_each(self) -> None:
         """Have every model loaded somewhere: each is asked, a hundred at a time, until it is answered."""
@@ -413,36 +406,53 @@ class Pump:
         self._step.num_asked += 1
         if not self._waiting:
             self._since_ns = time.monotonic_ns()
-        self._waiting.append(ASK.pack(number, model, 1, arrival_ns, slo_ns))
+        name = self._names[model]
+        # It needs no explanation, and has no tenant, context or owner; its input is in the payload.
+        self._waiting.append((number, name, 1, arrival_ns, slo_ns, False, "", "", "", _LENGTHS, ()))
         if len(self._waiting) == REQUESTS_PER_MESSAGE:
             self._send_requests()
 
     def _send_requests(self) -> None:
         """Send what waits, as the next front."""
         if self._waiting:
-            front = next(self._turns)
-            _send_all(front, b"".join(self._waiting))
+            message = link_frames.encode_asks(self._waiting, _INPUTS * len(self._waiting))
+            _send_all(next(self._turns).sock, b"".join(message))
             self._waiting.clear()
             self._since_ns = 0
 
-    def _outcomes(self, front: socket.socket) -> None:
-        data = front.recv(1 << 16)
-        if not data:
+    def _told(self, front: _Front) -> None:
+        num_bytes = front.sock.recv_into(front.reader.room())
+        if not num_bytes:
             raise RuntimeError("the controller hung up")
-        data = self._rests[front] + data
-        whole = len(data) // TOLD.size * TOLD.size
-        self._rests[front] = data[whole:]
         now_ns = time.monotonic_ns()
         step, still_open = self._step, self._open
-        for number, in_time in TOLD.iter_unpack(data[:whole]):
-            found = still_open.pop(number, None)
-            if found is None:
-                continue
-            arrival_ns, slo_ns = found
-            latency_ns = now_ns - arrival_ns
-            if in_time and latency_ns <= slo_ns:
-                step.num_in_time += 1
-                step.latencies_ns.append(latency_ns)
+        for header, _ in front.reader.received(num_bytes):
+            message = link_frames.decode_from_controller(header)
+            if isinstance(message, link_frames.Told):
+                for answered in message.answered:
+                    found = still_open.pop(answered.ask_id, None)
+                    if found is None:
+                        continue
+                    arrival_ns, slo_ns = found
+                    latency_ns = now_ns - arrival_ns
+                    if latency_ns <= slo_ns:
+                        step.num_in_time += 1
+                        step.latencies_ns.append(latency_ns)
+                for refused in message.refused:
+                    if still_open.pop(refused.ask_id, None) is not None:
+                        step.refused[refused.refusal.value] += 1
+                for failure in message.failed:
+                    assert failure.code == _KEPT_OUT, failure.text
+                    if still_open.pop(failure.ask_id, None) is not None:
+                        step.refused["kept out"] += 1
+                assert not message.stale, "a model changed"
+            elif isinstance(message, link_frames.Beat):
+                front.is_known = message.known
+                front.least_delta_ns = min(front.least_delta_ns, now_ns - message.sent_ns)
+                front.beat()
+            elif isinstance(message, link_frames.Described):
+                assert message.failure is None, message.failure.text
+                self._names.append(message.number)
 
     # --- as a worker --------------------------------------------------------------------------
 
@@ -542,8 +552,22 @@ def climb(
         rate_rps *= GROWTH
 
 
+def recovered_after_s(pump: Feeder, rate_rps: float) -> float:
+    """Overload a controller that answers so many requests per second, and then ask half of that.
+
+    Returns:
+        After how many seconds all is in time again, by steps; `RECOVERY_LIMIT_S`: not before that.
+    """
+    pump.run(OVERLOAD * rate_rps, STEP_S, 1)
+    num_steps = round(RECOVERY_LIMIT_S / RECOVERY_STEP_S)
+    for number in range(num_steps):
+        if pump.run(rate_rps / 2, RECOVERY_STEP_S, number + 2).passed:
+            return number * RECOVERY_STEP_S
+    return RECOVERY_LIMIT_S
+
+
 def _calm(pump: Feeder, seeds: Iterator[int]) -> None:
-    """Have the controller forget what it learned of an overload before: it does so only when little is asked."""
+    """Wait until nothing is left of an overload before."""
     for _ in range(_CALM_STEPS_MAX):
         if pump.run(CALM_RPS, WARM_S, next(seeds)).passed:
             return
@@ -562,9 +586,8 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
         (folder / "1").mkdir(parents=True)
         (folder / "1" / "model.onnx").write_bytes(b"nobody reads it")
         (folder / "config.toml").write_text(f"copies = {num_models}\n")
-        path = f"{scratch}/fronts"
         command = [sys.executable, "-m", "experiments.bench_controller"]
-        command += ["--serve", path, str(folder.parent), str(num_models)]
+        command += ["--serve", str(folder.parent), str(num_models)]
         cores = os.sched_getaffinity(0)
         if len(cores) > 1:
             os.sched_setaffinity(0, {_CONTROLLER_CORE})
@@ -575,10 +598,12 @@ def fed(num_models: int, environment: Mapping[str, str]) -> Iterator[tuple[Pump,
             os.sched_setaffinity(0, {_PUMP_CORE})
         assert process.stdout is not None
         try:
-            control = _Control(int(process.stdout.readline()))
+            port = int(process.stdout.readline())
+            control = _Control(port)
             control.start()
             process.stdout.readline()
-            with Pump(control.dialled, path, num_models) as pump:
+            with Pump(control.dialled, _dial_as_fronts(port), num_models) as pump:
+                pump.join()
                 yield pump, process.pid
         finally:
             os.sched_setaffinity(0, cores)
@@ -594,6 +619,7 @@ def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]
         pump.ask_each()
         freeze_garbage()
         rate_rps, step = climb(pump, lambda: cpu_ns([pid]), _show)
+        recovered_s = recovered_after_s(pump, rate_rps)
     latencies_ns = sorted(step.latencies_ns)
     return {
         "fed_rps": step.num_in_time / STEP_S,
@@ -602,6 +628,7 @@ def measure(num_models: int, environment: Mapping[str, str]) -> dict[str, float]
         "cpu_us": step.cpu_ns / step.num_in_time / 1e3,
         "p50_ms": latencies_ns[len(latencies_ns) // 2] / NS_PER_MS,
         "p99_ms": latencies_ns[int(len(latencies_ns) * 0.99)] / NS_PER_MS,
+        "recovered_s": recovered_s,
     }
 
 
@@ -611,7 +638,7 @@ def _show(rate_rps: float, step: RateStep) -> None:
         f"{rate_rps:8.0f}/s: {step.num_asked - step.num_in_time} of {step.num_asked} not in time,"
         f" {step.num_actions} actions,"
         f" {step.cpu_ns / max(step.num_in_time, 1) / 1e3:.1f} us,"
-        f" p99 {latencies_ns[int(len(latencies_ns) * 0.99)] / NS_PER_MS:.1f} ms",
+        f" {dict(step.refused)} p99 {latencies_ns[int(len(latencies_ns) * 0.99)] / NS_PER_MS:.1f} ms",
         flush=True,
     )
 
@@ -619,16 +646,14 @@ def _show(rate_rps: float, step: RateStep) -> None:
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--serve", nargs=3, metavar=("SOCKET", "MODELS", "N"), help=argparse.SUPPRESS
-    )
+    parser.add_argument("--serve", nargs=2, metavar=("MODELS", "N"), help=argparse.SUPPRESS)
     parser.add_argument("--native", action="store_true", help="measure build/native, too")
     parser.add_argument("--directory", type=Path, default=RESULTS, help="where the record goes")
     options = parser.parse_args()
     keep_big_blocks()
     if options.serve:
-        path, models, num_models = options.serve
-        uvloop.run(serve(path, Path(models), int(num_models)))
+        models, num_models = options.serve
+        uvloop.run(serve(Path(models), int(num_models)))
         return
     if len(os.sched_getaffinity(0)) < 2:
         sys.exit("bench_controller: found 1 core, expected 2: one for the controller")

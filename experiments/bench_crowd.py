@@ -11,7 +11,10 @@ The cases, against a real `clockwright up` on a device that takes 1 us, with req
 All of the server has one core, the generator, clients of grpc.aio in this process, another. With `--beside`
 another tree's server takes turns with this one's within a round; every figure is the median of the rounds.
 
+    make bench-crowd
     python -m experiments.bench_crowd [--beside TREE] [--directory FOLDER]
+
+`make bench-crowd` holds it against the last commit before the front was our own.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +49,9 @@ from modelzoo.profile import save_profile
 # The type stubs of grpcio leave this out.
 EOF: object = getattr(grpc.aio, "EOF")  # noqa: B009
 
-ROUNDS = 3
-SECONDS = 3.0
-WARM_S = 1.0
-NUM_CONNECTIONS = 1000
-NUM_NAMES = 4000
 NUM_CLIENTS = 32
 NUM_SLOW, NUM_BESIDE = 8, 8
 
-_SERVER_CORE, _GENERATOR_CORE = 0, 1
 _STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _SMALL = ("small", list(PAYLOADS["small"].shape))
 _SLOW_BYTES, _SLOW_PAUSE_S = 1000, 0.1
@@ -205,14 +203,28 @@ def _slow_calls(request: bytes, num_calls: int) -> bytes:
     return b"".join(sent)
 
 
-#: By name, how a case makes its askers.
-CASES: Mapping[str, Callable[[Crowd], list[Ask]]] = {
-    "connections": lambda crowd: crowd.connections(NUM_CONNECTIONS),
-    "names": lambda crowd: crowd.names(NUM_NAMES),
-    "streams": Crowd.streams,
-    "cancelled": Crowd.cancelled,
-    "slow": Crowd.slow,
-}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """How many there are, and for how long they ask."""
+
+    num_connections: int = 1000
+    num_names: int = 4000
+    #: Times that each case is measured.
+    num_rounds: int = 3
+    #: Measured time of a case, and the time before it that does not count.
+    seconds: float = 3.0
+    warm_s: float = 1.0
+
+    @property
+    def cases(self) -> Mapping[str, Callable[[Crowd], list[Ask]]]:
+        """By name, how a case makes its askers."""
+        return {
+            "connections": lambda crowd: crowd.connections(self.num_connections),
+            "names": lambda crowd: crowd.names(self.num_names),
+            "streams": Crowd.streams,
+            "cancelled": Crowd.cancelled,
+            "slow": Crowd.slow,
+        }
 
 
 async def measure(
@@ -251,10 +263,13 @@ async def _ask(askers: list[Ask], seconds: float) -> list[float]:
     return latencies_s
 
 
-def measure_all(trees: Mapping[str, Path | None]) -> tuple[dict[str, float], dict[str, Any]]:
+def measure_all(
+    trees: Mapping[str, Path | None], setting: Setting
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Run all cases against the servers of some trees, by turns; medians over the rounds, and all rounds.
 
     Args:
+        setting: how many, and for how long.
         trees: by prefix of their figures; None: this one.
     """
     keep_big_blocks()
@@ -264,12 +279,13 @@ def measure_all(trees: Mapping[str, Path | None]) -> tuple[dict[str, float], dic
         for name in ("small", "echo"):
             write_model(PAYLOADS[name].architecture, models / name / "1" / "model.onnx")
         write_model(PAYLOADS["small"].architecture, models / "many" / "1" / "model.onnx")
-        (models / "many" / "config.toml").write_text(f"copies = {NUM_NAMES}\n")
+        (models / "many" / "config.toml").write_text(f"copies = {setting.num_names}\n")
         profile = Path(scratch) / "instant.json"
         save_profile(INSTANT, profile)
-        cores = os.sched_getaffinity(0)
+        cores = sorted(os.sched_getaffinity(0))
         stack.callback(os.sched_setaffinity, 0, cores)
-        os.sched_setaffinity(0, {_SERVER_CORE})
+        server_core, generator_core = cores[0], cores[-1]
+        os.sched_setaffinity(0, {server_core})
         servers: dict[str, LocalServer] = {}
         for prefix, tree in trees.items():
             arguments = ["--device", f"modelled:{profile}", "--models", str(models)]
@@ -277,23 +293,27 @@ def measure_all(trees: Mapping[str, Path | None]) -> tuple[dict[str, float], dic
             environment = {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"} if tree else {}
             server = LocalServer(arguments, environment=environment)
             servers[prefix] = stack.enter_context(server)
-        os.sched_setaffinity(0, {_GENERATOR_CORE})
-        for number in range(ROUNDS):
-            for case, make in CASES.items():
+        os.sched_setaffinity(0, {generator_core})
+        for number in range(setting.num_rounds):
+            for case, make in setting.cases.items():
                 for prefix in [*servers][:: -1 if number % 2 else 1]:
                     server = servers[prefix]
-                    measured = measure(server.address, server.process.pid, make, WARM_S, SECONDS)
+                    measured = measure(
+                        server.address, server.process.pid, make, setting.warm_s, setting.seconds
+                    )
                     for unit, value in uvloop.run(measured).items():
                         samples.setdefault(f"{prefix}{case}_{unit}", []).append(value)
     figures = {key: round(statistics.median(values), 3) for key, values in sorted(samples.items())}
     rounds = {key: [round(value, 3) for value in values] for key, values in sorted(samples.items())}
-    return figures, {"num_rounds": ROUNDS, "seconds": SECONDS, "rounds": rounds}
+    return figures, {"setting": asdict(setting), "rounds": rounds}
 
 
 def main() -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--beside", type=Path, help="another tree, whose server is measured too")
+    parser.add_argument("--seconds", type=float, default=Setting().seconds, help="of each case")
+    parser.add_argument("--rounds", type=int, default=Setting().num_rounds)
     parser.add_argument("--directory", type=Path, default=RESULTS, help="where crowd.json goes")
     options = parser.parse_args()
     if len(os.sched_getaffinity(0)) < 2:
@@ -303,7 +323,7 @@ def main() -> None:
     if options.beside is not None:
         trees["beside_"] = options.beside.resolve()
         command += " --beside TREE"
-    figures, extra = measure_all(trees)
+    figures, extra = measure_all(trees, Setting(seconds=options.seconds, num_rounds=options.rounds))
     for key, value in figures.items():
         print(f"{key:32} {value:12.3f}")
     written = write_results(

@@ -11,6 +11,9 @@ What is compared, and why:
 - `echo_*`: bare servers that answer at once: the floor that others are quoted against, parsed
   protobuf against raw bytes, asyncio against uvloop, and glibc's malloc as it is against `mallopt`
   (`nomallopt`), which stops it returning and refaulting blocks of a tensor's size.
+- `echo_http2_raw`, the product's own server, and where `pygrpc-native` is installed, which the project does
+  not depend on, `echo_pygrpc_raw` (its batches of events, answered by one thread) and `echo_pygrpc_aio_raw`
+  (its likeness of grpc.aio, on uvloop). What was found of it is in `controller/front/__init__.py`.
 
 Every server is a process of its own; the client is one process of blocking threads with raw bytes,
 the same for all. Variants take turns in short rounds in random order, and ratios are taken inside a
@@ -21,9 +24,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import os
 import queue
 import random
+import socket
 import statistics
 import subprocess
 import sys
@@ -40,6 +45,11 @@ from clockwright.bulk import Buffer, join_bulk, split_bulk
 from clockwright.process import keep_big_blocks
 from clockwright.v1 import inference_pb2 as oip
 from clockwright.wire import ATTACH_METHOD
+from controller.access.authoriser import Authoriser
+from controller.front.calls import Call
+from controller.front.door import Door
+from controller.front.http2_server import Http2Server
+from controller.slabs import Slabs
 from experiments.results_file import write_results
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -50,8 +60,9 @@ PAYLOADS = {"small": (3136, 40), "602kb": (602_112, 4000)}
 CLIENTS = (1, 8, 32)
 ECHOES = (
     "echo_aio", "echo_aio_uvloop", "echo_aio_uvloop_raw", "echo_aio_uvloop_raw_nomallopt",
-    "echo_threads", "echo_threads_raw",
+    "echo_threads", "echo_threads_raw", "echo_http2_raw",
 )  # fmt: skip
+PYGRPC_ECHOES = ("echo_pygrpc_raw", "echo_pygrpc_aio_raw")
 PATHS = ("path_aio", "path_threads", "path_threads_nb")
 # (numerator, denominator) of requests per second, inside one round.
 RATIOS = (
@@ -60,6 +71,10 @@ RATIOS = (
     ("path_aio", "echo_aio"),
     ("path_threads", "echo_aio"),
     ("echo_threads_raw", "echo_aio_uvloop_raw"),
+    ("echo_http2_raw", "echo_aio_uvloop_raw"),
+    ("echo_http2_raw", "echo_threads_raw"),
+    ("echo_http2_raw", "echo_pygrpc_raw"),
+    ("echo_http2_raw", "echo_pygrpc_aio_raw"),
     ("echo_aio_uvloop_raw", "echo_aio_uvloop_raw_nomallopt"),
 )
 
@@ -254,6 +269,78 @@ def serve_threads(variant: str) -> None:
     server.wait_for_termination()
 
 
+# --- without grpcio -------------------------------------------------------------------------------
+
+
+def serve_http2() -> None:
+    """Serve until killed, by the product's own server."""
+
+    def infer(call: Call, request: Buffer) -> None:
+        # Never too late, so that nobody makes the error of it.
+        call.answer((answer_bytes(request),), sys.maxsize, lambda _: TimeoutError())
+
+    async def main() -> None:
+        server = Http2Server(
+            clock=time.monotonic_ns,
+            door=Door(max_requests=10_000, max_bytes=1 << 30),
+            max_message_bytes=1 << 29,
+            max_connections=1000,
+            slabs=Slabs(1 << 30),
+            authoriser=Authoriser(),
+        )
+        service, _, method = INFER[1:].partition("/")
+        server.answer_directly(service, method, infer)
+        print(server.add_insecure_port("127.0.0.1:0"), flush=True)
+        await server.start()
+        await asyncio.Event().wait()
+
+    uvloop.run(main())
+
+
+def serve_pygrpc(variant: str) -> None:
+    """Serve until killed, by pygrpc-native."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    if variant == "echo_pygrpc_raw":
+        package: Any = importlib.import_module("pygrpc_native")
+        front = package.NativeGrpcFront(f"127.0.0.1:{port}", [(INFER, False)])
+        front.start()
+        print(port, flush=True)
+        while (events := front.recv_batch(64)) is not None:
+            for kind, call_id, _, request, _ in events:
+                if kind == package.EVENT_CALL:
+                    front.respond(call_id, answer_bytes(request))
+        return
+
+    async def main() -> None:
+        server = importlib.import_module("pygrpc_native.aio").server(options=OPTIONS)
+
+        async def infer(request: bytes, context: object) -> bytes:
+            return answer_bytes(request)
+
+        service, _, method = INFER[1:].partition("/")
+        handler = grpc.unary_unary_rpc_method_handler(infer)
+        server.add_registered_method_handlers(service, {method: handler})
+        server.add_insecure_port(f"127.0.0.1:{port}")
+        await server.start()
+        print(port, flush=True)
+        await server.wait_for_termination()
+
+    uvloop.run(main())
+
+
+def serve(variant: str) -> None:
+    """Serve until killed."""
+    if "pygrpc" in variant:
+        serve_pygrpc(variant)
+    elif "http2" in variant:
+        serve_http2()
+    elif "threads" in variant:
+        serve_threads(variant)
+    else:
+        serve_aio(variant)
+
+
 # --- worker and client ----------------------------------------------------------------------------
 
 
@@ -337,7 +424,8 @@ def run(rounds: int, seconds: float, seed: int) -> tuple[dict[str, float], dict[
     calls: dict[str, tuple[Callable[..., bytes], int]] = {}
     samples: dict[str, list[float]] = {}
     try:
-        for variant in (*ECHOES, *PATHS):
+        pygrpc = PYGRPC_ECHOES if importlib.util.find_spec("pygrpc_native") else ()
+        for variant in (*ECHOES, *pygrpc, *PATHS):
             server = subprocess.Popen([*me, "--serve", variant], stdout=subprocess.PIPE, text=True)
             processes.append(server)
             assert server.stdout is not None
@@ -361,6 +449,8 @@ def run(rounds: int, seconds: float, seed: int) -> tuple[dict[str, float], dict[
                             name = f"{variant}_{payload}_c{num_clients}_{key}"
                             samples.setdefault(name, []).append(value)
                     for over, under in RATIOS:
+                        if under not in turn:
+                            continue
                         name = f"{over}_over_{under}_{payload}_c{num_clients}_ratio"
                         ratio = turn[over]["rps"] / turn[under]["rps"]
                         samples.setdefault(name, []).append(ratio)
@@ -385,7 +475,7 @@ def main() -> None:
     if "nomallopt" not in (arguments.serve or ""):
         keep_big_blocks()
     if arguments.serve:
-        (serve_threads if "threads" in arguments.serve else serve_aio)(arguments.serve)
+        serve(arguments.serve)
     elif arguments.work:
         work(arguments.work)
     else:

@@ -36,6 +36,10 @@ COMPILED = (
     "clockwright/actions.py",
     *_CORE,
     "controller/ledger.py",
+    # What carries requests live, as far as it compiles: not modules of protocols, which would take nothing but
+    # what is compiled, nor `clockwright.frames`, whose records are msgspec's.
+    "clockwright/bulk.py",
+    *(f"controller/front/{name}.py" for name in ("door", "http2", "templates", "throttle")),
     "worker/core/lanes.py",
     "worker/core/io_pool.py",
     "worker/core/pages.py",

@@ -73,6 +73,9 @@ class ClientLoad:
     input: str = "input"
     #: `raw` or `grpcio`.
     client: str = "raw"
+    #: Sends and reads at multiples of this only, which costs less; 0: at once. A request is so much later
+    #: at most, and so may its answer's stamp be.
+    tick_us: int = 0
     #: An answer that takes as much longer than its SLO is not waited for.
     patience_s: float = 3.0
 

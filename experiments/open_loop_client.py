@@ -433,8 +433,12 @@ class _RawClient:
         connection.ask(due)
 
     def _wait(self, until_ns: int) -> None:
-        """Sleep until something has come or is due, and read it."""
-        connections = self._by_socket
+        """Sleep until something has come or is due, or until the next tick, and read what has come."""
+        connections, tick_ns = self._by_socket, self._load.tick_us * 1000
+        if tick_ns:
+            now_ns = time.time_ns()
+            time.sleep((tick_ns - now_ns % tick_ns) / 1e9)
+            until_ns = now_ns
         # No other call of Python that waits for sockets sleeps less than a millisecond.
         readable, writable, _ = select.select(
             connections,

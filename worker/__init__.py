@@ -56,8 +56,8 @@ What happens when the GPU is lost. The step that meets the fault fails its actio
 actions thereby return to the controller, which sends them elsewhere. A process never recovers from its
 GPU's fault, so it exits; a container is started anew, and the worker attaches again. A GPU's step that
 never ends is given ten seconds after the stream's end; then the process exits without its threads.
-When only stream or socket is lost, the worker forgets all models and actions and dials again: its compiled models
-are on disk, and the controller offers them anew.
+When only stream or socket is lost, the worker forgets all actions and dials again. It tells whichever controller
+answers which models it holds, and what of that the controller does not want any more it drops.
 """
 
 import os

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from clockwright.cli.flags import SERVER, JoinFlags, Server, WorkerFlags, log, takes_flags
+from clockwright.cli.flags import SERVER, Controllers, JoinFlags, WorkerFlags, log, takes_flags
 from clockwright.cores import parse_cores
 from clockwright.errors import ConfigError
 
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 @takes_flags
 def worker(
     *,
-    controller: Server = SERVER,
+    controller: Controllers = SERVER,
     worker_id: Annotated[
         str | None, typer.Option("--id", help="Unique; by default HOST-PID.")
     ] = None,

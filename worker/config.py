@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clockwright.channel import Access
 from clockwright.errors import ConfigError
+from clockwright.leadership import parse_addresses
 from clockwright.units import PAGE_BYTES
 from worker.engines.choice import Engine, parse_engine
 from worker.models.model_files import COMPILE_CPU_S
@@ -33,7 +34,7 @@ class WorkerConfig:
     where pages cannot be moved (`worker.devices.paged_arena`).
     """
 
-    #: The controller's address, HOST:PORT.
+    #: The controller's address, HOST:PORT, or those of several with commas between: one of them leads.
     controller: str
     #: What it shows there, which is a token or a certificate where strangers may not join.
     access: Access = field(default_factory=Access)
@@ -81,9 +82,7 @@ class WorkerConfig:
     drain_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        host, _, port = self.controller.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigError(f"controller: found {self.controller!r}, expected HOST:PORT")
+        parse_addresses(self.controller)
         if self.num_pages < 1:
             raise ConfigError(f"pages: found {self.num_pages}, expected 1 or more")
         if self.arena_bytes < _MIB:
@@ -133,9 +132,9 @@ class WorkerConfig:
         return (*(1 << e for e in range(most.bit_length()) if 1 << e < most), most)
 
     @property
-    def controller_host(self) -> str:
-        """The host of the controller's address."""
-        return self.controller.rpartition(":")[0].strip("[]")
+    def controllers(self) -> tuple[str, ...]:
+        """The controllers' addresses."""
+        return parse_addresses(self.controller)
 
     @property
     def name(self) -> str:

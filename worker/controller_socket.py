@@ -83,6 +83,8 @@ class ControllerSocket:
         self._welcome = welcome
         self._tls = tls
         self._take = take
+        #: Orders of earlier generations are refused, and end the connection.
+        self.oldest = welcome.generation
         self._loop = asyncio.get_running_loop()
         #: Why the connection has ended; an exception where the controller broke the protocol.
         self.over: asyncio.Future[str] = self._loop.create_future()
@@ -190,7 +192,7 @@ class ControllerSocket:
                 for frame in reader.received(num_bytes):
                     if self._is_closed:
                         break
-                    order, payload, room = decode_order(frame, memory)
+                    order, payload, room = decode_order(frame, memory, oldest=self.oldest)
                     if isinstance(order, MemoryOffer):
                         memory = _map(order, files)
                         if memory is not None:

@@ -3,7 +3,8 @@
 A hop from thread to thread costs 20-30 us, as much as a small model. So a step need not run on its lane's
 own thread: the thread that submits an Infer copies small inputs itself, and where the lanes are idle and the
 device allows it, goes on with a short EXEC; whoever ran the EXEC copies small outputs when no other EXEC is
-due. For the core nothing changes: each lane still runs one step at a time.
+due. A short Infer that finds its lanes idle goes through them all at once (`Core.submit_through`). Each lane
+still runs one step at a time.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic
+from typing import Final, Generic
 
-from clockwright.actions import Action, ActionError, Infer, Result
+from clockwright.actions import Action, ActionError, Infer, Result, StepTime
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.process import freeze_garbage
 from clockwright.units import NS_PER_S, ActionId, ModelId
@@ -23,6 +24,11 @@ from worker.timing import SPIN_NS, bind_thread, tune_thread
 
 # Below this a copy takes less time than waking another thread.
 INLINE_BYTES = 128 * 1024
+
+# As much as the processor copies in the time below. Where EXEC runs on the processor, too, who submits an
+# action goes on with it: lanes' threads would take turns with it at the interpreter all the same, at
+# 50 us and more for a request of 602 kB.
+LONG_INLINE_BYTES = 2 << 20
 
 # An EXEC that should take no longer may hold up the thread that submits actions.
 SHORT_NS = 300_000
@@ -35,6 +41,11 @@ AHEAD_NS = 200_000
 _POLL_NS, _LONG_POLL_NS = 20_000, 100_000
 
 Outcome = tuple[Result, Sequence[Buffer]]
+
+# To find an enum's member costs as much as what is done with it here.
+_INPUT: Final = Lane.INPUT
+_EXEC: Final = Lane.EXEC
+_OUTPUT: Final = Lane.OUTPUT
 
 
 class _UnderWay(Generic[M]):
@@ -99,6 +110,7 @@ class LaneThreads(Generic[M]):
         self._rooms: dict[ActionId, memoryview] = {}
         self._output_room: memoryview | None = None
         self._exec_anywhere = device.exec_anywhere and not isinstance(device, QueueingDevice)
+        self._inline_bytes = LONG_INLINE_BYTES if self._exec_anywhere else INLINE_BYTES
         self._stopping = False
         #: The device is lost: no step starts until `abandon` has dropped everything that waits.
         self._lost = False
@@ -137,13 +149,36 @@ class LaneThreads(Generic[M]):
             self._after_change()
 
     def abandon(self) -> None:
-        """Forget all models and actions: the controller has gone, so nobody waits for them."""
+        """Forget all models and actions: nobody waits for them."""
         with self._lock:
             self._core.abandon()
-            self._payloads.clear()
-            self._rooms.clear()
-            self._lost = False
-            self._after_change()
+            self._dropped()
+
+    def drop_actions(self) -> bool:
+        """Forget all actions: the controller has gone, so nobody waits for them.
+
+        Returns:
+            Whether the models are still there; those of a device that is lost are not.
+        """
+        with self._lock:
+            was_lost = self._lost
+            if was_lost:
+                self._core.abandon()
+            else:
+                self._core.drop_actions()
+            self._dropped()
+        return not was_lost
+
+    def _dropped(self) -> None:
+        self._payloads.clear()
+        self._rooms.clear()
+        self._lost = False
+        self._after_change()
+
+    def resident(self) -> list[ModelId]:
+        """The models whose weights are loaded."""
+        with self._lock:
+            return self._core.resident()
 
     @property
     def num_pending(self) -> int:
@@ -178,7 +213,7 @@ class LaneThreads(Generic[M]):
         Raises:
             ProtocolError: an unanswered action has the same id.
         """
-        step: Step[M] | None = None
+        step = through = None
         with self._lock:
             now_ns = time.monotonic_ns()
             if isinstance(action, Infer):
@@ -187,17 +222,23 @@ class LaneThreads(Generic[M]):
                 if problem:
                     self._on_outcome((_bad_input(action, problem, now_ns), []))
                     return
-                small = total_bytes(payload) <= INLINE_BYTES
-                inline = small and self._core.is_idle(Lane.INPUT)
-                self._core.submit(action, now_ns=now_ns)
-                self._payloads[action.action_id] = payload
-                if room is not None:
-                    self._rooms[action.action_id] = room
-                if inline:
-                    step = self._take(Lane.INPUT, now_ns)
+                small = total_bytes(payload) <= self._inline_bytes
+                if small and model is not None and self._is_short(action, model):
+                    through = self._core.submit_through(action, now_ns=now_ns)
+                if through is None:
+                    inline = small and self._core.is_idle(_INPUT)
+                    self._core.submit(action, now_ns=now_ns)
+                    self._payloads[action.action_id] = payload
+                    if room is not None:
+                        self._rooms[action.action_id] = room
+                    if inline:
+                        step = self._take(_INPUT, now_ns)
             else:
                 self._core.submit(action, now_ns=now_ns)
-            self._after_change()
+            if through is None:
+                self._after_change()
+        if through is not None:
+            self._run_through(through, now_ns, payload, room)
         while step is not None:
             step = self._run(step)
 
@@ -264,23 +305,69 @@ class LaneThreads(Generic[M]):
         """
         failure: Exception | None = None
         outputs: Sequence[Buffer] | None = None
+        lane, device = step.lane, self._device
         begin_ns = time.monotonic_ns()
         try:
-            match step.lane:
-                case Lane.LOAD:
-                    self._device.run_load(step)
-                case Lane.INPUT:
-                    self._device.run_input(step, self._input_payload)
-                case Lane.EXEC:
-                    self._device.run_exec(step)
-                case Lane.OUTPUT:
-                    room = self._output_room
-                    outputs = self._device.run_output(step, room)
-                    if room is not None:
-                        outputs = ()
+            if lane is _INPUT:
+                device.run_input(step, self._input_payload)
+            elif lane is _EXEC:
+                device.run_exec(step)
+            elif lane is _OUTPUT:
+                room = self._output_room
+                outputs = device.run_output(step, room)
+                if room is not None:
+                    outputs = ()
+            else:
+                device.run_load(step)
         except Exception as problem:  # whatever a device raises fails the action, not the worker
             failure = problem
         return self._report(step, begin_ns, time.monotonic_ns(), failure, outputs, then=then)
+
+    def _run_through(
+        self,
+        step: Step[M],
+        now_ns: int,
+        payload: Sequence[Buffer],
+        room: memoryview | None,
+    ) -> None:
+        """Run a short Infer from its input to its output, and report it."""
+        device = self._device
+        failure: Exception | None = None
+        outputs: Sequence[Buffer] = ()
+        times: list[StepTime] = []
+        begin_ns = now_ns
+        try:
+            step.lane = _INPUT
+            device.run_input(step, payload)
+            now_ns = time.monotonic_ns()
+            times.append(_time_of(step, begin_ns, now_ns))
+            if now_ns <= step.action.latest_ns:
+                step.lane, begin_ns = _EXEC, now_ns
+                device.run_exec(step)
+                now_ns = time.monotonic_ns()
+                times.append(_time_of(step, begin_ns, now_ns))
+                step.lane, begin_ns = _OUTPUT, now_ns
+                outputs = device.run_output(step, room)
+                times.append(_time_of(step, begin_ns, time.monotonic_ns()))
+                if room is not None:
+                    outputs = ()
+        except Exception as problem:  # whatever a device raises fails the action, not the worker
+            failure = problem
+            times.append(_time_of(step, begin_ns, time.monotonic_ns()))
+        with self._lock:
+            self._core.finish_through(step, times, self._words(failure))
+            self._after_change(step, outputs)
+            if isinstance(failure, DeviceLostError) and self._on_lost is not None:
+                self._on_lost(str(failure))
+
+    def _words(self, failure: Exception | None) -> str | None:
+        """Say how a step failed, and note it if the device is lost; with the lock held."""
+        if failure is None:
+            return None
+        if isinstance(failure, DeviceLostError):
+            self._lost = True
+            return str(failure)
+        return f"{type(failure).__name__}: {failure}"
 
     def _report(
         self,
@@ -293,25 +380,20 @@ class LaneThreads(Generic[M]):
         then: Lane | None,
     ) -> Step[M] | None:
         """Tell the core that a step has ended; returns what to run next on the lane `then`."""
-        error: str | None = None
-        lost = isinstance(failure, DeviceLostError)
-        if failure is not None:
-            error = str(failure) if lost else f"{type(failure).__name__}: {failure}"
+        lane = step.lane
         with self._lock:
-            self._lost = self._lost or lost
-            goes_on = then is None and step.lane is Lane.INPUT and self._is_short(step)
             self._core.finish_step(
                 step,
                 begin_ns=begin_ns,
                 end_ns=end_ns,
                 duration_ns=step.duration_ns or end_ns - begin_ns,
-                error=error,
+                error=self._words(failure),
             )
-            following = self._take(then, end_ns) if then is not None else None
-            if goes_on:
-                following = self._take(Lane.EXEC, end_ns)
-            if following is None and step.lane is Lane.EXEC and self._is_small_output(step):
-                following = self._take(Lane.OUTPUT, end_ns)
+            following: Step[M] | None = None
+            if then is not None:
+                following = self._take(then, end_ns)
+            if following is None and lane is _EXEC and self._is_small_output(step):
+                following = self._take(_OUTPUT, end_ns)
             self._after_change(step, outputs)
             if isinstance(failure, DeviceLostError) and self._on_lost is not None:
                 self._on_lost(str(failure))
@@ -378,30 +460,27 @@ class LaneThreads(Generic[M]):
         if self._lost:
             return None
         due = self._core.next_step(lane, now_ns=now_ns)
-        if lane is Lane.INPUT and isinstance(due, Step):
-            self._input_payload = self._payloads.pop(due.action.action_id)
-        elif lane is Lane.OUTPUT and isinstance(due, Step):
-            self._output_room = self._rooms.pop(due.action.action_id, None)
+        if isinstance(due, Step):
+            if lane is _INPUT:
+                self._input_payload = self._payloads.pop(due.action.action_id)
+            elif lane is _OUTPUT:
+                self._output_room = self._rooms.pop(due.action.action_id, None)
         return due
 
     def _take(self, lane: Lane, now_ns: int) -> Step[M] | None:
         due = self._next(lane, now_ns)
         return due if isinstance(due, Step) else None
 
-    def _is_short(self, step: Step[M]) -> bool:
-        """Whether the thread that submits an Infer may run it to its end; nothing else waits for EXEC then."""
-        return (
-            self._exec_anywhere
-            and step.action.expected_duration_ns <= SHORT_NS
-            and self._is_small_output(step)
-            and self._core.is_idle(Lane.EXEC)
-            and self._core.is_idle(Lane.OUTPUT)
-        )
+    def _is_short(self, action: Infer, model: M) -> bool:
+        """Whether the thread that submits an Infer may run it to its end."""
+        if not self._exec_anywhere or action.expected_duration_ns > SHORT_NS or self._lost:
+            return False
+        layout = model.layouts.get(action.batch_size)
+        return layout is not None and layout.outputs_bytes <= self._inline_bytes
 
     def _is_small_output(self, step: Step[M]) -> bool:
         assert isinstance(step.action, Infer)
-        layout = step.model.layouts[step.action.batch_size]
-        return layout.num_bytes - layout.outputs_begin <= INLINE_BYTES
+        return step.model.layouts[step.action.batch_size].outputs_bytes <= self._inline_bytes
 
     def _after_change(
         self, finished: Step[M] | None = None, outputs: Sequence[Buffer] | None = None
@@ -419,6 +498,11 @@ class LaneThreads(Generic[M]):
             self._on_outcome((result, outputs if own and outputs is not None else []))
         for lane in self._core.take_changed():
             self._wake[lane].notify()
+
+
+def _time_of(step: Step[M], begin_ns: int, end_ns: int) -> StepTime:
+    duration_ns, step.duration_ns = step.duration_ns, None
+    return StepTime(begin_ns, end_ns, duration_ns or end_ns - begin_ns)
 
 
 def _bad_input(action: Infer, problem: str, now_ns: int) -> Result:

@@ -4,9 +4,10 @@ One asyncio loop. The stream controls, and is the sign of life; actions and resu
 (`worker.controller_socket`), to which the controller's welcome shows the way. Times on both are this machine's: the
 controller translates.
 
-When the stream is lost, so is everything that was asked for: the worker forgets all models and actions,
-dials again, and starts empty. Its compiled models are on disk. Before it dials, it lets running steps end:
-if the controller was right to give up on an action, the next action would only wait behind the stuck one.
+When the stream is lost, so is everything that was asked for: the worker forgets all actions and dials again. Its
+models stay as they are, and it tells the next controller which it holds and which of them are in the weights
+cache. Before it dials, it lets running steps end: if the controller was right to give up on an action, the next
+action would only wait behind the stuck one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import logging
 import os
 import socket
@@ -26,12 +28,15 @@ from typing import Any, Generic
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from clockwright import __version__, wire
+from clockwright import __version__, leader_search, wire
 from clockwright.actions import FromFronts, Infer, Result
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
+from clockwright.channel import Access
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
 from clockwright.frame_socket import SocketListener
 from clockwright.frames import ExpectFront, FrontGone, Inputs, Withdrawal
+from clockwright.leader_search import LeaderSearch
+from clockwright.leadership import Fence, Term, host_of
 from clockwright.own_certificate import make_certificate
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
@@ -41,7 +46,7 @@ from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedD
 from worker.front_sockets import FrontSockets
 from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
-from worker.offers import Offers
+from worker.offers import Offers, encode_ready
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +62,11 @@ _OPTIONS = [
     # No keepalive: our heartbeats show more, that the other side's event loop turns.
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
+    *leader_search.OPTIONS,
 ]
-_BACKOFF_S, _BACKOFF_S_MAX = 0.1, 2.0
+# Between attempts to reach a controller: a part of the time for which there has been none. So one that starts
+# again finds its workers at once, and one that is gone for long is left in peace.
+_PAUSE_PART, _PAUSE_S, _PAUSE_S_MAX = 0.1, 0.05, 2.0
 # Different reasons for which a controller is not there that are logged until it is.
 _PROBLEMS_TOLD = 4
 # The controller answers a Register at once; a peer that does not is no controller.
@@ -75,6 +83,10 @@ _ANY_PORT = 9
 
 # Source: Clockwork's minimum filter over both directions (network clock synchronisation).
 _CLOCK_SAMPLES = 64
+
+
+def _open_channel(access: Access, address: str) -> Any:  # noqa: ANN401  grpc.aio's
+    return access.async_channel(address, options=_OPTIONS)
 
 
 class _End(enum.Enum):
@@ -95,6 +107,10 @@ class ControllerLink(Generic[M]):
         self._loop = asyncio.get_running_loop()
         self._session: _Session[M] | None = None
         self._lanes: LaneThreads[M] = LaneThreads(device, self._on_outcome, self._on_lost)
+        #: Keeps orders out of controllers that others have followed.
+        self._fence = Fence()
+        #: Models that are ready since whichever stream, and the digests of their offers.
+        self._held: dict[ModelId, tuple[bytes, M]] = {}
         # Why there is no controller, in the words that were logged.
         self._told: set[str] = set()
         self._fronts = _listen_for_fronts(config)
@@ -117,41 +133,33 @@ class ControllerLink(Generic[M]):
         watching: asyncio.Task[None] | None = None
         if isinstance(self._device, WatchedDevice):
             watching = asyncio.create_task(self._device.watch(self._on_health))
-        backoff_s = _BACKOFF_S
+        lost_s = time.monotonic()
         try:
-            while not self._leaving.is_set():
-                session = self._session = _Session(
-                    self._config,
-                    self._device,
-                    self._files,
-                    self._lanes,
-                    self._fronts,
-                    self._leaving,
-                )
-                if self._health is not None:
-                    session.tell_health(self._health)
-                try:
-                    end = await session.run()
-                finally:
-                    self._session = None
-                    self._lanes.abandon()
-                await self._let_steps_end()
-                if end is _End.DRAINED:
-                    logger.info("drained: leaving")
-                    return
-                if session.welcomed:
-                    backoff_s = _BACKOFF_S
-                    self._told.clear()
-                # gRPC has no words of its own for a controller that ends the stream while the worker still
-                # writes: then the reason comes with another attempt.
-                if session.problem not in self._told and len(self._told) < _PROBLEMS_TOLD:
-                    self._told.add(session.problem)
-                    logger.warning(
-                        "controller %s: %s; trying again", self._config.controller, session.problem
-                    )
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._leaving.wait(), backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+            access = self._config.access
+            dial = functools.partial(_open_channel, access)
+            async with LeaderSearch(self._config.controllers, dial, access.metadata) as search:
+                while not self._leaving.is_set():
+                    address = await search.find()
+                    problem = "none leads"
+                    if address is not None:
+                        session = await self._serve(search, address)
+                        if session.end is _End.DRAINED:
+                            logger.info("drained: leaving")
+                            return
+                        if session.welcomed:
+                            lost_s = time.monotonic()
+                            self._told.clear()
+                        problem = session.problem
+                    # gRPC has no words of its own for a controller that ends the stream while the worker still
+                    # writes: then the reason comes with another attempt.
+                    if problem not in self._told and len(self._told) < _PROBLEMS_TOLD:
+                        self._told.add(problem)
+                        name = address or self._config.controller
+                        logger.warning("controller %s: %s; trying again", name, problem)
+                    pause_s = _PAUSE_PART * (time.monotonic() - lost_s)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(min(max(pause_s, _PAUSE_S), _PAUSE_S_MAX)):
+                            await self._leaving.wait()
         finally:
             if watching is not None:
                 watching.cancel()
@@ -159,6 +167,38 @@ class ControllerLink(Generic[M]):
             self._fronts.listener.close()
             if not self._hangs:
                 await asyncio.to_thread(self._lanes.stop)
+
+    async def _serve(self, search: LeaderSearch, address: str) -> _Session[M]:
+        """Serve a controller until its stream ends, or another leads."""
+        session = self._session = _Session(
+            self._config,
+            address,
+            self._device,
+            self._files,
+            self._lanes,
+            self._held,
+            self._fence,
+            self._fronts,
+            self._leaving,
+        )
+        if self._health is not None:
+            session.tell_health(self._health)
+        watching = asyncio.create_task(self._watch(search, session))
+        try:
+            await session.run()
+        finally:
+            self._session = None
+            watching.cancel()
+            await asyncio.wait([watching])
+            if not self._lanes.drop_actions():
+                self._held.clear()
+        await self._let_steps_end()
+        return session
+
+    async def _watch(self, search: LeaderSearch, session: _Session[M]) -> None:
+        """End a session when another controller leads, whatever this one does or says."""
+        successor, term = await search.wait_for_successor(session.address, lambda: session.term)
+        session.give_way(f"controller {successor} leads now", term)
 
     async def _let_steps_end(self) -> None:
         """Wait for steps that still run when nobody waits for their results any more.
@@ -183,7 +223,7 @@ class ControllerLink(Generic[M]):
             self._session.tell_health(health)
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        # Called from any thread, with the lanes' lock held: none comes after `abandon` of what was before.
+        # Called from any thread, with the lanes' lock held: none comes after `drop_actions` of what was before.
         session = self._session
         if session is not None:
             session.tell_outcome(*outcome)
@@ -224,7 +264,7 @@ def _listen_for_fronts(config: WorkerConfig) -> _ForFronts:
 
 
 def _payload_host(config: WorkerConfig) -> str:
-    """Where fronts bring inputs; unless somebody says, the address by which this machine reaches the controller.
+    """Where fronts bring inputs; unless somebody says, the address by which the first controller is reached.
 
     Raises:
         OSError: the controller's address is not known, or there is no way to it.
@@ -232,7 +272,7 @@ def _payload_host(config: WorkerConfig) -> str:
     if config.payload_host:
         return config.payload_host
     (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
-        config.controller_host, _ANY_PORT, type=socket.SOCK_DGRAM
+        host_of(config.controllers[0]), _ANY_PORT, type=socket.SOCK_DGRAM
     )
     with socket.socket(family, kind, protocol) as sock:
         sock.connect(where)  # Sends nothing: it finds the way.
@@ -245,20 +285,31 @@ class _Session(Generic[M]):
     def __init__(
         self,
         config: WorkerConfig,
+        address: str,
         device: Device[M],
         files: FileStore,
         lanes: LaneThreads[M],
+        held: dict[ModelId, tuple[bytes, M]],
+        fence: Fence,
         fronts: _ForFronts,
         leaving: asyncio.Event,
     ) -> None:
         self._for_fronts = fronts
         self._fronts = FrontSockets(fronts.listener, lanes.submit, self._refuse)
         self._config = config
+        #: The controller that is dialled.
+        self.address = address
+        #: Its generation, once it has said so.
+        self.term: Term | None = None
+        self._fence = fence
+        #: Set when another controller leads.
+        self._given_way: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._device = device
         self._lanes = lanes
+        self._held = held
         self._leaving = leaving
         self._loop = asyncio.get_running_loop()
-        self._offers: Offers[M] = Offers(device, files, self._send, lanes.add_model)
+        self._offers: Offers[M] = Offers(device, files, self._send, self._hold)
         self._outgoing: deque[bytes] = deque()
         # A heartbeat is stamped when it is written: time in our queue is no delay of the network.
         self._heartbeat_due = False
@@ -269,7 +320,7 @@ class _Session(Generic[M]):
         self._heard_ns = 0
         #: Heartbeat intervals since the controller's last message.
         self._silent_ticks = 0
-        self._end = _End.LOST
+        self.end = _End.LOST
         self._unknown_told = False
         self._given_up = False
         self.welcomed = False
@@ -278,21 +329,22 @@ class _Session(Generic[M]):
         #: Why the stream ended, in words.
         self.problem = "closed the stream"
 
-    async def run(self) -> _End:
-        """Serve until the stream ends.
+    async def run(self) -> None:
+        """Serve until the stream ends; `end` and `problem` tell how it did.
 
         Raises:
             ConfigError: the controller rejected this worker.
         """
         self._send(pb.FromWorker(register=self._register()))
         access = self._config.access
-        async with access.async_channel(self._config.controller, options=_OPTIONS) as channel:
+        async with _open_channel(access, self.address) as channel:
             call = channel.stream_stream(wire.ATTACH_METHOD)(metadata=access.metadata)
             tasks = [
                 asyncio.create_task(self._write(call)),
                 asyncio.create_task(self._read(call)),
                 asyncio.create_task(self._ask_to_leave()),
                 asyncio.create_task(self._offers.run()),
+                asyncio.create_task(self._wait_for_successor()),
             ]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -308,7 +360,6 @@ class _Session(Generic[M]):
                     self.data.close()
                     # Its thread may run a step; nothing of this stream is submitted to the next.
                     await asyncio.wait([self.data.over], timeout=_PART_LIMIT_S)
-        return self._end
 
     def _conclude(self, task: asyncio.Task[None]) -> None:
         """Note why a task ended; only a rejection goes further up."""
@@ -326,6 +377,17 @@ class _Session(Generic[M]):
             # Our own bug. The stream starts afresh, and people get to see it.
             logger.exception("the stream failed")
             self.problem = f"{type(error).__name__}: {error}"
+
+    def give_way(self, reason: str, successor: Term) -> None:
+        """End the stream now: another controller leads, and this one's orders are of no account any more."""
+        self._fence.admits(successor)
+        if self.data is not None and self.term is not None:
+            self.data.oldest = max(self.term.generation + 1, successor.generation)
+        if not self._given_way.done():
+            self._given_way.set_result(reason)
+
+    async def _wait_for_successor(self) -> None:
+        raise ProtocolError(await self._given_way)
 
     def give_up(self, reason: str) -> None:
         """End the stream once what was queued is sent: the device is lost."""
@@ -406,7 +468,7 @@ class _Session(Generic[M]):
 
     async def _ask_to_leave(self) -> None:
         await self._leaving.wait()
-        self._end = _End.DRAINED
+        self.end = _End.DRAINED
         if self.welcomed:
             logger.info("asking the controller to be drained")
             self._send(pb.FromWorker(drain=pb.Drain(reason="the worker was told to stop")))
@@ -419,10 +481,20 @@ class _Session(Generic[M]):
         """Handle messages until the stream ends."""
         async with asyncio.timeout(_WELCOME_LIMIT_S):
             welcome = await self._read_welcome(call)
+        term = Term(welcome.lineage, welcome.generation)
+        if not self._fence.admits(term):
+            raise ProtocolError(
+                f"it leads in generation {term.generation}, and "
+                f"another has followed it in {self._fence.newest.generation}"
+            )
+        self.term = term
+        # Before any action can come.
+        for model_id in self._held.keys() - set(welcome.keep):
+            self._drop(ModelId(model_id))
         tls = self._config.access.tls_context()
-        self.data = ControllerSocket(self._config.controller_host, welcome, tls, self._take)
+        self.data = ControllerSocket(host_of(self.address), welcome, tls, self._take)
         self.welcomed = True
-        logger.info("attached to controller %s as %s", self._config.controller, self._config.name)
+        logger.info("attached to controller %s as %s", self.address, self._config.name)
         beat = asyncio.create_task(
             self._beat(welcome.heartbeat_interval_ms, welcome.silence_limit_ms)
         )
@@ -478,8 +550,7 @@ class _Session(Generic[M]):
         kind = message.WhichOneof("kind")
         if kind == "rejected":
             raise ConfigError(
-                f"controller {self._config.controller} rejected this worker: "
-                f"{message.rejected.reason}"
+                f"controller {self.address} rejected this worker: {message.rejected.reason}"
             )
         if kind != "welcome":
             raise ProtocolError(f"sent {kind!r} first, expected 'welcome'")
@@ -500,7 +571,7 @@ class _Session(Generic[M]):
             self._silent_ticks = 0
             for message, payload in _decode_all(data):
                 if message.WhichOneof("kind") == "drain":
-                    self._end = _End.DRAINED
+                    self.end = _End.DRAINED
                     return
                 self._handle(message, payload)
 
@@ -515,7 +586,7 @@ class _Session(Generic[M]):
             case "model_drop":
                 model_id = ModelId(message.model_drop.model_id)
                 self._offers.withdraw(model_id)
-                self._lanes.remove_model(model_id)
+                self._drop(model_id)
             case "welcome" | "rejected" as kind:
                 raise ProtocolError(f"sent a second {kind!r}")
             case _:
@@ -523,10 +594,19 @@ class _Session(Generic[M]):
                     self._unknown_told = True
                     logger.warning(
                         "controller %s sent a message of an unknown kind: ignored",
-                        self._config.controller,
+                        self.address,
                     )
 
+    def _hold(self, model: M, offer_digest: bytes) -> None:
+        self._held[model.model_id] = offer_digest, model
+        self._lanes.add_model(model)
+
+    def _drop(self, model_id: ModelId) -> None:
+        self._held.pop(model_id, None)
+        self._lanes.remove_model(model_id)
+
     def _register(self) -> pb.Register:
+        resident = set(self._lanes.resident())
         return pb.Register(
             protocol_version=wire.PROTOCOL_VERSION,
             worker_id=self._config.name,
@@ -538,6 +618,15 @@ class _Session(Generic[M]):
             host=socket.gethostname(),
             pid=os.getpid(),
             software_version=__version__,
+            takes_generations=True,
+            held=[
+                pb.Held(
+                    ready=encode_ready(model),
+                    offer_digest=digest,
+                    resident=model_id in resident,
+                )
+                for model_id, (digest, model) in self._held.items()
+            ],
             payload_host=self._for_fronts.listener.host,
             payload_port=self._for_fronts.listener.port,
             payload_certificate_sha256=self._for_fronts.certificate_sha256,

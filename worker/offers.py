@@ -20,6 +20,7 @@ from typing import BinaryIO, Generic
 from clockwright.errors import ModelError, OtherWorkersError, ProtocolError
 from clockwright.units import ModelId
 from clockwright.v1 import worker_pb2 as pb
+from clockwright.wire import offer_digest
 from worker.compiling.compiler import CompilerKilledError
 from worker.devices.device import Device, M
 from worker.models.file_store import FileStore
@@ -43,7 +44,7 @@ class Offers(Generic[M]):
         device: Device[M],
         files: FileStore,
         send: Callable[[pb.FromWorker], None],
-        ready: Callable[[M], None],
+        ready: Callable[[M, bytes], None],
     ) -> None:
         """Set up; `run` does the work.
 
@@ -51,12 +52,15 @@ class Offers(Generic[M]):
             device: judges and prepares models.
             files: the store that received files go to.
             send: sends a message to the controller, in order.
-            ready: accepts actions for a model from now on; called before the controller hears of the model.
+            ready: accepts actions for a model from now on, which a digest of the offer comes with; called before
+                the controller hears of the model.
         """
         self._device = device
         self._files = files
         self._send = send
         self._ready = ready
+        #: Digests of the offers that are open.
+        self._digests: dict[ModelId, bytes] = {}
         #: Offers, and how often their compiler was killed.
         self._queue: asyncio.Queue[tuple[Offer, int]] = asyncio.Queue()
         #: Offers that are neither answered nor withdrawn.
@@ -76,6 +80,7 @@ class Offers(Generic[M]):
         offer = _decode(message)
         self.withdraw(offer.model_id)
         self._open[offer.model_id] = offer
+        self._digests[offer.model_id] = offer_digest(message)
         self._queue.put_nowait((offer, 0))
 
     def withdraw(self, model_id: ModelId) -> None:
@@ -84,6 +89,7 @@ class Offers(Generic[M]):
         Preparing it is broken off: its files may never come, and other offers wait for their turn.
         """
         offer = self._open.pop(model_id, None)
+        self._digests.pop(model_id, None)
         if self._current is not None and self._current[0] is offer:
             self._current[1].cancel()
 
@@ -146,6 +152,7 @@ class Offers(Generic[M]):
         if self._open.get(offer.model_id) is not offer:
             return  # Withdrawn meanwhile.
         del self._open[offer.model_id]
+        digest = self._digests.pop(offer.model_id)
         if model is None:
             level = logging.INFO if for_others else logging.WARNING
             logger.log(level, "model %s: refused: %s", offer.model_id, reason)
@@ -154,11 +161,11 @@ class Offers(Generic[M]):
             )
             self._send(pb.FromWorker(model_refused=refused))
             return
-        self._ready(model)
+        self._ready(model, digest)
         logger.info("model %s: ready, %d pages", offer.model_id, model.num_pages)
         if model.one_by_one:
             logger.warning("model %s: rows run one by one: %s", offer.model_id, model.one_by_one)
-        self._send(pb.FromWorker(model_ready=_encode_ready(model)))
+        self._send(pb.FromWorker(model_ready=encode_ready(model)))
 
     async def _fetch(self, model_id: ModelId, files: Sequence[OfferedFile]) -> None:
         """Receive files into the store.
@@ -264,7 +271,8 @@ def _decode(message: pb.ModelOffer) -> Offer:
     )
 
 
-def _encode_ready(model: ServedModel) -> pb.ModelReady:
+def encode_ready(model: ServedModel) -> pb.ModelReady:
+    """Describe a model to the controller."""
     return pb.ModelReady(
         model_id=model.model_id,
         architecture_id=model.architecture_id,

@@ -28,6 +28,13 @@ SERVER = "127.0.0.1:8001"
 _LINE_CHARS_MAX = 10_000
 
 Server = Annotated[str, typer.Option(help="HOST:PORT of the controller.")]
+Controllers = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT[,HOST:PORT...]",
+        help="The controller, or several of which one leads (`clockwright controller --lease`).",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say what happens.")]
 Telemetry = Annotated[

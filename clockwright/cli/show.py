@@ -74,6 +74,14 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
         f"callers: {'known' if status.knows_callers else 'anybody'}, "
         f"{'TLS' if status.has_tls else 'no TLS'}, denied: {_refusals(status.denials)}"
     )
+    if status.memory_limit_bytes:
+        short = {
+            "LARGE_REFUSED": ": large requests are refused",
+            "ALL_REFUSED": ": all requests are refused",
+        }.get(status.memory_state, "")
+        console.print(
+            f"memory: {status.memory_bytes >> 20} of {status.memory_limit_bytes >> 20} MiB{short}"
+        )
     table = Table(
         "worker", "device", "state", "pages free", "in flight", "clock", "tensors at", "resident"
     )

@@ -19,7 +19,7 @@ class RefusalCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials")
+    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials", "memory_bytes", "memory_limit_bytes", "memory_state")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,9 @@ class StatusResponse(_message.Message):
     KNOWS_CALLERS_FIELD_NUMBER: _ClassVar[int]
     HAS_TLS_FIELD_NUMBER: _ClassVar[int]
     DENIALS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_STATE_FIELD_NUMBER: _ClassVar[int]
     version: str
     policy: str
     uptime_ns: int
@@ -58,7 +61,10 @@ class StatusResponse(_message.Message):
     knows_callers: bool
     has_tls: bool
     denials: _containers.RepeatedCompositeFieldContainer[RefusalCount]
-    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ...) -> None: ...
+    memory_bytes: int
+    memory_limit_bytes: int
+    memory_state: str
+    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_state: _Optional[str] = ...) -> None: ...
 
 class FrontInfo(_message.Message):
     __slots__ = ("name", "address", "age_ns", "requests_open", "link_bytes", "workers")
@@ -441,3 +447,71 @@ class EraseContextResponse(_message.Message):
     ERASED_FIELD_NUMBER: _ClassVar[int]
     erased: bool
     def __init__(self, erased: _Optional[bool] = ...) -> None: ...
+
+class Quota(_message.Message):
+    __slots__ = ("rate_rps", "burst", "open_requests", "open_bytes", "slo_ns_min", "slo_ns_max", "weight")
+    RATE_RPS_FIELD_NUMBER: _ClassVar[int]
+    BURST_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_MIN_FIELD_NUMBER: _ClassVar[int]
+    SLO_NS_MAX_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    rate_rps: float
+    burst: int
+    open_requests: int
+    open_bytes: int
+    slo_ns_min: int
+    slo_ns_max: int
+    weight: float
+    def __init__(self, rate_rps: _Optional[float] = ..., burst: _Optional[int] = ..., open_requests: _Optional[int] = ..., open_bytes: _Optional[int] = ..., slo_ns_min: _Optional[int] = ..., slo_ns_max: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class SetQuotaRequest(_message.Message):
+    __slots__ = ("tenant", "quota")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    quota: Quota
+    def __init__(self, tenant: _Optional[str] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ...) -> None: ...
+
+class SetQuotaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemoveQuotaRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class RemoveQuotaResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListQuotasRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class QuotaInfo(_message.Message):
+    __slots__ = ("tenant", "quota", "open_requests", "open_bytes", "admitted", "refused")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_FIELD_NUMBER: _ClassVar[int]
+    OPEN_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    OPEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    quota: Quota
+    open_requests: int
+    open_bytes: int
+    admitted: int
+    refused: int
+    def __init__(self, tenant: _Optional[str] = ..., quota: _Optional[_Union[Quota, _Mapping]] = ..., open_requests: _Optional[int] = ..., open_bytes: _Optional[int] = ..., admitted: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+
+class ListQuotasResponse(_message.Message):
+    __slots__ = ("quotas", "file")
+    QUOTAS_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    quotas: _containers.RepeatedCompositeFieldContainer[QuotaInfo]
+    file: str
+    def __init__(self, quotas: _Optional[_Iterable[_Union[QuotaInfo, _Mapping]]] = ..., file: _Optional[str] = ...) -> None: ...

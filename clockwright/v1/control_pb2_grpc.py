@@ -89,6 +89,21 @@ class ControlServiceStub:
                 request_serializer=clockwright_dot_v1_dot_control__pb2.EraseContextRequest.SerializeToString,
                 response_deserializer=clockwright_dot_v1_dot_control__pb2.EraseContextResponse.FromString,
                 _registered_method=True)
+        self.SetQuota = channel.unary_unary(
+                '/clockwright.v1.ControlService/SetQuota',
+                request_serializer=clockwright_dot_v1_dot_control__pb2.SetQuotaRequest.SerializeToString,
+                response_deserializer=clockwright_dot_v1_dot_control__pb2.SetQuotaResponse.FromString,
+                _registered_method=True)
+        self.RemoveQuota = channel.unary_unary(
+                '/clockwright.v1.ControlService/RemoveQuota',
+                request_serializer=clockwright_dot_v1_dot_control__pb2.RemoveQuotaRequest.SerializeToString,
+                response_deserializer=clockwright_dot_v1_dot_control__pb2.RemoveQuotaResponse.FromString,
+                _registered_method=True)
+        self.ListQuotas = channel.unary_unary(
+                '/clockwright.v1.ControlService/ListQuotas',
+                request_serializer=clockwright_dot_v1_dot_control__pb2.ListQuotasRequest.SerializeToString,
+                response_deserializer=clockwright_dot_v1_dot_control__pb2.ListQuotasResponse.FromString,
+                _registered_method=True)
 
 
 class ControlServiceServicer:
@@ -166,6 +181,25 @@ class ControlServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetQuota(self, request, context):
+        """Quotas of tenants; "*" stands for each tenant that has no quota of its own, "" for requests without one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveQuota(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQuotas(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -223,6 +257,21 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.EraseContext,
                     request_deserializer=clockwright_dot_v1_dot_control__pb2.EraseContextRequest.FromString,
                     response_serializer=clockwright_dot_v1_dot_control__pb2.EraseContextResponse.SerializeToString,
+            ),
+            'SetQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetQuota,
+                    request_deserializer=clockwright_dot_v1_dot_control__pb2.SetQuotaRequest.FromString,
+                    response_serializer=clockwright_dot_v1_dot_control__pb2.SetQuotaResponse.SerializeToString,
+            ),
+            'RemoveQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveQuota,
+                    request_deserializer=clockwright_dot_v1_dot_control__pb2.RemoveQuotaRequest.FromString,
+                    response_serializer=clockwright_dot_v1_dot_control__pb2.RemoveQuotaResponse.SerializeToString,
+            ),
+            'ListQuotas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQuotas,
+                    request_deserializer=clockwright_dot_v1_dot_control__pb2.ListQuotasRequest.FromString,
+                    response_serializer=clockwright_dot_v1_dot_control__pb2.ListQuotasResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,6 +571,87 @@ class ControlService:
             '/clockwright.v1.ControlService/EraseContext',
             clockwright_dot_v1_dot_control__pb2.EraseContextRequest.SerializeToString,
             clockwright_dot_v1_dot_control__pb2.EraseContextResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/clockwright.v1.ControlService/SetQuota',
+            clockwright_dot_v1_dot_control__pb2.SetQuotaRequest.SerializeToString,
+            clockwright_dot_v1_dot_control__pb2.SetQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/clockwright.v1.ControlService/RemoveQuota',
+            clockwright_dot_v1_dot_control__pb2.RemoveQuotaRequest.SerializeToString,
+            clockwright_dot_v1_dot_control__pb2.RemoveQuotaResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQuotas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/clockwright.v1.ControlService/ListQuotas',
+            clockwright_dot_v1_dot_control__pb2.ListQuotasRequest.SerializeToString,
+            clockwright_dot_v1_dot_control__pb2.ListQuotasResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -17,7 +17,7 @@ class AttachFrontRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., knows_callers: _Optional[bool] = ...) -> None: ...
 
 class AttachFrontResponse(_message.Message):
-    __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token", "default_slo_ns", "message_bytes_max")
+    __slots__ = ("heartbeat_interval_ms", "silence_limit_ms", "socket_path", "socket_port", "token", "default_slo_ns", "message_bytes_max", "lineage", "generation")
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
     SILENCE_LIMIT_MS_FIELD_NUMBER: _ClassVar[int]
     SOCKET_PATH_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,8 @@ class AttachFrontResponse(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SLO_NS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     heartbeat_interval_ms: int
     silence_limit_ms: int
     socket_path: str
@@ -32,4 +34,6 @@ class AttachFrontResponse(_message.Message):
     token: bytes
     default_slo_ns: int
     message_bytes_max: int
-    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., silence_limit_ms: _Optional[int] = ..., socket_path: _Optional[str] = ..., socket_port: _Optional[int] = ..., token: _Optional[bytes] = ..., default_slo_ns: _Optional[int] = ..., message_bytes_max: _Optional[int] = ...) -> None: ...
+    lineage: str
+    generation: int
+    def __init__(self, heartbeat_interval_ms: _Optional[int] = ..., silence_limit_ms: _Optional[int] = ..., socket_path: _Optional[str] = ..., socket_port: _Optional[int] = ..., token: _Optional[bytes] = ..., default_slo_ns: _Optional[int] = ..., message_bytes_max: _Optional[int] = ..., lineage: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...

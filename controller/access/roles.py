@@ -50,6 +50,7 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         Role.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
     },
     "grpc.health.v1.Health": {Role.HEALTH: ("Check",)},
+    "clockwright.v1.LeadershipService": {Role.HEALTH: ("GetTerm",)},
     "clockwright.v1.ControlService": {
         Role.FEEDBACK: ("Feedback",),
         Role.MODEL_REPOSITORY: ("AddModel", "RemoveModel"),
@@ -60,6 +61,9 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
             "RemoveApplication",
             "ListApplications",
             "EraseContext",
+            "SetQuota",
+            "RemoveQuota",
+            "ListQuotas",
         ),
     },
     "clockwright.v1.WorkerService": {Role.WORKER: ("Attach",)},

@@ -227,6 +227,8 @@ def _doubt(request: Request, shortest_ns: int, now_ns: int, lanes: LoadLanes) ->
         budget_ns = request.due_ns - request.arrival_ns - link_ns
         if shortest_ns > budget_ns:
             link.doubt(now_ns)
+            if budget_ns <= 0:
+                continue  # Whatever the estimates are, the way alone takes too long.
         tries |= _doubt_estimates(request, estimates, shortest_ns, budget_ns, now_ns)
     return tries
 

@@ -265,6 +265,15 @@ class Books:
         self._policy.demand_changed(model)
         self._policy.queue_changed(model)
 
+    def find_resident(self, model: Model, worker: WorkerState, readiness: Readiness) -> None:
+        """A worker that has just joined holds a copy of the model since before."""
+        copy = Copy(model, worker, readiness.num_pages, readiness.estimates, resident=True)
+        worker.copies[model] = model.copies[worker] = copy
+        worker.num_free_pages -= copy.num_pages
+        assert worker.num_free_pages >= 0, f"worker {worker.worker_id} holds more than its cache"
+        self._policy.demand_changed(model)
+        self._policy.queue_changed(model)
+
     def load_near_end(self, worker: WorkerState) -> None:
         """Time has passed: an Infer may be planned behind the loads of a worker now."""
         for copy in worker.loading.values():

@@ -18,7 +18,11 @@ from clockwright.units import ActionId, ArchitectureId, GpuKind, ModelId, Reques
 
 @dataclass(slots=True, kw_only=True)
 class WorkerJoined:
-    """A worker registered: one GPU with an empty weights cache and no models yet."""
+    """A worker registered: one GPU without models yet.
+
+    Its weights cache is empty but for models of which `ModelReady` says that they are resident. It says so of
+    all of them before the scheduler hears of any other model there.
+    """
 
     worker_id: WorkerId
     gpu_kind: GpuKind
@@ -73,6 +77,8 @@ class ModelReady:
     clock_mhz: int = 0
     #: Size of one row's outputs; 0 where that is not known.
     output_row_bytes: int = 0
+    #: The weights are in the worker's cache already, since an earlier controller.
+    resident: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,6 +140,10 @@ class ActionSucceeded:
     received_ns: int | None = None
     #: When the inputs of an Infer were in place; likewise.
     staged_ns: int | None = None
+    #: How long the controller's process held the action back, and may have left its result unread, because it was
+    #: busy. Neither is the link's doing.
+    unsent_ns: int = 0
+    unread_ns: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,6 +156,16 @@ class ActionFailed:
     message: str = ""
     #: When the worker had the action; None where that is not known.
     received_ns: int | None = None
+    #: As of an action that succeeded.
+    unsent_ns: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class TenantsWeighed:
+    """Tenants' shares of the GPUs are other ones from now on."""
+
+    #: Tenant -> how many times the fair share of one that is named neither here nor in the settings.
+    weights: Mapping[str, float]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,6 +192,7 @@ Event = (
     | ModelWanted
     | ActionSucceeded
     | ActionFailed
+    | TenantsWeighed
     | AdmissionClosed
     | TimerFired
 )

@@ -27,6 +27,7 @@ Nothing is learned from it then, and it costs two comparisons per result.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 
 from clockwright.units import NS_PER_MS
@@ -79,7 +80,11 @@ class OneWay:
         "_arrived_ns",
         "_least_ns",
         "_most_per_byte",
+        "_ordered",
+        "_ordered_pairs",
         "_pairs",
+        "_pairs_bytes",
+        "_pairs_per_byte",
         "_pending",
         "_reached",
         "_samples",
@@ -109,8 +114,15 @@ class OneWay:
         #: The last delays, less what bytes explain, and when each arrived.
         self._samples: deque[int] = deque(maxlen=_WINDOW_SIZE)
         self._times_ns: deque[int] = deque(maxlen=_WINDOW_SIZE)
+        # The delays by size. A busy process takes every link for unusual, and sorting them for each result
+        # costs it more than all else that is learned.
+        self._ordered: list[int] = []
         #: The last distances of queued messages, in ns per byte, and the bytes of each.
         self._pairs: deque[tuple[float, int]] = deque(maxlen=_PAIRS)
+        # The distances by size, the bytes of all of them, and the time per byte that they tell.
+        self._ordered_pairs: list[tuple[float, int]] = []
+        self._pairs_bytes = 0
+        self._pairs_per_byte = 0.0
         #: When the last message that was measured arrived, and the bytes sent until then, its own included.
         self._arrived_ns = 0
         self._reached = 0
@@ -170,30 +182,39 @@ class OneWay:
             # Until the one before had left the wire, this one waited.
             queued = self._reached > 0 and sent_ns <= self._arrived_ns - self._least() + _SOON_NS
             self._learn_rate(apart_ns, delay_ns, num_bytes, between, queued=queued)
-            wire_ns = between * self.ns_per_byte
-            waited = sent_ns < self._arrived_ns and apart_ns < _APART * wire_ns + _SOON_NS
             self._reached = sent_bytes
-            delay_ns -= self.wire_ns(num_bytes)
-        if not self.ns_per_byte or not waited:
-            self._take(arrived_ns, max(0, delay_ns))
+            if self.ns_per_byte:
+                wire_ns = between * self.ns_per_byte
+                waited = sent_ns < self._arrived_ns and apart_ns < _APART * wire_ns + _SOON_NS
+                delay_ns = max(0, delay_ns - self.wire_ns(num_bytes))
+        if (not self.ns_per_byte or not waited) and self._take(arrived_ns, delay_ns):
             self._plan()
         self._arrived_ns = max(self._arrived_ns, arrived_ns)
         if self.ns_per_byte:
             self._find_free()
 
-    def _take(self, arrived_ns: int, delay_ns: int) -> None:
-        samples, times = self._samples, self._times_ns
+    def _take(self, arrived_ns: int, delay_ns: int) -> bool:
+        """Take a delay in; returns whether the window is another one than before."""
+        samples, times, ordered = self._samples, self._times_ns, self._ordered
         if times and 0 <= arrived_ns - times[-1] < _SAME_MOMENT_NS:
-            samples[-1] = max(samples[-1], delay_ns)
-            return
+            if delay_ns <= samples[-1]:
+                return False
+            del ordered[bisect_left(ordered, samples[-1])]
+            samples[-1] = delay_ns
+            insort(ordered, delay_ns)
+            return True
+        if len(samples) == _WINDOW_SIZE:
+            del ordered[bisect_left(ordered, samples[0])]
         samples.append(delay_ns)
         times.append(arrived_ns)
+        insort(ordered, delay_ns)
         while times[0] < arrived_ns - _WINDOW_NS:
             times.popleft()
-            samples.popleft()
+            del ordered[bisect_left(ordered, samples.popleft())]
+        return True
 
     def _least(self) -> int:
-        return min(self._samples) if self._samples else 0
+        return self._ordered[0] if self._ordered else 0
 
     def _learn_rate(
         self, apart_ns: int, delay_ns: int, num_bytes: int, between: int, *, queued: bool
@@ -203,24 +224,37 @@ class OneWay:
         loosened = self._most_per_byte * (1 + _LOOSEN)
         self._most_per_byte = min(most, loosened) if loosened else most
         if queued:
-            self._pairs.append((max(0, apart_ns) / between, between))
-        per_byte = 0.0
-        if len(self._pairs) >= _PAIRS_LEAST:
-            # Each counts by its bytes: a message without any tells nothing of what tensors take.
-            pairs = sorted(self._pairs)
-            total = sum([weight for _, weight in pairs])
-            left = _PAIRS_QUANTILE * total
-            while left > 0:
-                per_byte, weight = pairs.pop(0)
-                left -= weight
-            if per_byte * total < _NO_MATTER_NS * len(self._pairs):
-                per_byte = 0.0
-        per_byte = min(per_byte, self._most_per_byte)
+            self._take_pair(max(0, apart_ns) / between, between)
+        per_byte = min(self._pairs_per_byte, self._most_per_byte)
         if abs(per_byte - self.ns_per_byte) > 0.1 * self.ns_per_byte:
             # What the bytes explain of the delays so far is another part of them now.
             self.ns_per_byte = per_byte
             self.forget_variation()
             self.length_ns, self.ns = 0, self._least_ns
+
+    def _take_pair(self, per_byte: float, num_bytes: int) -> None:
+        """Take in the distance of a message that waited for the one before."""
+        pairs, ordered = self._pairs, self._ordered_pairs
+        if len(pairs) == _PAIRS:
+            oldest = pairs[0]
+            self._pairs_bytes -= oldest[1]
+            del ordered[bisect_left(ordered, oldest)]
+        pair = per_byte, num_bytes
+        pairs.append(pair)
+        insort(ordered, pair)
+        self._pairs_bytes += num_bytes
+        self._pairs_per_byte = 0.0
+        if len(pairs) < _PAIRS_LEAST:
+            return
+        # Each counts by its bytes: a message without any tells nothing of what tensors take.
+        left = _PAIRS_QUANTILE * self._pairs_bytes
+        index = 0
+        while left > 0:
+            left -= ordered[index][1]
+            index += 1
+        quantile = ordered[index - 1][0]
+        if quantile * self._pairs_bytes >= _NO_MATTER_NS * len(pairs):
+            self._pairs_per_byte = quantile
 
     def _find_free(self) -> None:
         """Take up the wire where the last message that was measured left it."""
@@ -234,10 +268,10 @@ class OneWay:
         self.free_ns = free_ns
 
     def _plan(self) -> None:
-        samples = sorted(self._samples)
-        length_ns = samples[0]
+        ordered = self._ordered
+        length_ns = ordered[0]
         self.length_ns = length_ns = length_ns if length_ns > self._short_ns else 0
-        high_ns = samples[int(len(samples) * _QUANTILE)] - self._tolerance_ns
+        high_ns = ordered[int(len(ordered) * _QUANTILE)] - self._tolerance_ns
         self.ns = max(self._least_ns, length_ns, high_ns)
         self.variation_ns = self.ns - max(self._least_ns, length_ns)
 
@@ -245,6 +279,7 @@ class OneWay:
         """Only the length stays of what was measured, and the time per byte."""
         self._samples.clear()
         self._times_ns.clear()
+        self._ordered.clear()
         self.ns = max(self._least_ns, self.length_ns)
         self.variation_ns = 0
 
@@ -253,6 +288,9 @@ class OneWay:
         self.forget_variation()
         self._pending.clear()
         self._pairs.clear()
+        self._ordered_pairs.clear()
+        self._pairs_bytes = 0
+        self._pairs_per_byte = 0.0
         self.length_ns = self.free_ns = 0
         self.ns = self._least_ns
         self.ns_per_byte = self._most_per_byte = 0.0

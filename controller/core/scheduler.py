@@ -62,6 +62,7 @@ from controller.core.events import (
     RequestArrived,
     RequestCancelled,
     RequestsArrived,
+    TenantsWeighed,
     TimerFired,
     WithdrawAction,
     WorkerDraining,
@@ -171,6 +172,7 @@ class Scheduler:
             ModelReady: self._model_ready,
             ModelRemoved: self._model_removed,
             ModelWanted: self._model_wanted,
+            TenantsWeighed: self._tenants_weighed,
             AdmissionClosed: self._admission_closed,
         }
 
@@ -308,8 +310,7 @@ class Scheduler:
         if model is None:
             self._refuse_unknown(event)
             return None
-        if model.suspended and not model.ready:
-            self._health.last_resort(model, self._now_ns)
+        self._resort(model)
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
         for copy in model.copies.values():
@@ -380,6 +381,14 @@ class Scheduler:
         if self._predicts:
             return judge(request, self._now_ns, self._books.load_lanes)
         return judge_without_prediction(request)
+
+    def _tenants_weighed(self, event: TenantsWeighed) -> None:
+        self._policy.weigh_tenants(event.weights)
+
+    def _resort(self, model: Model) -> None:
+        """Where no worker offers the model that is trusted, take those that are not: slow beats never."""
+        if model.suspended and not model.ready:
+            self._health.last_resort(model, self._now_ns)
 
     def _admission_closed(self, event: AdmissionClosed) -> None:
         self._closed = True
@@ -454,8 +463,7 @@ class Scheduler:
 
     def _reconsider(self, model: Model, refusal: Refusal) -> None:
         """A worker is no longer there for the model: refuse what nobody else can do, move the rest."""
-        if model.suspended and not model.ready:
-            self._health.last_resort(model, self._now_ns)
+        self._resort(model)
         for request in list(model.queue):
             verdict = self._judge_again(request)
             if verdict.refusal is not None:
@@ -477,7 +485,7 @@ class Scheduler:
         now_ns = self._now_ns
         # A clock offset that is a little off must not put an end into the future.
         end_ns = min(event.end_ns, now_ns)
-        end_ns += self._learn_link(worker, sent, event.received_ns, end_ns)
+        end_ns += self._learn_link(worker, sent, event, end_ns, event.unread_ns)
         # A worker may say that something took no time. Rates are reciprocals of durations, so it took some.
         duration_ns, action = max(event.duration_ns, 1), sent.action
         learns, touched = True, None
@@ -519,7 +527,7 @@ class Scheduler:
         sent = self._books.take_result(worker, event.action_id)
         assert sent is not None
         now_ns, model = self._now_ns, sent.copy.model
-        self._learn_link(worker, sent, event.received_ns, now_ns)
+        self._learn_link(worker, sent, event, now_ns, 0)
         if isinstance(sent.action, Infer):
             self._books.end_infer(sent, now_ns)
             if event.error in _FAILURES:
@@ -561,21 +569,31 @@ class Scheduler:
             estimates.measured_exec(size, duration_ns)
 
     def _learn_link(
-        self, worker: WorkerState, sent: SentAction, received_ns: int | None, end_ns: int
+        self,
+        worker: WorkerState,
+        sent: SentAction,
+        event: ActionSucceeded | ActionFailed,
+        end_ns: int,
+        unread_ns: int,
     ) -> int:
         """Learn from the ways of an action and its result, and tell how long to allow for the way back.
 
         Args:
             worker: which did it.
             sent: the action.
-            received_ns: when the worker had it; None where that is not known.
+            event: what became of it.
             end_ns: when it ended there; now, where it failed.
+            unread_ns: how long the result may have been here unread.
         """
-        link, now_ns, sent_ns = worker.link, self._now_ns, sent.action.earliest_ns
-        # An action is sent the moment it may begin. It was not received later than now, whatever the worker's
-        # clock says.
+        link, now_ns, received_ns = worker.link, self._now_ns, event.received_ns
+        # An action may begin the moment it is decided upon. It was not received later than now, whatever the
+        # worker's clock says.
+        sent_ns = sent.action.earliest_ns + event.unsent_ns
         there_ns = sent_ns if received_ns is None else min(received_ns, now_ns)
         end_ns = max(end_ns, there_ns, sent_ns)
+        if unread_ns:
+            # The time in which a busy process did not look is no delay of the link, which is as long as before.
+            now_ns -= min(unread_ns, max(0, now_ns - end_ns - link.back.length_ns))
         if not link.is_news(there_ns - sent_ns, now_ns - end_ns):
             return 0
         if received_ns is not None:
@@ -591,7 +609,7 @@ class Scheduler:
                 out_bytes = sum(sent.action.rows) * sent.copy.model.output_row_bytes
             sent_bytes = link.back.send(end_ns, out_bytes)
             link.back.measured(end_ns, now_ns, num_bytes=out_bytes, sent_bytes=sent_bytes)
-        link.learned(now_ns)
+        link.learned(self._now_ns)
         # On a thin way back results queue, and the next comes after this one.
         return now_ns - end_ns if link.back.ns_per_byte else link.back.ns
 
@@ -865,6 +883,7 @@ class Scheduler:
         for sent in in_flight:
             if sent.requests:
                 self._books.end_infer(sent, self._now_ns)
+                self._resort(sent.copy.model)
                 self._put_back(sent, Refusal.WORKER_LOST)
                 touched[sent.copy.model] = None
         self._books.exec_freed(worker)
@@ -899,9 +918,13 @@ class Scheduler:
             readiness = Readiness(event.num_pages, event.architecture_id, estimates)
             self._books.ready(model, worker, readiness)
             model.output_row_bytes = event.output_row_bytes
+            if event.resident:
+                self._books.find_resident(model, worker, readiness)
             for sick in self._health.replaced(model, self._now_ns):
                 self._trust_changed(sick, [model])
-            if len(model.copies) < len(model.ready):
+            if event.resident and model.queue:
+                self._dispatch.place(model, self._now_ns)
+            elif len(model.copies) < len(model.ready):
                 self._dispatch.seek_copy(model, self._now_ns)
 
     def _model_wanted(self, event: ModelWanted) -> None:

@@ -169,12 +169,14 @@ class Model:
         """A worker holds it in host memory."""
         self.ready[worker] = readiness
         self.kinds[worker.gpu_kind] = readiness.estimates
-        self._find_fastest()
+        # Where all workers are of one kind, one that comes or goes is news for every model, and tells nothing.
+        if len(self.estimates) != 1 or self.estimates[0] is not readiness.estimates:
+            self._find_fastest()
 
     def not_ready_on(self, worker: WorkerState) -> bool:
         """A worker does not any more; tells whether it did."""
         had_it = self.ready.pop(worker, None) is not None
-        if had_it:
+        if had_it and (len(self.estimates) != 1 or not self.ready):
             self.kinds = {other.gpu_kind: each.estimates for other, each in self.ready.items()}
             self._find_fastest()
         return self.suspended.pop(worker, None) is not None or had_it

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from typing_extensions import override
 
-from clockwright.bulk import Buffer
+from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import BadRequestError, Denial, Refusal, RefusedError, UnknownModelError
-from clockwright.units import NS_PER_MS
+from clockwright.units import NS_PER_MS, format_ns
 from controller.catalogue import Catalogue, Entry
+from controller.core.quotas import Exceeded, Quotas, TenantUse
 from controller.front.oip import Servable, quote
 from controller.runtime import Answer, Runtime
 from controller.selection.applications import Applications
@@ -156,10 +157,19 @@ class Backend(Protocol):
         """Count a call that somebody may not make."""
 
 
+class LocalAnswerer(Answerer, Protocol):
+    """An answerer of this process."""
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether something may be learned from inputs when their request is over."""
+
+
 class LocalModel:
     """A model, asked past the prediction cache."""
 
     __slots__ = ("_model_id", "_runtime", "servable")
+    keeps_inputs = False
 
     def __init__(self, runtime: Runtime, entry: Entry, servable: Servable) -> None:
         self.servable = servable
@@ -187,6 +197,7 @@ class CachedModel(LocalModel):
     """A model whose answers the prediction cache may know."""
 
     __slots__ = ("_applications",)
+    keeps_inputs = True
 
     def __init__(
         self, runtime: Runtime, entry: Entry, servable: Servable, applications: Applications
@@ -215,6 +226,7 @@ class LocalApplication:
     """An application."""
 
     __slots__ = ("_applications", "_running", "servable")
+    keeps_inputs = True
 
     def __init__(
         self, applications: Applications, running: LiveApplication, servable: Servable
@@ -240,6 +252,105 @@ class LocalApplication:
         return _await(asker, answer)
 
 
+class MeteredAnswerer:
+    """An answerer whose askers have quotas."""
+
+    __slots__ = ("_answerer", "_clock", "_count", "_quotas", "keeps_inputs", "servable")
+
+    def __init__(
+        self,
+        answerer: LocalAnswerer,
+        quotas: Quotas,
+        clock: Callable[[], int],
+        count: Callable[[Refusal], None],
+    ) -> None:
+        self.servable = answerer.servable
+        self.keeps_inputs = answerer.keeps_inputs
+        self._answerer = answerer
+        self._quotas = quotas
+        self._clock = clock
+        self._count = count
+
+    def ask(
+        self, asker: Asker, question: Question, inputs: Sequence[Buffer], arrival_ns: int
+    ) -> Callable[[], object]:
+        """Do what `Answerer` says.
+
+        Raises:
+            RefusedError: the tenant may not have this now.
+        """
+        now_ns = self._clock()
+        use = self._quotas.find(question.tenant, now_ns)
+        if use is None:
+            return self._answerer.ask(asker, question, inputs, arrival_ns)
+        num_bytes = total_bytes(inputs)
+        exceeded = use.enter(now_ns, num_bytes, question.slo_ns)
+        if exceeded is not None:
+            self._count(Refusal.QUOTA)
+            raise quota_refusal(question.tenant, exceeded)
+        metered = _MeteredAsker(asker, use, num_bytes)
+        metered.withdraw = self._answerer.ask(metered, question, inputs, arrival_ns)
+        return metered.give_up
+
+
+class _MeteredAsker:
+    """A request that counts against a quota until it is over."""
+
+    __slots__ = ("_asker", "_num_bytes", "_use", "withdraw")
+
+    def __init__(self, asker: Asker, use: TenantUse, num_bytes: int) -> None:
+        self._asker = asker
+        self._use: TenantUse | None = use
+        self._num_bytes = num_bytes
+        self.withdraw: Callable[[], object] | None = None
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._asker.done()
+
+    def begin(self) -> None:
+        """Begin afresh, which counts anew."""
+        self._leave()
+        self._asker.begin()
+
+    def set_result(self, result: Answer | Answered | ToldAnswer) -> None:
+        """Hand the answer on."""
+        self._leave()
+        self._asker.set_result(result)
+
+    def set_exception(self, exception: Exception) -> None:
+        """Hand on why there is no answer."""
+        self._leave()
+        self._asker.set_exception(exception)
+
+    def give_up(self) -> None:
+        """Nobody waits any more."""
+        self._leave()
+        assert self.withdraw is not None
+        self.withdraw()
+
+    def _leave(self) -> None:
+        if self._use is not None:
+            self._use.leave(self._num_bytes)
+            self._use = None
+
+
+def quota_refusal(tenant: str, exceeded: Exceeded) -> RefusedError:
+    """Make the refusal of what a tenant may not have."""
+    whose = f"tenant {quote(tenant)}" if tenant else "whoever names no tenant"
+    bound, expected = exceeded.bound, f"{exceeded.expected:.15g}"
+    found = "all are used up" if exceeded.found is None else f"found {exceeded.found}"
+    limit = "at least" if bound == "slo_ns_min" else "at most"
+    words = f"{whose} may have {bound} {expected} {limit}, {found}"
+    figures = {bound: round(exceeded.expected)}
+    if exceeded.found is not None:
+        figures["found"] = exceeded.found
+    if exceeded.retry_ns is not None:
+        figures["retry_ns"] = exceeded.retry_ns
+        words += f"; again in {format_ns(exceeded.retry_ns)}"
+    return RefusedError(Refusal.QUOTA, words, figures=figures)
+
+
 class LocalBackend:
     """The controller that this process is."""
 
@@ -250,6 +361,7 @@ class LocalBackend:
         applications: Applications | None = None,
         *,
         default_slo_ns: int = DEFAULT_SLO_NS,
+        quotas: Quotas | None = None,
     ) -> None:
         """Look things up where they are.
 
@@ -258,8 +370,10 @@ class LocalBackend:
             catalogue: knows the models.
             applications: know the applications, which clients ask like models; None: there are none.
             default_slo_ns: SLO of requests that name no SLO, to models that have none.
+            quotas: of tenants; a change needs a new generation of the catalogue. None: nobody has any.
         """
         self.clock = runtime.clock
+        self._quotas = quotas if quotas is not None else Quotas()
         self.default_slo_ns = default_slo_ns
         self._runtime = runtime
         self._catalogue = catalogue
@@ -272,12 +386,19 @@ class LocalBackend:
 
     def describe(
         self, asker: Asker, name: str, version: str, until: Callable[[], int]
-    ) -> LocalModel | LocalApplication:
+    ) -> LocalAnswerer:
         """Find what a client names, which is known at once."""
         return self.find(name, version)
 
-    def find(self, name: str, version: str) -> LocalModel | LocalApplication:
+    def find(self, name: str, version: str) -> LocalAnswerer:
         """Do what `describe` does, with its errors."""
+        answerer = self._find(name, version)
+        # Where nobody has a quota no request pays for those that others have elsewhere.
+        if not self._quotas:
+            return answerer
+        return MeteredAnswerer(answerer, self._quotas, self.clock, self.refused_at_door)
+
+    def _find(self, name: str, version: str) -> LocalModel | LocalApplication:
         if running := self.application(name, version):
             assert self._applications is not None
             shape = self._applications.shape(running)

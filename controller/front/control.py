@@ -26,11 +26,14 @@ from clockwright.v1 import control_pb2 as pb
 from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
+from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.front_link import FrontLink, FrontLinks
 from controller.front.methods import unary
 from controller.front.oip import quote
+from controller.front.pressure import MemoryPressure, MemoryState
 from controller.front.statuses import fail
 from controller.model_folder import check_name
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.messages import application_info, read_application, read_feedback
@@ -41,9 +44,12 @@ from controller.worker_link import WorkerLink, WorkerLinks
 SERVICE = "clockwright.v1.ControlService"
 
 # Most files in a model's folder: generous for external data, small enough to list.
-FILES_MAX = 10_000
-# Longest path of a file that Linux takes.
+FILES_MAX = 4096
+# Longest path of a file that Linux takes, and folders in each other, which are removed one inside the other.
 _PATH_CHARS_MAX = 4096
+DEPTH_MAX = 32
+#: Models that are being added at the same time. Each waits for a compiler.
+ADDING_MAX = 64
 
 # Most feedback in a message. What is made of it is made in slices, between which requests get their turn.
 FEEDBACK_ITEMS_MAX = 10_000
@@ -66,6 +72,8 @@ class ControlService:
         policy: str,
         default_slo_ns: int,
         uploads: Uploads,
+        quotas: QuotaBook,
+        memory: MemoryPressure,
         knows_callers: bool = False,
         has_tls: bool = False,
     ) -> None:
@@ -80,9 +88,14 @@ class ControlService:
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
             uploads: takes the files of models that are added.
+            quotas: of tenants.
+            memory: how much of it this process takes.
             knows_callers: clients have to show something.
             has_tls: clients on other machines have to use TLS.
         """
+        self._memory = memory
+        self._num_adding = 0
+        self._quotas = quotas
         self._knows_callers, self._has_tls = knows_callers, has_tls
         self._runtime = runtime
         self._catalogue = catalogue
@@ -116,6 +129,9 @@ class ControlService:
                 "Feedback", pb.FeedbackRequest, self._feedback, fields_max=FEEDBACK_ITEMS_MAX
             ),
             "EraseContext": unary("EraseContext", pb.EraseContextRequest, self._erase_context),
+            "SetQuota": unary("SetQuota", pb.SetQuotaRequest, self._set_quota),
+            "RemoveQuota": unary("RemoveQuota", pb.RemoveQuotaRequest, self._remove_quota),
+            "ListQuotas": unary("ListQuotas", pb.ListQuotasRequest, self._list_quotas),
         }
         return (grpc.method_handlers_generic_handler(SERVICE, methods),)
 
@@ -131,7 +147,11 @@ class ControlService:
             version=__version__,
             policy=self._policy,
             uptime_ns=self._runtime.clock() - self._started_ns,
-            ready=self._catalogue.ready and not self._runtime.draining,
+            ready=(
+                self._catalogue.ready
+                and not self._runtime.draining
+                and self._memory.state is not MemoryState.ALL_REFUSED
+            ),
             draining=self._runtime.draining,
             num_workers=sum(link.joined for link in self._links.links),
             num_models=len(models),
@@ -144,6 +164,9 @@ class ControlService:
             kinds=[_kind_info(kind) for kind in statistics.kinds],
             dropped_without_worker_rps=statistics.dropped_without_worker_rps,
             fronts=[_front_info(front, self._runtime.clock()) for front in self._fronts.links],
+            memory_bytes=self._memory.used_bytes,
+            memory_limit_bytes=self._memory.limit_bytes,
+            memory_state=self._memory.state.value,
             knows_callers=self._knows_callers,
             has_tls=self._has_tls,
             denials=_reasons(
@@ -184,6 +207,10 @@ class ControlService:
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> bytes:
         """Add a model; return once a worker is ready for it. After an error nothing has changed."""
+        if self._num_adding >= ADDING_MAX:
+            words = f"found {self._num_adding} models that are being added, expected {ADDING_MAX} at most"
+            return fail(context, NoRoomError(words), method="AddModel")
+        self._num_adding += 1
         upload = self._uploads.begin()
         try:
             name, replace = await self._receive(messages, upload)
@@ -196,6 +223,7 @@ class ControlService:
                 error = NoRoomError(f"the controller cannot store the model: {error.strerror}")
             return fail(context, error, method="AddModel")
         finally:
+            self._num_adding -= 1
             if not upload.num_models:
                 await asyncio.shield(self._uploads.discard(upload))
 
@@ -330,6 +358,38 @@ class ControlService:
         )
         return pb.EraseContextResponse(erased=erased)
 
+    # --- quotas -------------------------------------------------------------------------------
+
+    async def _set_quota(self, request: pb.SetQuotaRequest) -> pb.SetQuotaResponse:
+        """Give a tenant a quota, from the next request on."""
+        try:
+            await asyncio.shield(self._quotas.set(request.tenant, _read_quota(request.quota)))
+        except ConfigError as error:
+            raise BadRequestError(str(error)) from None
+        return pb.SetQuotaResponse()
+
+    async def _remove_quota(self, request: pb.RemoveQuotaRequest) -> pb.RemoveQuotaResponse:
+        """Take a tenant's quota away."""
+        await asyncio.shield(self._quotas.remove(request.tenant))
+        return pb.RemoveQuotaResponse()
+
+    async def _list_quotas(self, _: pb.ListQuotasRequest) -> pb.ListQuotasResponse:
+        """All quotas, and what their tenants have now."""
+        book = self._quotas
+        response = pb.ListQuotasResponse(file="" if book.file is None else str(book.file))
+        if (others := book.quotas.quotas.get(OTHERS)) is not None:
+            response.quotas.add(tenant=OTHERS, quota=_quota_message(others))
+        for tenant, use in book.uses():
+            response.quotas.add(
+                tenant=tenant,
+                quota=_quota_message(use.quota),
+                open_requests=use.num_open,
+                open_bytes=use.num_bytes,
+                admitted=use.num_admitted,
+                refused=use.num_refused,
+            )
+        return response
+
     # --- rows ---------------------------------------------------------------------------------
 
     def _link(self, worker_id: str) -> WorkerLink:
@@ -379,6 +439,20 @@ def _front_info(link: FrontLink, now_ns: int) -> pb.FrontInfo:
         link_bytes=link.num_bytes,
         workers=sorted(worker.worker_id for worker in link.workers),
     )
+
+
+def _read_quota(message: pb.Quota) -> Quota:
+    """Read a quota, in whose message 0 stands for what is not bounded.
+
+    Raises:
+        ConfigError: a bound cannot be.
+    """
+    bounds = {name: getattr(message, name) for name in BOUNDS}
+    return Quota(**{name: value for name, value in bounds.items() if value})
+
+
+def _quota_message(quota: Quota) -> pb.Quota:
+    return pb.Quota(**{name: getattr(quota, name) for name in BOUNDS})
 
 
 def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInfo:
@@ -436,6 +510,10 @@ def _create(folder: Path, path: str) -> BinaryIO:
         or len(path) > _PATH_CHARS_MAX
     ):
         raise BadRequestError(f"path: found {quote(path)}, expected one inside the model's folder")
+    if len(relative.parts) > DEPTH_MAX:
+        raise BadRequestError(
+            f"path: found {len(relative.parts)} names in {quote(path)}, expected {DEPTH_MAX} at most"
+        )
     target = folder / relative
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

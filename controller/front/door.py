@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from clockwright.errors import Refusal, RefusedError
-from clockwright.units import NS_PER_US
+from controller.front.pressure import (
+    ALL_PART,
+    LARGE_BYTES,
+    LARGE_PART,
+    REFUSED_FROM,
+    MemoryPressure,
+    MemoryState,
+)
 
 
 class Door:
@@ -33,10 +40,28 @@ class Door:
         self.max_bytes = max_bytes
         #: Is told of each refusal.
         self.count = count
+        #: Messages of so many bytes, or more, are refused: there is no memory for them.
+        self.refused_from = REFUSED_FROM[MemoryState.AMPLE]
+        self._pressure: MemoryPressure | None = None
         #: Requests inside.
         self.num_requests = 0
         #: Bytes of those requests, and of messages that are not complete yet.
         self.num_bytes = 0
+
+    def memory_is(self, pressure: MemoryPressure) -> None:
+        """Refuse what there is no memory for from now on."""
+        self._pressure = pressure
+        self.refused_from = REFUSED_FROM[pressure.state]
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether every request is refused for want of memory."""
+        return self.refused_from == 0
+
+    @property
+    def is_short(self) -> bool:
+        """Whether some requests are refused for want of memory."""
+        return self.refused_from <= LARGE_BYTES
 
     @property
     def has_room(self) -> bool:
@@ -49,6 +74,8 @@ class Door:
         Raises:
             RefusedError: there is no room.
         """
+        if num_bytes >= self.refused_from:
+            raise self.no_memory()
         if self.num_requests >= self.max_requests:
             raise self.crowded("open requests", self.num_requests, self.max_requests)
         if self.num_bytes + num_bytes > self.max_bytes:
@@ -75,6 +102,24 @@ class Door:
         self.num_requests -= 1
         self.num_bytes -= num_bytes
 
+    def no_memory(self) -> RefusedError:
+        """Make the refusal of a message for which the process has no memory."""
+        assert self._pressure is not None
+        used, limit = self._pressure.used_bytes, self._pressure.limit_bytes
+        self.count(Refusal.OVERLOADED)
+        what = (
+            f"requests of {self.refused_from} bytes and more are"
+            if self.refused_from
+            else "all requests are"
+        )
+        return RefusedError(
+            Refusal.OVERLOADED,
+            f"memory is short: found {used >> 20} MiB in use, expected less than"
+            f" {(LARGE_PART if self.refused_from else ALL_PART) * limit / (1 << 20):.0f} of {limit >> 20};"
+            f" {what} refused",
+            figures={"memory_bytes": used, "memory_limit_bytes": limit},
+        )
+
     def no_room(self, num_bytes: int) -> RefusedError:
         """Make the refusal of a message for which there is no memory."""
         return self.crowded(
@@ -90,24 +135,4 @@ class Door:
             Refusal.OVERLOADED,
             f"the front is full: found {found} {what}, expected {bound} at most",
             figures={"found": found, "bound": bound},
-        )
-
-    def busy(self, rate_rps: int, *, request_ns: int, offered_rps: int) -> RefusedError:
-        """Make the refusal of a request for which the event loop has no time; not counted here.
-
-        Args:
-            rate_rps: requests per second that are let in.
-            request_ns: what each takes of the loop, as measured; 0: nobody knows yet.
-            offered_rps: requests per second that came lately.
-        """
-        cost = f", a request takes {request_ns / NS_PER_US:.0f} us of it" if request_ns else ""
-        return RefusedError(
-            Refusal.OVERLOADED,
-            f"the controller itself is busy all the time{cost}: it lets in {rate_rps} requests/s, "
-            f"{offered_rps} arrive",
-            figures={
-                "rate_rps": rate_rps,
-                "controller_ns": request_ns,
-                "offered_rps": offered_rps,
-            },
         )

@@ -7,7 +7,7 @@ the front that is asked whether it lives. Clients' shared memory is the front's 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -16,12 +16,22 @@ from clockwright.errors import Refusal, RefusedError
 from clockwright.v1 import control_pb2, inference_pb2
 from controller.access.caller import CALLER, FORWARDED, tell
 from controller.front.control import SERVICE as CONTROL_SERVICE
+from controller.front.door import Door
 from controller.front.methods import unary
 from controller.front.repository import HEALTH_SERVICE, SHARED_MEMORY_EXTENSION
 from controller.front.server import SERVICE
 from controller.front.statuses import fail
 
+# What a front says that is not ready, whatever its controller is.
+_NOT_READY = {
+    f"/{SERVICE}/ServerReady": inference_pb2.ServerReadyResponse(ready=False).SerializeToString(),
+    f"/{HEALTH_SERVICE}/Check": b"\x08\x02",
+}
 _DETAILS = "grpc-status-details-bin"
+
+# How long a call that has not been handed on waits for a controller.
+_HOLD_S = 5.0
+_AT_ONCE = frozenset(("ServerReady", "Check"))
 
 
 class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
@@ -29,20 +39,24 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
 
     def __init__(
         self,
-        channel: Callable[[], Any],
+        channel: Callable[[float], Awaitable[Any]],
         shown: Sequence[tuple[str, str]] = (),
         *,
+        door: Door,
         client_shm: bool,
     ) -> None:
         """Hand calls on.
 
         Args:
-            channel: gives grpc.aio's channel to the controller; None while it is not there.
+            channel: waits so many seconds at most for the controller, and gives grpc.aio's channel to it; None
+                where it is not there.
             shown: headers by which the controller knows the front.
+            door: is shut when the front has no memory for requests: then it is not ready.
             client_shm: clients may keep tensors in shared memory of theirs, as the front has been told.
         """
         self._channel = channel
         self._shown = shown
+        self._door = door
         self._client_shm = client_shm
         live = unary("ServerLive", inference_pb2.ServerLiveRequest, _server_live)
         # Not whatever is asked: a server remembers each method that it has found.
@@ -64,8 +78,14 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         requests: AsyncIterator[bytes],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
-        channel = self._channel()
+        if self._door.is_shut and method in _NOT_READY:
+            await context.write(_NOT_READY[method])
+            return
         name = method.rpartition("/")[2]
+        # A controller that ends is followed within seconds. Whoever asks how it is wants to know now.
+        remaining_s = context.time_remaining()
+        hold_s = 0.0 if name in _AT_ONCE else _HOLD_S
+        channel = await self._channel(hold_s if remaining_s is None else min(hold_s, remaining_s))
         if channel is None:
             text = "the controller cannot be reached"
             fail(context, RefusedError(Refusal.NO_WORKER, text), method=name)

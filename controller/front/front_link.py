@@ -24,14 +24,21 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
 
 from clockwright import wire
 from clockwright.bulk import Buffer, total_bytes
-from clockwright.errors import ClockwrightError, Denial, ProtocolError, Refusal, RefusedError
+from clockwright.errors import (
+    ClockwrightError,
+    Denial,
+    NoRoomError,
+    ProtocolError,
+    Refusal,
+    RefusedError,
+)
 from clockwright.foreign import printable
 from clockwright.frame_socket import FrameSocket
 from clockwright.frames import (
@@ -42,16 +49,19 @@ from clockwright.frames import (
     TOKEN_BYTES,
     Frame,
 )
+from clockwright.leadership import Term
+from clockwright.units import NS_PER_MS
 from clockwright.v1 import front_pb2 as pb
 from controller.access.caller import CALLER, Caller
 from controller.catalogue import Catalogue
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
-from controller.front.backend import Answerer, LocalBackend, LocalModel, ToldAnswer
+from controller.front.backend import LocalAnswerer, LocalBackend, ToldAnswer
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
+from controller.front.throttle import Throttle
 from controller.held_tensors import HeldInput, SentOutput
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
@@ -62,12 +72,16 @@ log = logging.getLogger(__name__)
 
 SERVICE = "clockwright.v1.FrontService"
 
+#: Fronts at once; each has memory of its own that workers map.
+FRONTS_MAX = 256
 # A front that asked for the way to the socket comes at once.
 _DIAL_LIMIT_S = 10.0
 # A front that leaves so many bytes of answers unread is as good as gone.
 _UNREAD_BYTES_MAX = 256 << 20
 # Process, user and group of a peer.
 _CREDENTIALS = struct.Struct("iII")
+# What no model could do in time anyway is for the scheduler to refuse, with its figures.
+_JUDGED_NS = 2 * NS_PER_MS
 # A front puts this many bytes of small tensors together beside one large message, at most.
 _BESIDE_BYTES = 1 << 20
 
@@ -76,17 +90,19 @@ _BESIDE_BYTES = 1 << 20
 class _Description:
     """What fronts were told of a model or an application."""
 
-    answerer: Answerer
+    answerer: LocalAnswerer
     #: The generation of the catalogue at which it was found to hold.
     generation: int
     #: Bytes of a row of each input, and of the largest output.
     row_bytes: tuple[int, ...]
     output_row_bytes: int
+    #: By rows, as far as requests had so many: bytes of each input, and of all.
+    _sizes: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
     @property
     def keeps_inputs(self) -> bool:
         """Whether something may be learned from inputs when their request is over."""
-        return type(self.answerer) is not LocalModel
+        return self.answerer.keeps_inputs
 
     @property
     def name(self) -> str:
@@ -98,33 +114,47 @@ class _Description:
         largest = max(ask.lengths, default=0)
         return max(largest, ask.rows * self.output_row_bytes) >= DIRECT_BYTES
 
-    def check(self, ask: frames.Ask) -> None:
-        """Find that a request fits, as its front has found.
+    def check(self, ask: frames.Ask) -> int:
+        """Find that a request fits, as its front has found; returns the bytes of its inputs.
 
         Raises:
             ProtocolError: it does not.
         """
         rows = ask.rows
-        expected = tuple([rows * num_bytes for num_bytes in self.row_bytes])
-        if not 1 <= rows <= self.answerer.servable.max_rows or ask.lengths != expected:
+        size = self._sizes.get(rows)
+        if size is None and 1 <= rows <= self.answerer.servable.max_rows:
+            lengths = tuple([rows * num_bytes for num_bytes in self.row_bytes])
+            size = self._sizes[rows] = lengths, sum(lengths)
+        if size is None or ask.lengths != size[0]:
             raise ProtocolError(
                 f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"
             )
+        return size[1]
 
 
 class _Asked:
     """A front's request, which waits for its answer here."""
 
-    __slots__ = ("_explain", "_link", "_num_bytes", "_slo_end_ns", "ask_id", "over", "withdraw")
+    __slots__ = (
+        "_explain",
+        "_link",
+        "_num_bytes",
+        "_slo_end_ns",
+        "_slo_ns",
+        "ask_id",
+        "over",
+        "withdraw",
+    )
 
-    def __init__(self, link: FrontLink, ask: frames.Ask, num_bytes: int, slo_end_ns: int) -> None:
+    def __init__(self, link: FrontLink, ask: frames.Ask, num_bytes: int, arrival_ns: int) -> None:
         self.ask_id = ask.ask_id
         self.over = False
         self.withdraw: Callable[[], object] | None = None
         self._link = link
         self._explain = ask.explain
         self._num_bytes = num_bytes
-        self._slo_end_ns = slo_end_ns
+        self._slo_ns = ask.slo_ns
+        self._slo_end_ns = arrival_ns + ask.slo_ns
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
@@ -135,6 +165,7 @@ class _Asked:
 
     def set_result(self, result: Answer | Answered | ToldAnswer) -> None:
         """Tell the front the answer."""
+        self._link.links.throttle.ended(slow=False)
         parameters: frames.Parameters | None
         if isinstance(result, Answer):
             departure_ns = result.command.expected_departure_ns
@@ -148,6 +179,8 @@ class _Asked:
 
     def set_exception(self, exception: Exception) -> None:
         """Tell the front why there is no answer."""
+        links = self._link.links
+        links.throttle.ended(slow=links.clock() > self._slo_end_ns - self._slo_ns / 2)
         self._link.failed(self, exception)
 
     def end(self, door: Door) -> None:
@@ -172,7 +205,9 @@ class FrontLink:
         self.joined_ns = links.clock()
         #: Beats since the last sign of life.
         self.silent_ticks = 0
-        self._links = links
+        #: The front's clock minus ours; None: not known yet.
+        self.offset_ns: int | None = None
+        self.links = links
         self._clock = ClockSync()
         self._open: dict[int, _Asked] = {}
         self._data = FrameSocket(
@@ -187,7 +222,7 @@ class FrontLink:
         self._file = -1
         self._memory: MappedMemory | None = None
         self._freed: deque[int] = deque()
-        self._thread = threading.get_ident()
+        self._own_thread = threading.get_ident()
         # Workers' memory for outputs that the front was handed, what of it it has mapped, and the outputs that
         # it looks at.
         self._offered: dict[int, Arena] = {}
@@ -208,15 +243,6 @@ class FrontLink:
         self._stale: list[int] = []
         self._is_due = False
         self._is_over = False
-
-    @property
-    def offset_ns(self) -> int | None:
-        """The front's clock minus ours; None: not known yet."""
-        offset_ns = self._clock.offset_ns
-        # On one host there is one clock, unless somebody has made it look otherwise.
-        if self.is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
-            return 0
-        return offset_ns
 
     @property
     def num_open(self) -> int:
@@ -321,20 +347,20 @@ class FrontLink:
     def _free(self, ask_id: int) -> None:
         """Nobody looks at an input any more. Called in any thread."""
         self._freed.append(ask_id)
-        if threading.get_ident() == self._thread and not self._is_over:
+        if threading.get_ident() == self._own_thread and not self._is_over:
             self._flush_soon()
 
     def beat(self) -> None:
         """Give a sign of life."""
         if self._freed:
             self._flush_soon()
-        links = self._links
+        links = self.links
         beat = frames.Beat(
             links.clock(),
             self._clock.min_delta_ns,
             self._clock.offset_ns is not None,
             links.catalogue.generation,
-            links.catalogue.ready,
+            links.is_ready,
         )
         self._data.send_now(frames.encode(beat))
 
@@ -348,8 +374,8 @@ class FrontLink:
         ticks, fault = self.silent_ticks, "silent"
         if self._data.stalled_ticks > ticks:
             ticks, fault = self._data.stalled_ticks, "it takes no more answers"
-        silence_ms = ticks * self._links.heartbeats.interval_ms
-        if silence_ms > self._links.heartbeats.silence_limit_ms:
+        silence_ms = ticks * self.links.heartbeats.interval_ms
+        if silence_ms > self.links.heartbeats.silence_limit_ms:
             self.lost(f"{fault} for {silence_ms} ms")
         else:
             self.beat()
@@ -363,27 +389,27 @@ class FrontLink:
         for worker in self._workers.values():
             worker.front_gone(self.number)
         self._workers.clear()
-        self._links.left(self, reason)
+        self.links.left(self, reason)
         if self._memory is not None:
-            self._links.unshare(self._memory)
+            self.links.unshare(self._memory)
             self._memory = None
         if self._file >= 0:
             os.close(self._file)
         if self._lent:
             # The front may still read, in answers that are on their way to clients: nothing else is to be
             # written there while it lives.
-            self._links.keep_while_alive(self._process, self._lent)
+            self.links.keep_while_alive(self._process, self._lent)
         elif self._process >= 0:
             os.close(self._process)
         asked, self._open = list(self._open.values()), {}
         for each in asked:
-            each.end(self._links.door)
+            each.end(self.links.door)
             assert each.withdraw is not None
             each.withdraw()
 
     def _close(self, asked: _Asked) -> None:
         del self._open[asked.ask_id]
-        asked.end(self._links.door)
+        asked.end(self.links.door)
 
     def _fail(self, ask_id: int, error: Exception) -> None:
         if isinstance(error, NoAnswerError):
@@ -432,7 +458,7 @@ class FrontLink:
                         assert asked.withdraw is not None
                         asked.withdraw()
             elif isinstance(message, frames.Describe):
-                described = self._links.describe(message)
+                described = self.links.describe(message)
                 self._data.send(frames.encode(described))
             elif isinstance(message, frames.FrontBeat):
                 self._take_beat(message)
@@ -455,12 +481,12 @@ class FrontLink:
             raise ProtocolError("memory that was handed over already, or not at all")
         self._file = self._data.files.popleft()
         try:
-            self._memory = MappedMemory(self._links.new_number(), self._file, offer.num_bytes)
+            self._memory = MappedMemory(self.links.new_number(), self._file, offer.num_bytes)
         except OSError as error:
             log.warning("the memory of front %s cannot be mapped: %s", self.name, error)
             return
         self._data.send(frames.encode(frames.Mapped(offer.number)))
-        self._links.share(self._memory, self._file, self)
+        self.links.share(self._memory, self._file, self)
 
     def _hand_on(self, message: frames.HandOn, frame: Frame) -> None:
         worker = self._workers.get(message.worker)
@@ -479,16 +505,20 @@ class FrontLink:
         return self._memory.look(place, num_bytes, functools.partial(self._free, ask_id))
 
     def _take_beat(self, beat: frames.FrontBeat) -> None:
-        was_known = self._clock.offset_ns is not None
+        was_known = self.offset_ns is not None
         self._clock.heard(
             sent_ns=beat.sent_ns,
-            received_ns=self._links.clock(),
+            received_ns=self.links.clock(),
             peer_min_delta_ns=beat.min_delta_ns,
         )
+        self.offset_ns = offset_ns = self._clock.offset_ns
+        # On one host there is one clock, unless somebody has made it look otherwise.
+        if self.is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
+            self.offset_ns = 0
         for refusal, number in beat.refused.items():
-            self._links.refused_at_doors(refusal, number)
+            self.links.refused_at_doors(refusal, number)
         for denial, number in beat.denied.items():
-            self._links.denied_at_fronts(denial, number)
+            self.links.denied_at_fronts(denial, number)
         if not was_known:
             self.beat()
 
@@ -496,31 +526,38 @@ class FrontLink:
         offset_ns = self.offset_ns
         if offset_ns is None:
             raise ProtocolError("a request before the front's clock is known")
-        links, now_ns = self._links, self._links.clock()
+        links, open_, throttle = self.links, self._open, self.links.throttle
+        now_ns = links.clock()
         for ask, inputs in zip(asks, frames.cut_payload(frame, asks, self._look), strict=True):
             description = links.find(ask.number)
             if description is None:
                 self._stale.append(ask.ask_id)
                 self._flush_soon()
                 continue
-            description.check(ask)
+            num_bytes = description.check(ask)
             keeps = APART in ask.places
             if keeps and description.keeps_inputs:
                 # Its front was told otherwise, before its answers were kept.
                 self._stale.append(ask.ask_id)
                 self._flush_soon()
                 continue
-            if ask.ask_id in self._open:
+            if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
-            num_bytes = sum(ask.lengths)
+            if not throttle.admit():
+                self._failed.append((ask.ask_id, *links.busy()))
+                self._flush_soon()
+                continue
+            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
+            if now_ns > arrival_ns + ask.slo_ns > arrival_ns + _JUDGED_NS:
+                self._too_late(ask, now_ns - arrival_ns)
+                continue
             try:
                 links.door.enter(num_bytes)
             except RefusedError as error:
                 self._fail(ask.ask_id, error)
                 continue
-            arrival_ns = min(ask.arrival_ns - offset_ns, now_ns)
-            asked = _Asked(self, ask, num_bytes, arrival_ns + ask.slo_ns)
-            self._open[ask.ask_id] = asked
+            asked = _Asked(self, ask, num_bytes, arrival_ns)
+            open_[ask.ask_id] = asked
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
@@ -528,7 +565,23 @@ class FrontLink:
                 self._workers and not description.keeps_inputs and description.is_large(ask)
             ):
                 inputs = self._held(ask, inputs)
-            asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+            try:
+                asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
+            except RefusedError as error:
+                self.failed(asked, error)
+
+    def _too_late(self, ask: frames.Ask, waited_ns: int) -> None:
+        """Refuse a request that waited for longer than its SLO before this loop looked at it."""
+        links = self.links
+        links.throttle.missed()
+        links.refused_at_doors(Refusal.LATE, 1)
+        figures = {
+            "slo_ns": ask.slo_ns,
+            "latency_ns": waited_ns,
+            "expected_latency_ns": waited_ns,
+        }
+        self._refused.append((ask.ask_id, Refusal.LATE, figures, ""))
+        self._flush_soon()
 
     def _held(self, ask: frames.Ask, inputs: Sequence[Buffer]) -> list[Buffer]:
         """Have handles stand for the inputs of a request."""
@@ -552,8 +605,10 @@ class FrontLinks:
         heartbeats: HeartbeatConfig | None = None,
         *,
         door: Door,
+        throttle: Throttle,
         message_bytes_max: int,
         knows_callers: bool = False,
+        term: Term = Term(),  # noqa: B008  it is frozen
     ) -> None:
         """Take fronts.
 
@@ -563,14 +618,20 @@ class FrontLinks:
             workers: whose memory and theirs is mapped by each other; where they are dialled, fronts are too.
             heartbeats: how often each side gives a sign of life.
             door: bounds what all of them have open at once.
+            throttle: this event loop's, whoever asks it.
             message_bytes_max: bytes of the largest request.
             knows_callers: clients have to show something, and so at fronts.
+            term: the generation in which this controller leads.
         """
+        self._term = term
         self._knows_callers = knows_callers
         self.clock = backend.clock
         self.catalogue = catalogue
         self.heartbeats = heartbeats or HeartbeatConfig()
         self.door = door
+        self.throttle = throttle
+        # What fronts are told whom the throttle keeps out, and the rate at which it was made.
+        self._busy: tuple[float | None, tuple[Any, ...]] = (None, ())
         self.message_bytes_max = message_bytes_max
         self._backend = backend
         self._workers = workers
@@ -585,6 +646,8 @@ class FrontLinks:
         # What fronts that are given up may still read, by a descriptor that tells of their end.
         self._kept: dict[int, object] = {}
         self._links: set[FrontLink] = set()
+        #: Whether every model was ready, or known to be unfit, at the last beat: it takes a look at each.
+        self.is_ready = catalogue.ready
         self._descriptions: dict[int, _Description] = {}
         self._numbers: dict[str, int] = {}
         self._last_number = 0
@@ -654,7 +717,7 @@ class FrontLinks:
             return None
         if description.generation != self.catalogue.generation:
             try:
-                answerer: Answerer | None = self._backend.find(description.name, "")
+                answerer: LocalAnswerer | None = self._backend.find(description.name, "")
             except ClockwrightError:
                 answerer = None
             if answerer is None or answerer.servable != description.answerer.servable:
@@ -679,6 +742,14 @@ class FrontLinks:
         """A front's link is over."""
         self._links.discard(link)
         log.info("front %s left: %s", link.name, reason)
+
+    def busy(self) -> tuple[Any, ...]:
+        """Count a request that the throttle keeps out, and say what it hears: the same while the rate is the same."""
+        rate_rps = self.throttle.rate_rps
+        if rate_rps != self._busy[0]:
+            self._busy = rate_rps, _failure(0, self.throttle.refusal())[1:]
+        self.door.count(Refusal.OVERLOADED)
+        return self._busy[1]
 
     # --- memory -------------------------------------------------------------------------------
 
@@ -748,6 +819,8 @@ class FrontLinks:
                 "the front lets everybody in, and the controller does not: expected --keys (or"
                 " --jwt-issuer) there too"
             )
+        if len(self._links) >= FRONTS_MAX:
+            raise NoRoomError(f"found {len(self._links)} fronts, expected {FRONTS_MAX} at most")
         name = f"{printable(request.host, 80)}-{request.pid}"
         caller = CALLER.get()
         token = self._listener.expect(lambda sock: self._dialled(sock, name, caller))
@@ -760,9 +833,12 @@ class FrontLinks:
             token=token,
             default_slo_ns=self._backend.default_slo_ns,
             message_bytes_max=self.message_bytes_max,
+            lineage=self._term.lineage,
+            generation=self._term.generation,
         )
 
     def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
+        self.is_ready = self.catalogue.ready
         link = FrontLink(self, sock, name, caller)
         self._links.add(link)
         for worker in self._workers.links:
@@ -777,6 +853,7 @@ class FrontLinks:
         self._timer = asyncio.get_running_loop().call_later(interval_s, self._tick)
 
     def _tick(self) -> None:
+        self.is_ready = self.catalogue.ready
         for link in list(self._links):
             link.tick()
         self._timer = None
@@ -791,6 +868,7 @@ class FrontLinks:
 
     def _announce(self) -> None:
         self._is_renewed = False
+        self.is_ready = self.catalogue.ready
         for link in list(self._links):
             link.beat()
 

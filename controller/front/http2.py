@@ -361,7 +361,9 @@ class Http2Connection:
             data = self._partial + view
             self._arrival_ns = self._partial_since_ns
         elif self.held_bytes >= DIRECT_BYTES_MIN:
-            data = bytes(view[self._gather_frames(view, events) :])
+            # The call stands before the slice: inside it, mypyc runs the call once per type that `view` may have.
+            begin = self._gather_frames(view, events)
+            data = bytes(view[begin:])
         else:
             data = bytes(view)
         position, end = 0, len(data)
@@ -403,8 +405,9 @@ class Http2Connection:
                     self._arrival_ns = arrival_ns
                     continue
             if kind == _DATA:
-                stream = self._streams.get(stream_id) if flags == _END_STREAM else None
-                if stream is not None and (behind := self._whole_message(data, position, stream)):
+                if flags == _END_STREAM and (
+                    behind := self._last_message(data, position, stream_id)
+                ):
                     message = data[position + 14 : behind]
                     events.append(LastMessage(stream_id, message, self._arrival_ns))
                     position = behind
@@ -471,42 +474,56 @@ class Http2Connection:
         self._last_stream_id = stream_id
         stream = _Stream(stream_id, request, self._peer_initial_window)
         self._streams[stream_id] = stream
-        end = self._whole_message(data, behind, stream)
+        end = self._whole_message(data, behind, stream_id, WINDOW_BYTES)
         if not end:
             events.append(RequestBegun(stream_id, request, self._arrival_ns))
             return behind
-        message = data[behind + 14 : end]
-        events.append(CallReceived(stream_id, request, message, self._arrival_ns))
+        stream.remote_closed = stream.begun = True
+        events.append(CallReceived(stream_id, request, data[behind + 14 : end], self._arrival_ns))
         return end
 
-    def _whole_message(self, data: bytes, position: int, stream: _Stream) -> int:
+    def _last_message(self, data: bytes, position: int, stream_id: int) -> int:
+        """Take in the last frame of a call that was begun, where it is a whole message.
+
+        Returns what `_whole_message` does.
+        """
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.prefix or stream.missing or stream.remote_closed:
+            return 0
+        behind = self._whole_message(data, position, stream_id, stream.room)
+        if behind:
+            stream.remote_closed = stream.begun = True
+        return behind
+
+    def _whole_message(self, data: bytes, position: int, stream_id: int, room: int) -> int:
         """Take in a message that fills the last frame of its call; returns the position behind it.
 
-        Returns 0, and does nothing, where it is not that, not all there, or out of the ordinary.
+        Returns 0, and does nothing, where it is not that, not all there, longer than the stream has room for,
+        or out of the ordinary.
         """
         if len(data) < position + 14:
             return 0
-        word, flags, stream_id, flag, num_bytes = _MESSAGE_HEAD.unpack_from(data, position)
+        word, flags, found_id, flag, num_bytes = _MESSAGE_HEAD.unpack_from(data, position)
         length: int = num_bytes + 5
         behind: int = position + 9 + length
         if (
             # DATA of this length.
             word != length << 8
             or flags != _END_STREAM
-            or stream_id != stream.stream_id
+            or found_id != stream_id
             or flag
             or behind > len(data)
             or num_bytes > self._max_message_bytes
-            or length > stream.room
+            or length > room
             or length > self._room
-            or stream.prefix
-            or stream.missing
-            or stream.remote_closed
         ):
             return 0
-        self._take_room(length)
-        stream.remote_closed = stream.begun = True
-        self._earn()
+        self._room -= length
+        self._uncredited += length
+        if self._uncredited >= WINDOW_BYTES // 4:
+            self._credit_connection()
+        if self._idle_frames_left < IDLE_FRAMES_MAX:
+            self._idle_frames_left += IDLE_FRAMES_PER_MESSAGE
         return behind
 
     def _take_room(self, length: int) -> None:
@@ -514,9 +531,12 @@ class Http2Connection:
         self._room -= length
         self._uncredited += length
         if self._uncredited >= WINDOW_BYTES // 4:
-            self._out.append(_frame(_WINDOW, 0, 0, _U32.pack(self._uncredited)))
-            self._room += self._uncredited
-            self._uncredited = 0
+            self._credit_connection()
+
+    def _credit_connection(self) -> None:
+        self._out.append(_frame(_WINDOW, 0, 0, _U32.pack(self._uncredited)))
+        self._room += self._uncredited
+        self._uncredited = 0
 
     def _begin_data(
         self, stream_id: int, flags: int, length: int, data_left: int, padding: int
@@ -1009,6 +1029,11 @@ class Http2Connection:
 
     # --- what there is ------------------------------------------------------------------------
 
+    def bytes_held_by(self, stream_id: int) -> int:
+        """Bytes of a stream's messages that are not complete, or that nobody has read."""
+        stream = self._streams.get(stream_id)
+        return 0 if stream is None else stream.gathered + stream.unread
+
     def holding(self) -> Sequence[int]:
         """Streams with bytes of a message that is not complete, or that nobody has read; linear in streams."""
         return [
@@ -1080,7 +1105,9 @@ class Http2Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             return
-        size = total_bytes(message) + 5
+        size = 5
+        for part in message:
+            size += len(part)
         if (
             stream.headers_sent
             or stream.unread
@@ -1092,7 +1119,8 @@ class Http2Connection:
             self.send_message(stream_id, message)
             self.send_end(stream_id, _OK)
             return
-        self._earn()
+        if self._idle_frames_left < IDLE_FRAMES_MAX:
+            self._idle_frames_left += IDLE_FRAMES_PER_MESSAGE
         self._window -= size
         del self._streams[stream_id]
         number = _U32.pack(stream_id)

@@ -54,7 +54,7 @@ from controller.front.http2 import (
     status_block,
 )
 from controller.front.statuses import status_of
-from controller.front.throttle import Throttle, thread_busy_ns
+from controller.front.throttle import Throttle, thread_times
 from controller.front.tls import HANDSHAKE_RECORD, TlsSession
 from controller.front.turns import Turns
 from controller.slabs import Slabs
@@ -762,7 +762,8 @@ class _Peer:
             self._flushing = False
         self._weigh()
         self.flush()
-        self._wake_writers()
+        if self._writers:
+            self._wake_writers()
 
     def _unsealed(self, data: memoryview) -> Buffer | None:
         """Read what came on a server that has TLS; None: the connection is over.
@@ -859,7 +860,7 @@ class _Peer:
 
     def _begin(self, stream_id: int, request: CallHeaders, arrival_ns: int) -> _Call | None:
         server = self.server
-        method = server.method(request)
+        method = server.methods.get(request.path) or server.method(request)
         if method is None:
             text = f"Method not found: {request.path[:200]}"
             block = status_block(grpc.StatusCode.UNIMPLEMENTED.value[0], text)
@@ -868,7 +869,11 @@ class _Peer:
         caller = request.caller
         if (caller is None or caller.over) and not self._admit(stream_id, request):
             return None
-        if method.bounded and (fault := server.find_fault(self.crowded)) is not None:
+        if (
+            method.bounded
+            and (self.crowded or server.num_calls >= server.door.max_requests)
+            and (fault := server.find_fault(self.crowded)) is not None
+        ):
             self.connection.send_end(stream_id, _block_of(fault, method.path))
             return None
         single = method.directly is not None and method.form is None
@@ -883,7 +888,8 @@ class _Peer:
         kind = _Call if single else HandledCall if method.directly is None else _StreamedCall
         call = self._calls[stream_id] = kind(self, stream_id, request, method, arrival_ns)
         server.num_calls += 1
-        call.begin()
+        if not single:
+            call.begin()
         return call
 
     def _admit(self, stream_id: int, request: CallHeaders) -> bool:
@@ -916,6 +922,8 @@ class _Peer:
         door = self.server.door
         before, self._held_bytes = self._held_bytes, self.connection.held_bytes
         door.num_bytes += self._held_bytes - before
+        if self._held_bytes > before and door.is_short:
+            self._give_up_large()
         if self._held_bytes > before and not door.has_room:
             for stream_id in self.connection.holding():
                 if door.has_room:
@@ -923,6 +931,16 @@ class _Peer:
                 call = self._calls.get(stream_id)
                 if call is not None and not call.method.spared:
                     call.give_up(door.no_room(0))  # Which weighs again what is left.
+
+    def _give_up_large(self) -> None:
+        """Give up calls whose messages take up more than there is memory for, before all of a message is here."""
+        door = self.server.door
+        for stream_id in self.connection.holding():
+            call = self._calls.get(stream_id)
+            if call is None or not call.method.bounded:
+                continue  # Operators and workers still get in.
+            if self.connection.bytes_held_by(stream_id) > door.refused_from:
+                call.give_up(door.no_memory())
 
     def message_read(self, stream_id: int, num_bytes: int) -> None:
         """A message was handed on."""
@@ -935,11 +953,12 @@ class _Peer:
     def answer_soon(self, call: _Call | _StreamedRequest) -> None:
         """Write the answer that a call has ready, with the others of this turn."""
         self._answers.append(call)
-        self.flush_soon()
+        if not self._flushing:
+            self.flush_soon()
 
     def _write_answers(self) -> None:
         """Put the answers that are ready, and still in time, behind what is queued."""
-        server = self.server
+        server, connection = self.server, self.connection
         while self._answers:
             answers, self._answers = (
                 self._answers[:_ANSWERS_PER_LOOK],
@@ -952,7 +971,7 @@ class _Peer:
                 message, latest_ns, late = call.ready
                 if now_ns > latest_ns:
                     call.fail(late(now_ns))
-                elif self.num_unread_bytes > _UNREAD_ANSWER_BYTES_MAX:
+                elif self._unsent_bytes + connection.queued_bytes > _UNREAD_ANSWER_BYTES_MAX:
                     what = "bytes of answers that this client does not read"
                     unread = self.num_unread_bytes
                     call.fail(server.door.crowded(what, unread, _UNREAD_ANSWER_BYTES_MAX))
@@ -999,6 +1018,20 @@ class _Peer:
             self._unsent_bytes += len(part)
         if len(parts) > 1 and self._unsent_bytes <= _JOINED_BYTES_MAX:
             parts = [b"".join(parts)]
+        if not waiting and len(parts) == 1:
+            # As nearly always: all that is queued is one piece, and the socket takes it.
+            (part,) = parts
+            try:
+                sent = self._socket.send(part)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as error:
+                self.lost(error.strerror or str(error))
+                return
+            self._unsent_bytes -= sent
+            if not self._unsent_bytes:
+                return
+            parts = [memoryview(part)[sent:]]
         self._unsent.extend(memoryview(part) for part in parts if part)
         if not waiting:
             self._send()
@@ -1060,11 +1093,15 @@ class _Peer:
 
     def call_over(self, stream_id: int) -> None:
         """A call is answered, or given up."""
-        self.quiet.pop(stream_id, None)
+        if self.quiet:
+            self.quiet.pop(stream_id, None)
         if self._calls.pop(stream_id, None) is not None:
-            self.server.num_calls -= 1
-            self.server.something_ended()
-        self._weigh()
+            server = self.server
+            server.num_calls -= 1
+            if not server.num_calls:
+                server.something_ended()
+        if self.connection.held_bytes != self._held_bytes:
+            self._weigh()
 
     def sweep(self) -> None:
         """Look after the connection, once a second."""
@@ -1212,10 +1249,11 @@ class Http2Server:
         #: What every connection receives into, one at a time.
         self.buffer = memoryview(bytearray(_READ_BYTES_MORE))
         self.turns = Turns(clock)
-        self.throttle = Throttle(clock, thread_busy_ns())
+        self.throttle = Throttle(clock, thread_times())
         # What those hear whom the throttle keeps out, and the rate at which it was made.
         self._busy: tuple[float | None, bytes] = (None, b"")
-        self._methods: dict[str, Method] = {}
+        #: By path, of those that were called or are answered directly.
+        self.methods: dict[str, Method] = {}
         self._bounded: set[str] = set()
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         # Every connection that is not accepted came later than this, per socket; None: there is none.
@@ -1254,20 +1292,17 @@ class Http2Server:
         """
         self._bounded.add(service)
         path = f"/{service}/{name}"
-        self._methods[path] = Method(path, answer, None, bounded=True, form=form)
+        self.methods[path] = Method(path, answer, None, bounded=True, form=form)
 
     def method(self, request: CallHeaders) -> Method | None:
-        """Find out what to do with a call; None: there is no such method."""
-        method = self._methods.get(request.path)
-        if method is not None:
-            return method
+        """Find out what to do with the first call of a method; None: there is no such method."""
         call = _CallDetails(request.path, request.metadata)
         for generic in self._generic:
             handler = generic.service(call)
             if handler is not None:
                 bounded = request.path[1:].partition("/")[0] in self._bounded
                 method = Method(request.path, None, handler, bounded)
-                self._methods[request.path] = method
+                self.methods[request.path] = method
                 return method
         return None
 
@@ -1287,22 +1322,14 @@ class Http2Server:
         """Make the end of a call that the throttle keeps out; the same bytes while its rate is the same."""
         rate_rps = self.throttle.rate_rps
         if rate_rps != self._busy[0]:
-            self._busy = rate_rps, _block_of(self._too_busy(), path)
+            self._busy = rate_rps, _block_of(self.throttle.refusal(), path)
         self.door.count(Refusal.OVERLOADED)
         return self._busy[1]
 
     def busy(self) -> RefusedError:
         """Make the refusal of a request in a stream that the throttle keeps out."""
         self.door.count(Refusal.OVERLOADED)
-        return self._too_busy()
-
-    def _too_busy(self) -> RefusedError:
-        throttle = self.throttle
-        return self.door.busy(
-            round(throttle.rate_rps or 0),
-            request_ns=throttle.request_ns,
-            offered_rps=round(throttle.offered_rps),
-        )
+        return self.throttle.refusal()
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -1403,7 +1430,7 @@ class Http2Server:
         sock.close()
 
     def something_ended(self) -> None:
-        """A call or connection is over, or all is sent."""
+        """The last call is over, or a connection, or all is sent."""
         _wake(self._ended)
 
     def begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -25,7 +25,7 @@ from clockwright.bulk import Buffer
 from clockwright.errors import Denial, ProtocolError, Refusal
 from clockwright.frames import APART, TOKEN_BYTES, Frame, make_frame
 from clockwright.tensors import TensorSpec
-from clockwright.units import SLO_NS_MAX, TIME_NS_MAX
+from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX, TIME_NS_MAX
 from controller.front.oip import Servable
 
 #: A message is closed when it holds so many requests, or so many bytes of tensors: a large tensor shall not keep
@@ -37,6 +37,7 @@ _Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
 _Time = Annotated[int, Meta(gt=-TIME_NS_MAX, lt=TIME_NS_MAX)]
 _Slo = Annotated[int, Meta(gt=0, le=SLO_NS_MAX)]
+_Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
 _Words = Annotated[str, Meta(max_length=1 << 16)]
 _Counts = tuple[_Count, ...]
 Parameters = dict[str, bool | int | str]
@@ -60,8 +61,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     slo_ns: _Slo
     explain: bool
     #: Its caller's, where the front knows callers.
-    tenant: _Words
-    context: _Words
+    tenant: _Name
+    context: _Name
     #: Who may say what became of an application's answer.
     owner: _Words
     #: Bytes of its inputs.
@@ -87,8 +88,8 @@ class Describe(msgspec.Struct, array_like=True, tag=_DESCRIBE, forbid_unknown_fi
     """What does a client name so?"""
 
     query_id: _Id
-    name: str
-    version: str
+    name: _Name
+    version: _Name
 
 
 class FrontBeat(msgspec.Struct, array_like=True, tag=_FRONT_BEAT, forbid_unknown_fields=True):

@@ -215,18 +215,24 @@ def parse_request(data: Buffer) -> ParsedRequest:
     """Parse a serialised ModelInferRequest; tensors of big messages are not copied.
 
     Raises:
-        BadRequestError: the bytes are no such message.
+        BadRequestError: the bytes are no such message, or a name in it is too long.
     """
     try:
+        raw: Sequence[Buffer]
         if len(data) <= SMALL_MESSAGE_BYTES:
             message = pb.ModelInferRequest.FromString(bytes(data))
-            return ParsedRequest(message, message.raw_input_contents)
-        header, raw = split_bulk(data, RAW_INPUT_FIELD)
-        return ParsedRequest(pb.ModelInferRequest.FromString(header), raw)
+            raw = message.raw_input_contents
+        else:
+            header, raw = split_bulk(data, RAW_INPUT_FIELD)
+            message = pb.ModelInferRequest.FromString(header)
     except (DecodeError, ProtocolError) as error:
         raise BadRequestError(
             f"{len(data)} bytes are not a ModelInferRequest: {error}, expected inference.ModelInferRequest"
         ) from None
+    # Names travel to the controller before anybody knows whether they mean something.
+    check_name_length("model_name", message.model_name)
+    check_name_length("model_version", message.model_version)
+    return ParsedRequest(message, raw)
 
 
 def read_request(

@@ -28,6 +28,8 @@ def _sentence(error: NoAnswerError) -> str:
             return f"model {model} is cold: {_cost(figures)}"
         case Refusal.OVERLOADED:
             return f"model {model} is overloaded: {_cost(figures)}"
+        case Refusal.QUOTA:
+            return f"model {model}: the tenant has used up its quota"
         case Refusal.LATE if "latency_ns" in figures:
             return (
                 f"model {model}: the answer took {format_ns(figures['latency_ns'])} > SLO {slo}; "

@@ -23,7 +23,7 @@ from typing import Any
 
 import grpc
 
-from clockwright import wire
+from clockwright import leader_search, wire
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.channel import OPTIONS, Access
 from clockwright.data_socket import dial, prepare
@@ -38,6 +38,8 @@ from clockwright.frames import (
     Frame,
     greeting,
 )
+from clockwright.leader_search import LeaderSearch
+from clockwright.leadership import Fence, Term, host_of, parse_addresses
 from clockwright.units import NS_PER_MS, ModelId
 from clockwright.v1 import front_pb2 as pb
 from controller.clock_sync import ClockSync
@@ -58,6 +60,7 @@ _CHANNEL_OPTIONS = (
     *OPTIONS,
     # A channel per attempt, so that ours is the only back-off.
     ("grpc.use_local_subchannel_pool", 1),
+    *leader_search.OPTIONS,
 )
 
 # A controller that is there answers sooner.
@@ -110,7 +113,7 @@ class RemoteBackend:
         """Know nothing yet; `run` finds the controller.
 
         Args:
-            controller: HOST:PORT.
+            controller: HOST:PORT, or several with commas between: one of them leads.
             slabs: where large inputs lie, for the workers of this host to read.
             joining: what the front shows the controller.
             knows_callers: the front finds out who its clients are.
@@ -124,9 +127,13 @@ class RemoteBackend:
         self.message_bytes_max = 0
         #: For calls that the controller answers itself; None: it is not there.
         self.channel: Any = None
+        self._reachable = asyncio.Event()
         #: Set when a controller is there for the first time.
         self.attached = asyncio.Event()
-        self._controller = controller
+        self._controllers = parse_addresses(controller)
+        self._fence = Fence()
+        #: The generation of the controller that is dialled, once it has said so.
+        self._term: Term | None = None
         self.joining = joining or Access()
         self._knows_callers = knows_callers
         self._book: OpenRequests[Asker] = OpenRequests(grace_ns=_GRACE_NS)
@@ -209,6 +216,13 @@ class RemoteBackend:
             return None
         slo_ns = self._slos_ns[name]
         return slo_ns if slo_ns is not None else self.default_slo_ns
+
+    async def wait_for_channel(self, limit_s: float) -> Any:  # noqa: ANN401  grpc.aio's
+        """The channel for calls that the controller answers itself; None: it was not there in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._reachable.wait()
+        return self.channel
 
     def refused_at_door(self, refusal: Refusal) -> None:
         """Count a refusal, for the controller to hear."""
@@ -565,23 +579,48 @@ class RemoteBackend:
         backoff_s = _BACKOFF_S
         told = ""
         try:
-            while True:
-                async with self.joining.async_channel(
-                    self._controller, options=_CHANNEL_OPTIONS
-                ) as channel:
-                    reason, joined = await self._attach(channel)
-                if joined:
-                    told, backoff_s = "", _BACKOFF_S
-                if reason != told:
-                    told = reason
-                    log.warning("controller %s: %s; trying again", self._controller, reason)
-                await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
+            async with LeaderSearch(
+                self._controllers, self._open_channel, self.joining.metadata
+            ) as search:
+                while True:
+                    address = await search.find()
+                    reason, joined = "none leads", False
+                    if address is not None:
+                        reason, joined = await self._serve(search, address)
+                    if joined:
+                        told, backoff_s = "", _BACKOFF_S
+                    if reason != told:
+                        told = reason
+                        name = address or ",".join(self._controllers)
+                        log.warning("controller %s: %s; trying again", name, reason)
+                    await asyncio.sleep(backoff_s)
+                    backoff_s = min(2 * backoff_s, _BACKOFF_S_MAX)
         finally:
             sweeper.cancel()
             await asyncio.wait([sweeper])
 
-    async def _attach(self, channel: Any) -> tuple[str, bool]:  # noqa: ANN401  grpc.aio's
+    def _open_channel(self, address: str) -> Any:  # noqa: ANN401  grpc.aio's
+        return self.joining.async_channel(address, options=_CHANNEL_OPTIONS)
+
+    async def _serve(self, search: LeaderSearch, address: str) -> tuple[str, bool]:
+        """Attach to a controller, until the connection ends or another leads; as `_attach`."""
+        self._term = None
+        async with self._open_channel(address) as channel:
+            attached = asyncio.create_task(self._attach(channel, address))
+            followed = asyncio.create_task(search.wait_for_successor(address, lambda: self._term))
+            try:
+                await asyncio.wait((attached, followed), return_when=asyncio.FIRST_COMPLETED)
+                if attached.done():
+                    return attached.result()
+                successor, term = followed.result()
+                self._fence.admits(term)
+                return f"controller {successor} leads now", self._term is not None
+            finally:
+                for task in (attached, followed):
+                    task.cancel()
+                await asyncio.gather(attached, followed, return_exceptions=True)
+
+    async def _attach(self, channel: Any, address: str) -> tuple[str, bool]:  # noqa: ANN401  grpc.aio's
         """Serve one connection; says why it ended, and whether it was of use."""
         request = pb.AttachFrontRequest(
             protocol_version=wire.PROTOCOL_VERSION,
@@ -596,17 +635,28 @@ class RemoteBackend:
         )
         try:
             welcome = await attach(request, timeout=_ATTACH_LIMIT_S, metadata=self.joining.metadata)
-            host = self._controller.rpartition(":")[0].strip("[]")
+            term = Term(welcome.lineage, welcome.generation)
+            if not self._fence.admits(term):
+                return (
+                    f"it leads in generation {term.generation}, and another has followed it",
+                    False,
+                )
+            self._term = term
             port, path = welcome.socket_port, welcome.socket_path
             if self._slabs.inputs is None:
                 path = ""  # As on another host: nothing is shared.
             sock = await asyncio.to_thread(
-                dial, host, port, path, limit_s=_ATTACH_LIMIT_S, tls=self.joining.tls_context()
+                dial,
+                host_of(address),
+                port,
+                path,
+                limit_s=_ATTACH_LIMIT_S,
+                tls=self.joining.tls_context(),
             )
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
                 raise ConfigError(
-                    f"controller {self._controller} takes no front: {error.details()}"
+                    f"controller {address} takes no front: {error.details()}"
                 ) from None
             return error.details() or error.code().name, False
         except (OSError, TimeoutError) as error:
@@ -629,6 +679,7 @@ class RemoteBackend:
             silence_limit_ms=welcome.silence_limit_ms,
             needs_tls=self.joining.speaks_tls,
         )
+        self._reachable.set()
         data.send_now([greeting(welcome.token)])
         arena = self._slabs.inputs
         if arena is not None and data.hands_over:
@@ -648,6 +699,7 @@ class RemoteBackend:
     def _detach(self) -> None:
         """The controller is gone: what is open is held."""
         self._data = self.channel = None
+        self._reachable.clear()
         self._recovering = self._recovering or self._joined
         self._joined = False
         self._clock_sync = ClockSync()

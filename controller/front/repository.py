@@ -14,6 +14,7 @@ from clockwright.errors import BadRequestError, UnknownModelError
 from clockwright.v1 import inference_pb2 as pb
 from controller.catalogue import Catalogue, ModelState
 from controller.front.backend import LocalBackend
+from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
@@ -23,6 +24,10 @@ from controller.runtime import Runtime
 from controller.selection.applications import Applications
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
+
+#: Answers of a health check, as they travel.
+SERVING = b"\x08\x01"
+NOT_SERVING = b"\x08\x02"
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
 EXTENSIONS = ("model_repository", "parameters")
@@ -43,6 +48,7 @@ class RepositoryService:
         backend: LocalBackend,
         applications: Applications | None = None,
         *,
+        door: Door,
         client_shm: bool = False,
     ) -> None:
         """Serve one controller.
@@ -52,12 +58,14 @@ class RepositoryService:
             catalogue: knows the models.
             backend: describes what a client names.
             applications: know the applications; None: there are none.
+            door: is shut when there is no memory for requests.
             client_shm: clients may keep tensors in shared memory of theirs.
         """
         self._runtime = runtime
         self._catalogue = catalogue
         self._backend = backend
         self._applications = applications
+        self._door = door
         self._client_shm = client_shm
 
     def mount(self, server: grpc.aio.Server | Http2Server) -> None:
@@ -97,7 +105,7 @@ class RepositoryService:
         return pb.ServerReadyResponse(ready=self._is_ready())
 
     def _is_ready(self) -> bool:
-        return self._catalogue.ready and not self._runtime.draining
+        return self._catalogue.ready and not self._runtime.draining and not self._door.is_shut
 
     async def _model_ready(self, request: pb.ModelReadyRequest) -> Message:
         try:
@@ -148,7 +156,7 @@ class RepositoryService:
                 raise UnknownModelError(f"there is no service {quote(name)}, expected {SERVICE}")
         except Exception as error:
             return fail(context, error, method="Check")
-        return b"\x08\x01" if self._is_ready() else b"\x08\x02"
+        return SERVING if self._is_ready() else NOT_SERVING
 
     # --- the model repository -----------------------------------------------------------------
 

@@ -49,7 +49,7 @@ from controller.front.oip import (
 )
 from controller.front.regions import Regions, RegionSpan
 from controller.front.statuses import Status, end
-from controller.front.templates import Templates
+from controller.front.templates import CutRequest, Templates, cut_request
 from controller.runtime import Answer, late_error
 from controller.selection.queries import Answered
 
@@ -173,9 +173,10 @@ class _Served:
                 # An application explains every answer: feedback needs the query id.
                 parameters = result.parameters
                 expected_latency_ns = asked.slo_ns
-            for index, stretch in zip(asked.outputs, self._shared, strict=False):
-                if stretch is not None:
-                    stretch.write(result.outputs[index])
+            if self._shared:
+                for index, stretch in zip(asked.outputs, self._shared, strict=False):
+                    if stretch is not None:
+                        stretch.write(result.outputs[index])
             message = encode_response(asked, result.outputs, parameters=parameters)
         except Exception as fault:
             # Nobody else would end the call.
@@ -351,34 +352,43 @@ class InferenceService:
         timeout_ns = call.timeout_ns
         waited_ns = self._clock() - call.arrival_ns
         rpc_remaining_s = None if timeout_ns is None else timeout_ns / NS_PER_S
-        cut = self._templates.cut(data)
-        template = None
-        if cut is not None:
-            template = self._templates.find(cut, generation=backend.generation)
-        if cut is not None and template is not None:
-            asked = template.fill(
-                cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=backend.default_slo_ns
-            )
-            if asked is not None:
-                if waited_ns > asked.slo_ns:
-                    self._refuse_late(template.answerer.servable.name, waited_ns, asked.slo_ns)
-                served.asked(asked, template.answerer)
-                return
+        templates, generation = self._templates, backend.generation
+        default_slo_ns = backend.default_slo_ns
+        known = templates.known(
+            data,
+            generation=generation,
+            rpc_remaining_s=rpc_remaining_s,
+            default_slo_ns=default_slo_ns,
+        )
+        cut: CutRequest | None = None
+        if known is None and (cut := cut_request(data)) is not None:
+            template = templates.find(cut, generation=generation)
+            if template is not None:
+                filled = template.fill(
+                    cut, rpc_remaining_s=rpc_remaining_s, default_slo_ns=default_slo_ns
+                )
+                known = None if filled is None else (filled, template.answerer)
+        if known is not None:
+            asked, answerer = known
+            if waited_ns > asked.slo_ns:
+                self._refuse_late(answerer.servable.name, waited_ns, asked.slo_ns)
+            served.asked(asked, answerer)
+            return
         if waited_ns > _PEEK_AFTER_NS:
             self._peek(data, waited_ns, timeout_ns)
         parsed = parse_request(data)
         message = parsed.message
         call.when_gone = served.withdraw
         until = functools.partial(self._until_ns, call, message)
-        answerer = backend.describe(served, message.model_name, message.model_version, until)
-        if answerer is None:
+        described = backend.describe(served, message.model_name, message.model_version, until)
+        if described is None:
             return
-        servable = answerer.servable
+        servable = described.servable
         asked = read_request(
             parsed,
             servable,
             rpc_remaining_s=rpc_remaining_s,
-            default_slo_ns=backend.default_slo_ns,
+            default_slo_ns=default_slo_ns,
         )
         if servable.has_contexts:
             asked.owner = call.caller.owner
@@ -389,8 +399,8 @@ class InferenceService:
             served.shared(self._read_shared(asked, owner), outputs)
         elif cut is not None and not servable.has_contexts:
             # What an application takes changes with its models, which the catalogue does not know.
-            self._templates.add(cut, parsed, answerer, asked)
-        served.asked(asked, answerer)
+            templates.add(cut, parsed, described, asked)
+        served.asked(asked, described)
 
     def _until_ns(self, call: Call, message: pb.ModelInferRequest) -> int:
         """Until when a request may wait for its model to be known."""

@@ -1,7 +1,8 @@
 """Turns every error of a call into a gRPC status: one table for all services of the controller's port.
 
 A refusal or denial carries its reason twice: in words, and as `google.rpc.ErrorInfo` in the trailing metadata
-`grpc-status-details-bin`, the place where gRPC libraries of every language look for it.
+`grpc-status-details-bin`, the place where gRPC libraries of every language look for it. One that knows when a
+retry can help says so as `google.rpc.RetryInfo`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import grpc
 from google.protobuf.message import DecodeError
 
+from clockwright.bulk import encode_varint
 from clockwright.errors import (
     BadRequestError,
     Denial,
@@ -26,9 +28,11 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
     UnknownRegionError,
+    UnknownTenantError,
     UnknownWorkerError,
 )
 from clockwright.foreign import printable
+from clockwright.units import NS_PER_S
 from controller.front.refusals import refusal_text
 from controller.runtime import NoAnswerError
 
@@ -36,6 +40,7 @@ log = logging.getLogger(__name__)
 
 _DOMAIN = b"clockwright"
 _ERROR_INFO = b"type.googleapis.com/google.rpc.ErrorInfo"
+_RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
 
 # A request that cannot be in time gets RESOURCE_EXHAUSTED, not UNAVAILABLE. Clients retry UNAVAILABLE by
 # themselves (KServe's three times), and refused requests that are sent again are the overload.
@@ -43,6 +48,7 @@ CODES = {
     Refusal.INFEASIBLE: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.COLD: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Refusal.QUOTA: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Refusal.LATE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Refusal.WORKER_LOST: grpc.StatusCode.UNAVAILABLE,
     Refusal.NO_WORKER: grpc.StatusCode.UNAVAILABLE,
@@ -94,7 +100,9 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             known = error.denial is Denial.NOT_ALLOWED
             code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
             return code, _say(str(error))
-        case UnknownModelError() | UnknownWorkerError() | UnknownRegionError():
+        case (
+            UnknownModelError() | UnknownWorkerError() | UnknownRegionError() | UnknownTenantError()
+        ):
             return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
             return grpc.StatusCode.INVALID_ARGUMENT, _say(str(error))
@@ -146,6 +154,11 @@ def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[
         return ()
     detail = _message((1, _ERROR_INFO), (2, _message(*info)))
     status = b"\x08%c" % code.value[0] + _message((2, text.encode()), (3, detail))
+    if isinstance(error, RefusedError) and (retry_ns := error.figures.get("retry_ns")):
+        # A google.protobuf.Duration: seconds, nanoseconds.
+        seconds, rest_ns = map(encode_varint, divmod(retry_ns, NS_PER_S))
+        retry = _message((1, b"\x08" + seconds + b"\x10" + rest_ns))
+        status += _message((3, _message((1, _RETRY_INFO), (2, retry))))
     return (("grpc-status-details-bin", status),)
 
 

@@ -102,6 +102,8 @@ class _Layout:
     key_bytes: int
     #: What stands before each tensor, with its position, and the tensor's own.
     tensors: list[tuple[int, bytes, int, int]]
+    #: Bytes of each tensor.
+    lengths: list[int]
 
 
 @dataclass(slots=True)
@@ -133,6 +135,16 @@ class Template:
                 return None
             if len(request_id) > NAME_CHARS_MAX:
                 return None
+        return self.make(request_id, raw, rpc_remaining_s, default_slo_ns)
+
+    def make(
+        self,
+        request_id: str,
+        raw: list[Buffer],
+        rpc_remaining_s: float | None,
+        default_slo_ns: int,
+    ) -> CheckedRequest:
+        """Make a request whose tensors have the right lengths; the other arguments are those of `fill`."""
         slo_ns, slo_source = self.stated_slo_ns or unstated_slo_ns(
             rpc_remaining_s,
             model_slo_ns=self.answerer.servable.slo_ns,
@@ -162,21 +174,39 @@ class Templates:
         # By length of the message, of the last that was kept.
         self._layouts: dict[int, _Layout] = {}
 
-    def cut(self, data: Buffer) -> CutRequest | None:
-        """Do what `cut_request` does, in fewer steps where a message is laid out like one before."""
-        layout = self._layouts.get(len(data))
-        if layout is None:
-            return cut_request(data)
-        key = bytes(data[: layout.key_bytes])
-        if key not in self._templates:
-            return cut_request(data)
-        source = data if len(data) <= SMALL_MESSAGE_BYTES else memoryview(data)
+    def known(
+        self,
+        data: Buffer,
+        *,
+        generation: int,
+        rpc_remaining_s: float | None,
+        default_slo_ns: int,
+    ) -> tuple[CheckedRequest, Answerer] | None:
+        """Find what a message asks, in few steps, where it is laid out like one before.
+
+        Args:
+            data: the message.
+            generation: as `find`.
+            rpc_remaining_s: as `Template.fill`.
+            default_slo_ns: as `Template.fill`.
+
+        Returns:
+            What `cut_request`, `find` and `Template.fill` come to, and who answers it; None: nobody knows yet.
+        """
+        num_bytes = len(data)
+        layout = self._layouts.get(num_bytes)
+        if layout is None or generation != self._generation:
+            return None
+        template = self._templates.get(bytes(data[: layout.key_bytes]))
+        if template is None or template.lengths != layout.lengths:
+            return None
+        source = data if num_bytes <= SMALL_MESSAGE_BYTES else memoryview(data)
         raw: list[Buffer] = []
         for start, head, begin, end in layout.tensors:
             if source[start:begin] != head:
-                return cut_request(data)
+                return None
             raw.append(source[begin:end])
-        return CutRequest(key, b"", raw)
+        return template.make("", raw, rpc_remaining_s, default_slo_ns), template.answerer
 
     def find(self, cut: CutRequest, *, generation: int) -> Template | None:
         """Find the template of a message.
@@ -219,4 +249,5 @@ class Templates:
             begin = position + len(head)
             tensors.append((position, head, begin, begin + len(tensor)))
             position = begin + len(tensor)
-        self._layouts[position] = _Layout(len(cut.key), tensors)
+        lengths = [len(tensor) for tensor in cut.raw]
+        self._layouts[position] = _Layout(len(cut.key), tensors, lengths)

@@ -11,7 +11,8 @@ rate follows from that measure and from how many requests come; then the rate is
 what comes changes.
 
 How long the loop was idle is what the kernel says its thread neither ran nor waited for a processor: on a
-machine that others use, a loop that is kept waiting has no more room than one that computes.
+machine that others use, a loop that is kept waiting has no more room than one that computes. So the rate
+follows from both. But only what it ran is what requests cost; the rest is told as what others took.
 
 Additive steps are too slow here, since a loop may serve 100 requests per second or 10,000: the rate
 falls and grows by factors, as each window of time shows the loop idle or not.
@@ -23,6 +24,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from clockwright.errors import Refusal, RefusedError
+from clockwright.units import NS_PER_US
+
 #: A window must hold some turns of a loop that is late, and be short beside what clients notice.
 WINDOW_NS = 25_000_000
 
@@ -32,10 +36,17 @@ WINDOW_NS = 25_000_000
 _IDLE_LEAST = 0.05
 _SLOW_MOST = 0.1
 
+# A window ends with the first request after its time: one so long, in which the loop was idle, says that nobody
+# has asked for that long.
+_QUIET_NS = 10 * WINDOW_NS
+_QUIET_USED = 0.5
+
 # One long turn (a large message) fills a window and says nothing of the next.
 _FULL_WINDOWS = 3
 
 _FALL, _GROW = 0.8, 1.1
+# A loop that is idle for most of a window has room for much more, and whoever asks now did not cause the flood.
+_GROW_MOST = 1.5
 
 # After a standstill the loop finds requests past their SLO, too, until it has caught up. A loop that has found
 # nothing else for so long does not.
@@ -50,6 +61,9 @@ _FIRST_FALL_MOST = 0.25
 # Lower than this the rate does not fall, or one request that occupies the loop for long would shut out all.
 _RATE_LEAST = 100.0
 
+# Others on the machine are worth a word from here on.
+_WAITED_PCT_TOLD = 10
+
 # Requests that come together are let in together: what the rate allows in so many seconds.
 _BURST_S = 0.01
 
@@ -57,33 +71,58 @@ _BURST_S = 0.01
 class Throttle:
     """Says of each request whether the loop has time for it."""
 
-    def __init__(self, clock: Callable[[], int], busy_ns: Callable[[], int]) -> None:
+    def __init__(self, clock: Callable[[], int], times: Callable[[], tuple[int, int]]) -> None:
         """Let everything in until the loop is busy all the time.
 
         Args:
             clock: the present in ns.
-            busy_ns: how long the loop ran or wanted to, since some moment; `thread_busy_ns`, for example.
+            times: how long the loop ran, and how long it wanted to and could not, since some moment;
+                `thread_times`, for example.
         """
-        self._clock, self._look = clock, busy_ns
+        #: What is busy, for people.
+        self.whose = "the controller itself"
+        self._clock, self._look = clock, times
         self._window_ns = clock()
         # As the window began; None: nobody looked.
-        self._busy_ns: int | None = busy_ns()
+        self._times: tuple[int, int] | None = times()
         self._num_taken = 0
         self._num_refused = 0
         self._num_ended = 0
         self._num_slow = 0
         self._num_missed = 0
         self._num_full = 0
-        # Time of the loop in the last windows, all full, and the requests that it was for.
-        self._full_ns, self._full_requests = 0, 0.0
+        # What the loop ran and waited in the last windows, all full, and the requests that it was for.
+        self._ran_ns, self._waited_ns, self._full_requests = 0, 0, 0.0
         #: What a request takes of a full loop, in ns; 0 until one was full.
         self.request_ns = 0
+        #: The part of a full loop's time in which others had its processor.
+        self.waited_part = 0.0
         #: Requests per second that came in the last window.
         self.offered_rps = 0.0
         #: Requests per second that are let in; None: all.
         self.rate_rps: float | None = None
         self._tokens = 0.0
         self._filled_ns = self._window_ns
+
+    def refusal(self) -> RefusedError:
+        """Make the refusal of a request for which the event loop has no time; nobody has counted it."""
+        rate_rps, offered_rps = round(self.rate_rps or 0), round(self.offered_rps)
+        cost, waited_pct = "", round(100 * self.waited_part)
+        if self.request_ns:
+            cost = f", a request takes {self.request_ns / NS_PER_US:.0f} us of it"
+            if waited_pct >= _WAITED_PCT_TOLD:
+                cost += f", and others have its processor {waited_pct} % of the time"
+        return RefusedError(
+            Refusal.OVERLOADED,
+            f"{self.whose} is busy all the time{cost}: it lets in {rate_rps} requests/s, "
+            f"{offered_rps} arrive",
+            figures={
+                "rate_rps": rate_rps,
+                "controller_ns": self.request_ns,
+                "waited_pct": waited_pct,
+                "offered_rps": offered_rps,
+            },
+        )
 
     def admit(self) -> bool:
         """Whether a request is let in; it counts as one that was."""
@@ -117,41 +156,49 @@ class Throttle:
         slow = self._num_slow > _SLOW_MOST * self._num_ended
         poor = slow or self._num_missed > _SLOW_MOST * self._num_ended
         # A look opens a file. Where few requests are slow, and all are let in, nobody asks how busy the loop was.
-        busy_ns = self._look() if poor or self.rate_rps is not None else None
-        full = False
-        if poor and busy_ns is not None and self._busy_ns is not None:
-            full = 1 - (busy_ns - self._busy_ns) / elapsed_ns < _IDLE_LEAST
-            # What is refused unseen takes less than what is served.
-            self._measure(busy_ns - self._busy_ns, full=full and slow)
+        times = self._look() if poor or self.rate_rps is not None else None
+        full, quiet, grow = False, False, _GROW
+        if times is not None and self._times is not None:
+            ran_ns, waited_ns = times[0] - self._times[0], times[1] - self._times[1]
+            used = (ran_ns + waited_ns) / elapsed_ns
+            full = poor and 1 - used < _IDLE_LEAST
+            quiet = elapsed_ns > _QUIET_NS and used < _QUIET_USED
+            # Half of the way to where it would be full.
+            grow = max(_GROW, min(0.5 + 0.5 / max(used, 0.1), _GROW_MOST))
+            if poor:
+                # What is refused unseen takes less than what is served.
+                self._measure(ran_ns, waited_ns, full=full and slow)
         self._num_full = self._num_full + 1 if full else 0
         if self.rate_rps is None:
             if self._num_full >= (_FULL_WINDOWS if slow else _MISSED_WINDOWS):
                 self._set(max(self._first_rps(taken_rps), _RATE_LEAST), now_ns)
         elif self._num_full:
             self._set(max(_FALL * min(self.rate_rps, taken_rps), _RATE_LEAST), now_ns)
-        elif self._num_refused == 0 and taken_rps < self.rate_rps / 2:
-            self.rate_rps = None  # It keeps nobody out.
+        elif quiet or self.offered_rps < self.rate_rps / 2:
+            self.rate_rps = None  # It keeps nobody out, or would not if they came evenly.
         else:
-            self._set(_GROW * self.rate_rps, now_ns)
-        self._window_ns, self._busy_ns = now_ns, busy_ns
+            self._set(grow * self.rate_rps, now_ns)
+        self._window_ns, self._times = now_ns, times
         self._num_taken = self._num_refused = 0
         self._num_ended = self._num_slow = self._num_missed = 0
 
-    def _measure(self, busy_ns: int, *, full: bool) -> None:
+    def _measure(self, ran_ns: int, waited_ns: int, *, full: bool) -> None:
         """Take in a window; only what a loop did while it was full says what it can do."""
         if not full:
-            self._full_ns, self._full_requests = 0, 0.0
+            self._ran_ns, self._waited_ns, self._full_requests = 0, 0, 0.0
             return
-        self._full_ns += busy_ns
+        self._ran_ns += ran_ns
+        self._waited_ns += waited_ns
         self._full_requests += self._num_ended + _REFUSAL_SHARE * self._num_refused
         if self._full_requests >= 1:
-            self.request_ns = round(self._full_ns / self._full_requests)
+            self.request_ns = round(self._ran_ns / self._full_requests)
+            self.waited_part = self._waited_ns / (self._ran_ns + self._waited_ns)
 
     def _first_rps(self, taken_rps: float) -> float:
         """The rate that a full loop has time for, beside the refusal of all others that come."""
         if not self.request_ns:
             return _FALL * taken_rps
-        possible_rps = (1 - _IDLE_LEAST) * 1e9 / self.request_ns
+        possible_rps = (1 - self.waited_part) * (1 - _IDLE_LEAST) * 1e9 / self.request_ns
         rate_rps = (possible_rps - _REFUSAL_SHARE * self.offered_rps) / (1 - _REFUSAL_SHARE)
         return max(min(rate_rps, _FALL * taken_rps), _FIRST_FALL_MOST * taken_rps)
 
@@ -161,18 +208,18 @@ class Throttle:
         self.rate_rps = rate_rps
 
 
-def thread_busy_ns() -> Callable[[], int]:
-    """Make a reader of how long the calling thread has run, or has waited for a processor, in ns.
+def thread_times() -> Callable[[], tuple[int, int]]:
+    """Make a reader of how long the calling thread has run, and has waited for a processor, in ns.
 
     Where the kernel does not tell (it is Linux that does), the thread seems never to have run.
     """
     stat = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
     if not stat.exists():
-        return lambda: 0
+        return lambda: (0, 0)
 
-    def read() -> int:
+    def read() -> tuple[int, int]:
         # Opened each time, which is once in a window: nobody has to close it at the end.
         ran, waited, _ = stat.read_bytes().split()
-        return int(ran) + int(waited)
+        return int(ran), int(waited)
 
     return read

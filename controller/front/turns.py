@@ -52,6 +52,10 @@ class Turns:
         """How late the loop is, or was at its last beat: the least that anything waited lately."""
         return max(self._clock() - self._due_ns, self._late_ns, 0)
 
+    def unread_ns(self) -> int:
+        """How long bytes that are read now may have waited because the loop was busy; 0 where it was on time."""
+        return max(self._clock() - self._due_ns, 0) + self._late_ns
+
     def asked(self) -> None:
         """A client asks: look often for a while. Lifesigns of workers alone are no reason to."""
         self._asked_ns = self._newer_ns

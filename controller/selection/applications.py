@@ -17,6 +17,7 @@ from clockwright.errors import (
     BadRequestError,
     ConfigError,
     ModelError,
+    NoRoomError,
     StoreError,
     UnknownModelError,
 )
@@ -60,6 +61,10 @@ class FeedbackResult:
     message: str = ""
 
 
+#: Each has caches of its own, and is listed with all the others.
+APPLICATIONS_MAX = 1000
+
+
 class Applications:
     """All applications of a controller."""
 
@@ -84,7 +89,7 @@ class Applications:
         config = config or SelectionConfig()
         self._catalogue = catalogue
         self._clock = runtime.clock
-        self._store = Store(config.store or state)
+        self._store = Store(config.store or state, contexts_max=config.contexts_max)
         self._states = ContextStates(self._store, capacity=config.contexts_max)
         self._journal = Journal(
             capacity=config.feedback_max, ttl_ns=round(config.feedback_ttl_s * NS_PER_S)
@@ -145,6 +150,7 @@ class Applications:
 
         Raises:
             ModelError: the name is taken, or a model is not there or does not fit.
+            NoRoomError: there are too many applications.
             ConfigError: the policy or its options are wrong.
             StoreError: it cannot be written; nothing has changed.
         """
@@ -156,6 +162,10 @@ class Applications:
                 raise ModelError(f"application {name}: there is a model of that name")
             if old is not None and not replace:
                 raise ModelError(f"there is an application {name} already")
+            if old is None and len(self._running) >= APPLICATIONS_MAX:
+                raise NoRoomError(
+                    f"found {len(self._running)} applications, expected {APPLICATIONS_MAX} at most"
+                )
             running = self._make(application, old.revision + 1 if old else 1)
             self._check_models(running)
             keeps = old is not None and old.application.policy == application.policy

@@ -15,6 +15,9 @@ from controller.selection.core.combination import Rule
 from controller.selection.core.journal import FeedbackItem
 from controller.selection.live_application import LiveApplication
 
+#: Longest settings of a policy, in JSON: kept for each application, and read in the event loop.
+OPTIONS_CHARS_MAX = 64 << 10
+
 
 def read_application(message: pb.Application) -> Application:
     """Turn a message into settings.
@@ -22,6 +25,10 @@ def read_application(message: pb.Application) -> Application:
     Raises:
         BadRequestError: a setting is wrong; names the field, what was found and what is expected.
     """
+    if len(message.options_json) > OPTIONS_CHARS_MAX:
+        raise BadRequestError(
+            f"options_json: found {len(message.options_json)} characters, expected {OPTIONS_CHARS_MAX} at most"
+        )
     try:
         options = json.loads(message.options_json) if message.options_json else {}
     except (ValueError, RecursionError) as error:

@@ -2,7 +2,8 @@
 
 Everything but the GPUs is real: a `clockwright up` with its front, its controller and a worker process per GPU,
 and the independent client of `open_loop`, all on two cores of this machine: the first for the controller's
-process, the second for workers and client. Workers model their devices
+process, the second for workers and client, unless the rehearsal shows that one of them would be full; then
+all run where the kernel puts them. Workers model their devices
 (`modelled:`), that is, they wait as long as Table 1 says. As in the paper's large runs, whose workers made up
 the inputs, requests bring next to none: 4 bytes.
 
@@ -14,7 +15,7 @@ The two lines of the table, both of 4,026 models and an SLO of 100 ms:
 The trace is the generator's, or a file that `--trace` names. The stretch begins with a full hour; its rate is
 scaled so that the measured part has the line's rate on average. Requests of the warm-up before it, in which
 weights are loaded, do not count. A request's latency counts from when it was due, so what the client is late is
-part of it, and is told besides.
+part of it, and is told besides. The client sends and reads every half millisecond.
 
 The simulator is given the same requests and what was measured of the same server before: the processor time
 that its controller takes per request, in a stretch of the same replay with other arrivals; and the delays of
@@ -62,9 +63,13 @@ AIM_GAP_PCT = 3.0
 
 # A full hour, the trace's busiest minute, begins one minute after the generated trace.
 _BEGIN_NS = azure_replay.NS_PER_MINUTE
+# Far below an SLO, and above what 4,861 requests/s are apart.
+_CLIENT_TICK_US = 500
 # Its one input is of 4 bytes.
 _STAND_IN, _SHAPE = "echo-1", (1, 1)
 _START_LIMIT_S = 1200.0
+# Beyond this part of a core, what has to run on it waits for it more than it runs.
+_CORE_FULL = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +162,8 @@ class LiveLine:
     simulated: SideFigures
     costs: CpuCosts
     calibration: Calibration
+    #: Controller and all else had a core each.
+    pinned: bool
     #: By process (`roles`, and the client): processor time per offered request in us, then its share of a core.
     cpu_us: dict[str, float]
     busy: dict[str, float]
@@ -262,6 +269,7 @@ def ask(
         seconds=case.duration_ns / NS_PER_S,
         schedule=str(scratch / "schedule.npy"),
         connections=setting.connections,
+        tick_us=_CLIENT_TICK_US,
         shape=_SHAPE,
     )
     pids = roles(server.process.pid)
@@ -397,6 +405,7 @@ def measure(line: Line, setting: Setting, trace: MinuteTrace) -> LiveLine:
         rehearsed, used_us = ask(server, rehearsal, scratch, setting)
         cost_ns = used_us["controller"] * NS_PER_US / max(rehearsed.num_offered, 1)
         costs = CpuCosts(front_ns=round(cost_ns))
+        setting = replace(setting, pinned=setting.pinned and fits(used_us, setting.calibration_s))
         account, used_us = ask(server, case, scratch, setting)
     begin_s, end_s = setting.warmup_s, length_s
     live = since_due(account)
@@ -409,6 +418,7 @@ def measure(line: Line, setting: Setting, trace: MinuteTrace) -> LiveLine:
         simulated=figures_of_side(simulated, begin_s, end_s),
         costs=costs,
         calibration=calibration,
+        pinned=setting.pinned,
         cpu_us={role: us / max(account.num_offered, 1) for role, us in used_us.items()},
         busy={role: us / 1e6 / length_s for role, us in used_us.items()},
         ends={
@@ -423,6 +433,18 @@ def measure(line: Line, setting: Setting, trace: MinuteTrace) -> LiveLine:
         remarks=tuple(account.remarks),
         load_averages=(load_before, os.getloadavg()[0]),
     )
+
+
+def fits(used_us: Mapping[str, float], seconds: float) -> bool:
+    """Whether the controller has enough of one core, and all else of another.
+
+    Args:
+        used_us: processor time of each process.
+        seconds: in which it was used.
+    """
+    controller_us = used_us["controller"]
+    rest_us = sum(used_us.values()) - controller_us
+    return max(controller_us, rest_us) <= _CORE_FULL * seconds * 1e6
 
 
 def _ends(account: Account) -> dict[str, int]:
@@ -521,6 +543,7 @@ def write(lines: Sequence[LiveLine], setting: Setting, directory: Path, *, own_t
             "aim": {"sim_gap_pct": AIM_GAP_PCT},
             "ends": {line.line.name: line.ends for line in lines},
             "costs": {line.line.name: asdict(line.costs) for line in lines},
+            "pinned": {line.line.name: line.pinned for line in lines},
             "calibration": {line.line.name: line.calibration.describe() for line in lines},
             "load_averages": {line.line.name: line.load_averages for line in lines},
             "remarks": sorted({remark for line in lines for remark in line.remarks}),

@@ -24,7 +24,7 @@ from worker import gpu_workers
 
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
-    *("models", "app", "keys", "trace", "front"),
+    *("models", "app", "keys", "quotas", "trace", "front"),
 )
 
 #: Exit code, standard output, standard error.
@@ -353,6 +353,26 @@ def test_models_are_added_listed_replaced_and_removed(
     assert "fresh" not in out
     code, _, err = run("models", "remove", "fresh", *at)
     assert (code, "fresh" in err) == (1, True)
+
+
+def test_quotas_are_set_listed_and_removed(run: Run, server: LocalServer) -> None:
+    at = ("--server", server.address)
+    ask = ("infer", "dense", "--random", "--slo-ms", "30000", "--tenant", "gold", *at)
+    limits = ("--rate-rps", "0.000001", "--burst", "1", "--open-mib", "2", "--slo-ms-max", "60000")
+    code, out, err = run("quotas", "set", "gold", *limits, *at)
+    assert (code, err) == (0, "")
+    assert out == "gold: 1e-06 requests/s, 1 at once; 2 MiB open; SLO 60.00 s at most\n"
+    assert run(*ask)[0] == 0
+    code, _, err = run(*ask)
+    assert (code, err.startswith("refused: QUOTA: tenant 'gold'")) == (1, True), err
+    (info,) = json.loads(run("quotas", "list", "--json", *at)[1])
+    assert (info["tenant"], info["admitted"], info["refused"]) == ("gold", 1, 1)
+    assert "gold" in run("quotas", "list", *at)[1]
+    code, _, err = run("quotas", "set", "gold", "--weight", "101", *at)
+    assert (code, "weight: found 101" in err) == (1, True), err
+    assert run("quotas", "remove", "gold", *at)[:2] == (0, "removed the quota of gold\n")
+    assert run("quotas", "list", *at)[1] == "no quotas\n"
+    assert run(*ask)[0] == 0
 
 
 def test_an_unfit_model_is_told_of_once_and_leaves_the_list_readable(

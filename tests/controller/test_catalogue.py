@@ -160,6 +160,9 @@ class NoLink:
     def send(self, *_: object) -> None:
         raise AssertionError("nothing is sent in these tests")
 
+    def flush(self, *, now: bool) -> None:
+        raise AssertionError("nothing is sent in these tests")
+
     def withdraw_action(self, action_id: ActionId) -> None:
         pass
 

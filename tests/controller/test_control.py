@@ -396,7 +396,7 @@ def test_feedback_is_counted_before_it_is_parsed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"options_json": "[" * 100_000}, "options_json: maximum recursion depth exceeded"),
+        ({"options_json": "[" * 60_000}, "options_json: maximum recursion depth exceeded"),
         ({"options_json": "9" * 5000}, "options_json: Exceeds the limit"),
         ({"options_json": "[1]"}, "options_json: found a list, expected a JSON object"),
         ({"models": ["m"] * 65}, "models: found 65, expected 64 at most"),

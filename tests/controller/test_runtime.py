@@ -36,9 +36,13 @@ class HandLink:
         self.withdrawn: list[ActionId] = []
         self.forgotten: list[ModelId] = []
         self.closed: list[str] = []
+        self.flushed: list[bool] = []
 
     def send(self, action: Action, payload: Sequence[Buffer]) -> None:
         self.sent.put_nowait((action, list(payload)))
+
+    def flush(self, *, now: bool) -> None:
+        self.flushed.append(now)
 
     def withdraw_action(self, action_id: ActionId) -> None:
         self.withdrawn.append(action_id)
@@ -145,6 +149,25 @@ def test_a_batch_is_cut_into_its_requests() -> None:
             [b"33"],
             [b"44"],
         ]
+
+    run(test)
+
+
+def test_what_arrivals_lead_to_leaves_at_once_and_what_results_lead_to_in_one_piece() -> None:
+    async def test() -> None:
+        bench = RuntimeBench(exec_ns=5 * S)
+        first = bench.submit(b"0")
+        await bench.load()
+        action, _ = await bench.infer()
+        # The load and the Infer behind it, which the arrival led to, left together.
+        assert bench.link.flushed == [True]
+        rest = [bench.submit(str(number).encode()) for number in (1, 2)]
+        await asyncio.sleep(0)
+        bench.succeed(action, [b"out"])
+        await first
+        action, _ = await bench.infer()
+        assert (len(action.rows), bench.link.flushed) == (2, [True, False])
+        assert not any(future.done() for future in rest)
 
     run(test)
 

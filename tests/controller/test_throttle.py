@@ -9,8 +9,7 @@ import pytest
 
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S
-from controller.front.door import Door
-from controller.front.throttle import Throttle, thread_busy_ns
+from controller.front.throttle import Throttle, thread_times
 
 
 class Loop:
@@ -20,7 +19,7 @@ class Loop:
         self.now_ns = 0
         self.busy_ns = 0
         self.serve_ns = NS_PER_S / capacity_rps
-        self.throttle = Throttle(lambda: self.now_ns, lambda: self.busy_ns)
+        self.throttle = Throttle(lambda: self.now_ns, lambda: (self.busy_ns, 0))
         self.served = 0
         self._behind_ns = 0.0
 
@@ -48,7 +47,7 @@ class Backlog:
         self.now_ns = 0
         self.busy_ns = 0
         self.serve_ns = round(NS_PER_S / capacity_rps)
-        self.throttle = Throttle(lambda: self.now_ns, lambda: self.busy_ns)
+        self.throttle = Throttle(lambda: self.now_ns, lambda: (self.busy_ns, 0))
         self._arrived_ns: deque[int] = deque()
         self._spent_ns = 0
 
@@ -126,7 +125,7 @@ def test_an_idle_loop_lets_in_what_a_device_refuses_late() -> None:
 
 
 def test_a_loop_that_is_busy_and_in_time_is_left_alone() -> None:
-    busy: Callable[[], int] = lambda: loop.now_ns  # noqa: E731  it knows the loop that is made below
+    busy: Callable[[], tuple[int, int]] = lambda: (loop.now_ns, 0)  # noqa: E731  it knows the loop below
     loop = Loop(1000)
     loop.throttle = Throttle(lambda: loop.now_ns, busy)
     loop.offer(990, 3)
@@ -136,9 +135,9 @@ def test_a_loop_that_is_busy_and_in_time_is_left_alone() -> None:
 def test_nobody_looks_how_busy_a_loop_is_that_answers_in_time() -> None:
     looks: list[int] = []
 
-    def look() -> int:
+    def look() -> tuple[int, int]:
         looks.append(loop.now_ns)
-        return loop.busy_ns
+        return loop.busy_ns, 0
 
     loop = Loop(1000)
     loop.throttle = Throttle(lambda: loop.now_ns, look)
@@ -149,10 +148,12 @@ def test_nobody_looks_how_busy_a_loop_is_that_answers_in_time() -> None:
 
 
 def test_a_thread_is_busy_no_longer_than_it_lives() -> None:
-    read = thread_busy_ns()
-    first = read()
+    read = thread_times()
+    ran_ns, waited_ns = read()
     assert sum(range(1_000_000)) > 0
-    assert 0 <= first <= read()
+    later = read()
+    assert 0 <= ran_ns <= later[0]
+    assert 0 <= waited_ns <= later[1]
 
 
 def missing(loop: Backlog, seconds: float) -> None:
@@ -182,10 +183,60 @@ def test_a_loop_that_catches_up_after_a_standstill_is_left_alone() -> None:
 
 
 def test_who_is_kept_out_hears_what_a_request_takes_of_the_controller() -> None:
-    door = Door(max_requests=1, max_bytes=1)
-    refused = door.busy(5000, request_ns=134_000, offered_rps=7300)
+    loop = Backlog(1000)
+    while loop.throttle.rate_rps is None:
+        loop.offer(1500, 0.01)
+    throttle = loop.throttle
+    refused = throttle.refusal()
     assert refused.refusal is Refusal.OVERLOADED
-    assert refused.figures == {"rate_rps": 5000, "controller_ns": 134_000, "offered_rps": 7300}
-    for word in ("the controller itself", "134 us", "5000 requests/s", "7300 arrive"):
+    assert throttle.rate_rps is not None
+    assert refused.figures == {
+        "rate_rps": round(throttle.rate_rps),
+        "controller_ns": throttle.request_ns,
+        "waited_pct": 0,
+        "offered_rps": round(throttle.offered_rps),
+    }
+    rate, cost_us = f"{throttle.rate_rps:.0f} requests/s", f"{throttle.request_ns / 1000:.0f} us"
+    for word in ("the controller itself", cost_us, rate, f"{throttle.offered_rps:.0f} arrive"):
         assert word in str(refused)
-    assert "takes" not in str(door.busy(5000, request_ns=0, offered_rps=7300))
+    assert "others" not in str(refused)
+    assert "takes" not in str(Loop(1).throttle.refusal())
+
+
+def test_a_processor_that_others_have_is_room_that_is_missing_and_no_cost_of_a_request() -> None:
+    alone, shared = Backlog(1000), Backlog(1000)
+    # The same pace, of which 60 % is waiting for a processor.
+    shared.throttle = Throttle(
+        lambda: shared.now_ns, lambda: (shared.busy_ns * 4 // 10, shared.busy_ns * 6 // 10)
+    )
+    for loop in (alone, shared):
+        while loop.throttle.rate_rps is None:
+            loop.offer(1500, 0.01)
+    assert shared.throttle.rate_rps == pytest.approx(alone.throttle.rate_rps, rel=0.01)
+    assert shared.throttle.request_ns == pytest.approx(0.4 * alone.throttle.request_ns, rel=0.01)
+    assert shared.throttle.refusal().figures["waited_pct"] == 60
+    assert "others have its processor 60 % of the time" in str(shared.throttle.refusal())
+
+
+def let_in(loop: Loop, together: int) -> int:
+    """Have so many requests come in one moment; says how many are let in."""
+    return sum(loop.throttle.admit() for _ in range(together))
+
+
+def test_a_second_after_a_flood_a_burst_is_let_in_whole() -> None:
+    loop = Loop(668)
+    loop.offer(6434, 3)
+    assert loop.throttle.rate_rps is not None
+    assert let_in(loop, 32) < 32
+    loop.now_ns += NS_PER_S
+    assert let_in(loop, 32) == 32
+    assert loop.throttle.rate_rps is None
+
+
+def test_a_second_after_a_flood_a_client_is_served_that_asks_for_what_the_loop_can_do() -> None:
+    loop = Loop(1000)
+    loop.offer(6000, 3)
+    loop.offer(900, 1)
+    before = loop.served
+    loop.offer(900, 1)
+    assert loop.served - before == 900

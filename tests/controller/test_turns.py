@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextvars import Context
 from typing import Any, TypeVarTuple
 
+import pytest
 from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.app import running
+from controller.config import ControllerConfig
 from controller.front.turns import BUSY_PERIOD_NS, IDLE_PERIOD_NS, Turns
 
 Ts = TypeVarTuple("Ts")
@@ -70,3 +74,46 @@ def test_a_loop_that_clients_ask_looks_often() -> None:
 
     assert set(periods_ns(ask, 0.5)[1:]) == {BUSY_PERIOD_NS}
     assert BUSY_PERIOD_NS < IDLE_PERIOD_NS <= 10 * NS_PER_MS
+
+
+def test_what_is_read_now_may_have_waited_as_long_as_the_loop_is_late_or_was_at_its_last_look() -> (
+    None
+):
+    told: list[int] = []
+
+    async def main() -> None:
+        now_ns = 0
+        turns = Turns(lambda: now_ns)
+
+        def look(late_ns: int) -> None:
+            nonlocal now_ns
+            delay, beat = loop.armed.pop()
+            now_ns += round(delay * NS_PER_S) + late_ns
+            told.append(turns.unread_ns())
+            beat()
+            told.append(turns.unread_ns())
+
+        look(0)
+        look(200 * NS_PER_MS)
+        look(0)
+        turns.stop()
+
+    loop = TimersByHand()
+    try:
+        loop.run_until_complete(main())
+    finally:
+        loop.close()
+    # uvloop's timers are up to a millisecond late by nature.
+    late_ns = 199 * NS_PER_MS
+    assert told == [0, 0, 200 * NS_PER_MS, late_ns, late_ns, 0]
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc"])
+def test_a_controller_knows_how_long_it_did_not_look(front: str) -> None:
+    async def main() -> int:
+        async with running(ControllerConfig(port=0, front=front)) as controller:
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # noqa: ASYNC251  nothing of the loop goes on meanwhile
+            return controller.runtime.unread_ns()
+
+    assert asyncio.run(main()) >= 0.2 * NS_PER_S - IDLE_PERIOD_NS

@@ -15,11 +15,13 @@ from typing import Any
 import grpc
 import msgspec
 import pytest
+from typing_extensions import override
 
 from clockwright import frames, wire
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
-from clockwright.errors import ProtocolError, Refusal, RefusedError
+from clockwright.errors import ModelError, ProtocolError, Refusal, RefusedError
+from clockwright.leadership import Term
 from clockwright.units import WorkerId
 from clockwright.v1 import control_pb2, control_pb2_grpc
 from clockwright.v1 import worker_pb2 as pb
@@ -769,6 +771,37 @@ def test_a_strangers_description_is_gone_with_the_stranger(tmp_path: Path) -> No
     run(test)
 
 
+class MuteWorker(LoopbackWorker):
+    """Lives, and says nothing of what it is offered."""
+
+    @override
+    async def _judge(self, offer: pb.ModelOffer) -> None:
+        pass
+
+
+def test_a_worker_that_says_nothing_of_a_model_keeps_nobody_waiting_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        def refuse(name: str) -> str:
+            return "" if name == "m" else "bad"
+
+        async with (
+            running(config(make_models(tmp_path / "served", "m"))) as controller,
+            MuteWorker(controller.port, "mute") as mute,
+            LoopbackWorker(controller.port, "good", refuse=refuse),
+        ):
+            await until_ready(controller)
+            monkeypatch.setattr(worker_link, "OFFER_SILENCE_S", 0.5)
+            new = make_models(tmp_path / "new", "other") / "other"
+            with pytest.raises(ModelError) as caught:
+                await controller.catalogue.add(new)
+            assert "worker mute has said nothing of it for 0.5 s" in str(caught.value)
+            assert await mute.wait_for("model_drop", 2)
+
+    run(test)
+
+
 def test_a_worker_that_registers_and_says_nothing_more_disturbs_nobody(tmp_path: Path) -> None:
     async def test() -> None:
         settings = config(
@@ -827,5 +860,94 @@ def test_a_worker_told_nothing_for_a_while_by_a_stopped_controller_is_kept(tmp_p
             time.sleep(1.5)  # noqa: ASYNC251 - the whole process stands still
             await submit(controller, model)
             assert not worker.ended.is_set()
+
+    run(test)
+
+
+async def offers_of(controller: Controller, number: int) -> dict[str, pb.ModelOffer]:
+    """What the controller offers to whoever joins."""
+    async with LoopbackWorker(controller.port, "asks") as worker:
+        offers = {offer.model_id: offer for offer in await worker.wait_for("model_offer", number)}
+    await until(lambda: not controller.links.links)
+    return offers
+
+
+def test_what_a_worker_holds_since_before_is_neither_offered_nor_loaded_again(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with running(config(make_models(tmp_path, "a", "b", "c"))) as controller:
+            offers = await offers_of(controller, 3)
+            changed = pb.ModelOffer()
+            changed.CopyFrom(offers["c"])
+            changed.batch_sizes[:] = [1]
+            worker = LoopbackWorker(controller.port, num_pages=2)
+            worker.hold_over(offers["a"], resident=True)
+            worker.hold_over(offers["b"], resident=False)
+            worker.hold_over(changed, resident=True)
+            worker.hold_over(pb.ModelOffer(model_id="gone"), resident=True)
+            async with worker:
+                a, b, c = [await until_ready(controller, name) for name in "abc"]
+                assert list(worker.welcome.keep) == ["a", "b"]
+                assert [offer.model_id for offer in await worker.wait_for("model_offer")] == ["c"]
+                # The one that is resident has its page, the other two share what is left.
+                (before,) = controller.runtime.statistics().workers
+                assert (before.num_free_pages, list(before.resident)) == (1, ["a"])
+                for model in (a, b, c):
+                    await submit(controller, model)
+                loads = await worker.wait_for("load_weights", 2)
+                assert [load.model_id for load in loads] == ["b", "c"]
+
+    run(test)
+
+
+def test_a_worker_cannot_hold_more_than_its_cache_nor_one_model_twice(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running(config(make_models(tmp_path, "a", "b"))) as controller:
+            offers = await offers_of(controller, 2)
+            for models in (("a", "b"), ("a", "a")):
+                worker = LoopbackWorker(controller.port, num_pages=1)
+                for name in models:
+                    worker.hold_over(offers[name], resident=name == "b" or models == ("a", "b"))
+                async with worker:
+                    await worker.ended.wait()
+                assert "it holds 2 models" in worker.end
+            assert not controller.links.links
+
+    run(test)
+
+
+def test_a_model_that_was_removed_while_a_worker_joins_costs_it_a_second_registration(
+    tmp_path: Path,
+) -> None:
+    async def test() -> None:
+        async with running(config(make_models(tmp_path, "a", "b"))) as controller:
+            offers = await offers_of(controller, 2)
+            worker = LoopbackWorker(controller.port, beats=False)
+            worker.hold_over(offers["a"], resident=True)
+            async with worker:
+                await worker.wait_for("welcome")
+                assert list(worker.welcome.keep) == ["a"]
+                await controller.catalogue.remove("a")
+                await worker.beat_once()
+                await worker.ended.wait()
+                assert "models have changed" in worker.end
+
+    run(test)
+
+
+def test_orders_carry_the_generation_for_workers_that_take_one(tmp_path: Path) -> None:
+    async def test() -> None:
+        term = Term("lineage", 7)
+        async with running(config(make_models(tmp_path, "m")), term) as controller:
+            for takes, expected in ((True, 7), (False, 0)):
+                worker = LoopbackWorker(controller.port)
+                worker.register.takes_generations = takes
+                async with worker:
+                    model = await until_ready(controller)
+                    await submit(controller, model)
+                    assert (worker.welcome.lineage, worker.welcome.generation) == ("lineage", 7)
+                    assert set(worker.generations) == {expected}
+                await until(lambda: not controller.links.links)
 
     run(test)

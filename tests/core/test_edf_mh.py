@@ -31,6 +31,7 @@ from controller.core.events import (
     RequestCancelled,
     RequestsArrived,
     SendAction,
+    TenantsWeighed,
     WorkerJoined,
     WorkerLost,
 )
@@ -687,6 +688,26 @@ def test_a_tenants_weight_decides_under_overload(
     bench.resident(1)
     bench.resident(2)
     bench.ask(1, 100, tenant="bob")
+    bench.ask(0, 3 + 7, tenant="ann")
+    bench.ask(1, 3 + 8, count=4, tenant="bob")
+    refuse_many(bench, 2, 4, Refusal.OVERLOADED)
+    assert batches(bench.finish_next(Infer))[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [([], ("m1", 4)), ([{"ann": 8.0}], ("m0", 1)), ([{"ann": 8.0}, {}], ("m1", 4))],
+)
+def test_weights_that_are_told_later_decide_from_then_on(
+    told: list[dict[str, float]], expected: tuple[str, int]
+) -> None:
+    bench = Fleet(models=3)
+    bench.resident(0, exec_ns={1: 6 * MS})
+    bench.resident(1)
+    bench.resident(2)
+    bench.ask(1, 100, tenant="bob")
+    for weights in told:
+        bench.tell(TenantsWeighed(weights=weights))
     bench.ask(0, 3 + 7, tenant="ann")
     bench.ask(1, 3 + 8, count=4, tenant="bob")
     refuse_many(bench, 2, 4, Refusal.OVERLOADED)

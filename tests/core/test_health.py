@@ -363,6 +363,37 @@ def test_a_slow_worker_is_avoided_and_its_times_are_not_believed_of_others(clock
     assert model.ready_on == (GPU2,)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_slow_worker_that_is_left_alone_gets_what_the_others_had_and_is_believed(
+    policy: str,
+) -> None:
+    bench = pair(policy)
+    for _ in range(3):
+        for sent in list(_two(bench)):
+            begin_ms = bench.now_ms
+            if sent.worker_id == GPU:
+                bench.done(sent.action.action_id, begin_ms, begin_ms + 90)
+            elif sent.action.action_id in bench.in_flight:
+                bench.finish(sent)
+        finish_all(bench)
+    (model,) = bench.scheduler.statistics().models
+    assert model.ready_on == (GPU2,)
+    # What was under way when the other was lost runs on the slow one, as does what comes then.
+    (under_way,) = infers(bench.request(A, slo_ms=1000))
+    assert under_way.worker_id == GPU2
+    commands = bench.tell(WorkerLost(worker_id=GPU2))
+    assert refusals(commands) == []
+    bench.in_flight.pop(under_way.action.action_id)
+    for _ in range(8):
+        commands += bench.request(A, slo_ms=1000)
+        assert refusals(commands) == []
+        (sent,) = infers(commands)
+        commands = bench.done(sent.action.action_id, bench.now_ms, bench.now_ms + 90)
+    (model,) = bench.scheduler.statistics().models
+    assert model.ready_on == (GPU,)
+    assert model.exec_ns[1] == 90 * MS
+
+
 def _two(bench: CoreBench) -> list[SendAction]:
     """A request for each worker."""
     return [*infers(bench.request(A, slo_ms=1000)), *infers(bench.request(A, slo_ms=1000))]

@@ -52,6 +52,27 @@ class Wire:
         return arrived_ns
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_way_is_planned_by_the_last_delays_whatever_their_order(seed: int) -> None:
+    chance, tolerance_ns = random.Random(seed), 5 * MS // 2
+    way = OneWay(least_ns=MS // 2, short_ns=MS // 2, tolerance_ns=tolerance_ns)
+    now_ns = 0
+    delays: list[tuple[int, int]] = []
+    for _ in range(500):
+        now_ns += chance.choice((300, 700, 3000, 40_000)) * NS_PER_US
+        delay_ns = chance.randrange(1, 20) * MS // 2
+        way.measured(now_ns - delay_ns, now_ns, num_bytes=0, sent_bytes=0)
+        if delays and now_ns - delays[-1][0] < MS:
+            delays[-1] = delays[-1][0], max(delays[-1][1], delay_ns)
+        else:
+            delays = [(at, ns) for at, ns in delays if at >= now_ns - NS_PER_S][-63:]
+            delays.append((now_ns, delay_ns))
+        found = sorted(ns for _, ns in delays)
+        length_ns = found[0] if found[0] > MS // 2 else 0
+        planned_ns = max(MS // 2, length_ns, found[int(len(found) * 0.95)] - tolerance_ns)
+        assert (way.length_ns, way.ns) == (length_ns, planned_ns)
+
+
 def test_the_length_of_a_way_is_the_least_delay() -> None:
     wire = Wire(12 * MS)
     for number in range(20):

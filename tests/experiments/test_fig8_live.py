@@ -22,6 +22,7 @@ from experiments.figures.fig8_live import (
     case_of,
     figures_of,
     figures_of_side,
+    fits,
     live_models,
     profile_of,
     simulate,
@@ -58,6 +59,17 @@ def test_the_stretch_has_the_line_s_rate_whatever_the_hour_has(case: Case) -> No
     assert case.workload.expected_requests() == pytest.approx(3000)
     assert case.cluster.num_workers == 2
     assert len(case.workload.models) == 2 * 61
+
+
+@pytest.mark.parametrize(
+    ("controller_us", "worker_us", "client_us", "fit"),
+    [(7e6, 5e6, 2e6, True), (8.5e6, 1e6, 1e6, False), (3e6, 6e6, 3e6, False)],
+)
+def test_processes_keep_to_cores_as_long_as_each_core_has_room(
+    controller_us: float, worker_us: float, client_us: float, fit: bool
+) -> None:
+    used_us = {"controller": controller_us, "worker": worker_us, "client": client_us}
+    assert fits(used_us, 10.0) is fit
 
 
 def test_a_slower_stretch_asks_as_much_of_its_devices(trace: MinuteTrace, case: Case) -> None:
@@ -138,6 +150,7 @@ def line(name: str, live: float, simulated: float) -> LiveLine:
         simulated=side(simulated),
         costs=CpuCosts(),
         calibration=CALIBRATION,
+        pinned=True,
         cpu_us={"controller": 100.0, "client": 20.0},
         busy={"controller": 0.5, "client": 0.1},
         ends={"live": {"OK": 1}, "simulated": {"OK": 1}},

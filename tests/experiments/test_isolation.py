@@ -44,6 +44,15 @@ def test_without_isolation_a_flood_takes_nearly_everything() -> None:
     assert innocent_share(FAMILIES["flood_tenant"], isolation=0.0) < 0.3
 
 
+@pytest.mark.parametrize("name", ["flood_tenant", "flood_shared"])
+def test_a_flooding_tenant_gets_no_more_than_eight_others_together(name: str) -> None:
+    """It asks for four times what they do, and none of them asks for more than a ninth of what there is."""
+    case = FAMILIES[name].case(1)
+    flood, others = (answered(case, who, isolation=1.0) for who in ("flood", "innocent"))
+    assert flood < others
+    assert answered(case, "flood", isolation=0.0) > 4 * answered(case, "innocent", isolation=0.0)
+
+
 def test_where_nobody_floods_isolation_costs_a_zoo_next_to_nothing() -> None:
     (scenario,) = (each for each in scenarios() if each.key == "zoo_zoo600_slo100")
     case = scenario.case(1)

@@ -255,6 +255,21 @@ def test_a_schedule_is_asked_at_its_times_of_its_models(tmp_path: Path) -> None:
             run(ClientLoad(**told))
 
 
+def test_a_client_with_ticks_sends_what_was_due_at_the_next_one() -> None:
+    load_ms, tick_us = 300, 20_000
+    with serving(lambda peer, stream, _: peer.ok(stream)) as server:
+        account = run(
+            ClientLoad(
+                address=server.address, models=("m",), slo_ms=SLO_MS, rate=500, seconds=load_ms / 1e3,
+                shape=(1, 4), connections=2, tick_us=tick_us,
+            )
+        )  # fmt: skip
+    assert account.num_ok == account.num_offered > 75
+    # As many moments as ticks, and one before the first.
+    assert len(set(account.sent_ns.tolist())) <= load_ms * 1000 / tick_us + 1
+    assert (account.sent_ns >= account.due_ns).all()
+
+
 def test_a_success_after_the_slo_is_counted_as_late() -> None:
     slo_ms = 100
 

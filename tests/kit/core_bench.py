@@ -70,6 +70,7 @@ class CoreBench:
         pages: int = 2,
         load_ms: float = 8,
         exec_ms: dict[int, float] | None = None,
+        resident: bool = False,
     ) -> list[Command]:
         exec_ns = {b: int(ms * MS) for b, ms in (exec_ms or {1: 10, 2: 14, 4: 20}).items()}
         return self.tell(
@@ -80,6 +81,7 @@ class CoreBench:
                 num_pages=pages,
                 load_ns=int(load_ms * MS),
                 exec_ns=exec_ns,
+                resident=resident,
             )
         )
 

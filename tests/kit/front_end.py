@@ -33,9 +33,12 @@ from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.http2_server import Http2Server
 from controller.front.interceptor import AccessInterceptor
+from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
+from controller.front.throttle import Throttle
+from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
 from controller.selection.config import SelectionConfig
@@ -69,6 +72,7 @@ class FrontEnd:
     links: WorkerLinks
     slabs: Slabs
     regions: Regions
+    quotas: QuotaBook
     uploads: Uploads
     #: The address of the controller itself, where a front of its own has the other.
     controller: str = ""
@@ -107,13 +111,16 @@ async def controlling(
     slabs = Slabs(SLAB_BYTES)
     regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)
     links = WorkerLinks(runtime, catalogue, message_bytes_max=1 << 26, slabs=slabs)
+    quotas = QuotaBook(changed=lambda _: catalogue.renew())
     worker = InLoopWorker(runtime, catalogue)
     worker.join()
     await catalogue.scan()
     applications = Applications(runtime, catalogue, selection)
     await applications.restore()
     try:
-        yield FrontEnd("", runtime, catalogue, worker, applications, links, slabs, regions, uploads)
+        yield FrontEnd(
+            "", runtime, catalogue, worker, applications, links, slabs, regions, quotas, uploads
+        )
     finally:
         await applications.close()
         await state.close()
@@ -136,9 +143,12 @@ async def serving(
     access: AccessConfig | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
+    memory_limit_bytes: int | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
+    `memory_limit_bytes`: of a front that is apart.
     `front`: http2 or grpc, or `apart`: clients come to a front that has only a link to the controller.
     `access`: whom the controller lets in, and a front apart, which shows it `joining`.
     """
@@ -165,12 +175,19 @@ async def serving(
                 interceptors=[interceptor := AccessInterceptor(authoriser)],
             )
             front_end.look = interceptor.look
-        backend = LocalBackend(runtime, catalogue, front_end.applications)
+        backend = LocalBackend(
+            runtime, catalogue, front_end.applications, quotas=front_end.quotas.quotas
+        )
         # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
         InferenceService(backend, door=door, regions=regions).mount(server)
         RepositoryService(
-            runtime, catalogue, backend, front_end.applications, client_shm=regions is not None
+            runtime,
+            catalogue,
+            backend,
+            front_end.applications,
+            door=door,
+            client_shm=regions is not None,
         ).mount(server)
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
@@ -180,6 +197,7 @@ async def serving(
                 catalogue,
                 links,
                 door=door,
+                throttle=throttle or Throttle(clock, lambda: (0, 0)),
                 message_bytes_max=MESSAGE_BYTES_MAX,
                 knows_callers=access is not None and access.knows_callers,
             )
@@ -192,6 +210,8 @@ async def serving(
                 policy="clockwork",
                 default_slo_ns=100 * NS_PER_MS,
                 uploads=front_end.uploads,
+                quotas=front_end.quotas,
+                memory=MemoryPressure(1 << 40),
             )
             front_end.fronts, front_end.server = fronts, server
             server.add_generic_rpc_handlers(
@@ -206,6 +226,7 @@ async def serving(
                         controller=front_end.controller,
                         port=0,
                         allow_client_shm=client_shm,
+                        memory_limit_bytes=memory_limit_bytes,
                         access=access or AccessConfig(),
                         joining=joining or Access(),
                     )
@@ -265,6 +286,7 @@ def serving_in_thread(
     authoriser: Authoriser | None = None,
     joining: Access | None = None,
     client_shm: bool = False,
+    throttle: Throttle | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()

@@ -59,6 +59,19 @@ def worker(controller: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]
 @contextmanager
 def listening(command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A `clockwright controller` or `front` by hand, once it listens, and where; killed at the end."""
+    with _says("listening on ", command, *arguments) as started:
+        yield started
+
+
+@contextmanager
+def standing_by(command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A `clockwright controller` with a lease, once it stands by, and where; killed at the end."""
+    with _says("standing by on ", command, *arguments) as started:
+        yield started
+
+
+@contextmanager
+def _says(words: str, command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "clockwright.cli", command, *arguments],
         stdout=subprocess.PIPE,
@@ -67,11 +80,11 @@ def listening(command: str, *arguments: str) -> Iterator[tuple[subprocess.Popen[
     try:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("listening on "):
+            if line.startswith(words):
                 # What else it says fits into the pipe.
-                yield process, line.split()[2]
+                yield process, line.split()[-1]
                 return
-        raise AssertionError(f"{command} ended with {process.wait()} before it listened")
+        raise AssertionError(f"{command} ended with {process.wait()} before it said {words!r}")
     finally:
         process.kill()
         # One that was stopped dies all the same.

@@ -33,7 +33,8 @@ LIMIT_S = 180.0
 
 
 # Long enough that no test ends by silence unless it wants to.
-WELCOME = pb.Welcome(heartbeat_interval_ms=20, silence_limit_ms=200_000)
+BEATS: dict[str, Any] = {"heartbeat_interval_ms": 20, "silence_limit_ms": 200_000}
+WELCOME = pb.Welcome(**BEATS)
 
 
 @dataclass
@@ -60,13 +61,9 @@ class Stream:
     async def welcome(self, welcome: pb.Welcome = WELCOME) -> None:
         """Welcome the worker, and wait until it has dialled."""
         token = secrets.token_bytes(frames.TOKEN_BYTES)
-        welcome = pb.Welcome(
-            heartbeat_interval_ms=welcome.heartbeat_interval_ms,
-            silence_limit_ms=welcome.silence_limit_ms,
-            socket_port=self.port,
-            token=token,
-        )
-        await self.send(pb.ToWorker(welcome=welcome))
+        told = pb.Welcome(socket_port=self.port, token=token)
+        told.MergeFrom(welcome)
+        await self.send(pb.ToWorker(welcome=told))
         self.data = reader, _ = await self.dialled.get()
         assert await reader.readexactly(frames.GREETING_BYTES) == frames.greeting(token)
 

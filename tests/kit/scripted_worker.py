@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import grpc
+import msgspec
 import numpy as np
 from typing_extensions import override
 
@@ -67,6 +68,16 @@ class ScriptedWorker:
         self.hold = False
         held, self.held = self.held, []
         return held
+
+
+# Elements of the orders that carry a generation behind them, by their first.
+_ORDER_LENGTHS = {0: 11, 1: 6, 2: 3, 3: 2}
+
+
+def _generation(frame: frames.Frame) -> int:
+    order = msgspec.msgpack.decode(frame[0])
+    place = _ORDER_LENGTHS.get(order[0], len(order))
+    return order[place] if len(order) > place else 0
 
 
 def done(action: Action, step: StepTime) -> Result:
@@ -132,6 +143,8 @@ class LoopbackWorker(ScriptedWorker):
         #: Everything received, by kind; the payload beside it.
         self.received: dict[str, list[tuple[Any, list[Buffer]]]] = {}
         self.files: dict[str, bytes] = {}
+        #: What each order by the socket carries; 0 where it carries none.
+        self.generations: list[int] = []
         #: Why the stream ended: Rejected's reason, "drain: ...", or the RPC's details.
         self.end = ""
         self.ended = asyncio.Event()
@@ -237,6 +250,7 @@ class LoopbackWorker(ScriptedWorker):
                     order, payload, _ = frames.decode_order(frame)
                     # A worker that maps nothing: all of its tensors come by the socket.
                     if not isinstance(order, frames.Arrangement | frames.Inputs):
+                        self.generations.append(_generation(frame))
                         await self._take_order(order, payload)
 
     async def _take_order(
@@ -331,6 +345,10 @@ class LoopbackWorker(ScriptedWorker):
             await self.ready(chunk.model_id)
 
     async def ready(self, model_id: str, **changes: object) -> None:
+        await self.send(pb.FromWorker(model_ready=self.description(model_id, **changes)))
+
+    def description(self, model_id: str, **changes: object) -> pb.ModelReady:
+        """What it says of a model."""
         fields: dict[str, Any] = {
             "architecture_id": "echo",
             "num_pages": 1,
@@ -340,8 +358,15 @@ class LoopbackWorker(ScriptedWorker):
             "load_ns": 100_000,
             "batches": [pb.BatchProfile(batch_size=n, exec_ns=self.exec_ns) for n in (1, 2, 4)],
         }
-        ready = pb.ModelReady(model_id=model_id, **{**fields, **changes})
-        await self.send(pb.FromWorker(model_ready=ready))
+        return pb.ModelReady(model_id=model_id, **{**fields, **changes})
+
+    def hold_over(self, offer: pb.ModelOffer, *, resident: bool, **changes: object) -> None:
+        """Say at the next registration that it has a model since an earlier stream."""
+        self.register.held.add(
+            ready=self.description(offer.model_id, **changes),
+            offer_digest=wire.offer_digest(offer),
+            resident=resident,
+        )
 
     async def answer(self, action: Action, payload: Sequence[Buffer]) -> None:
         """Do what an action asks for, at once."""
@@ -490,6 +515,9 @@ class InLoopWorker(ScriptedWorker):
             self.held.append((action, payload))
         else:
             asyncio.get_running_loop().call_soon(self._finish, action, payload)
+
+    def flush(self, *, now: bool) -> None:
+        pass
 
     def release(self) -> None:
         self.slow.clear()

@@ -30,6 +30,7 @@ from controller.core.events import (
     RequestCancelled,
     RequestsArrived,
     SendAction,
+    TenantsWeighed,
     TimerFired,
     WithdrawAction,
     WorkerDraining,
@@ -93,6 +94,8 @@ def say_event(event: Event, now_ns: int) -> str:
                 f"{event.worker_id} failed {event.action_id}: {event.error.name}{words}, "
                 f"received {say_ms(event.received_ns)}"
             )
+        case TenantsWeighed():
+            return f"tenants weigh {dict(event.weights)}"
         case AdmissionClosed():
             return "admission is closed"
         case TimerFired():

@@ -107,12 +107,12 @@ def modelled_device(cache_dir: Path, profile: str) -> ModelledDevice:
 
 
 def a_modelled(
-    kind: type[AModelledDevice], cache_dir: Path, profile: str = "1ms"
+    kind: type[AModelledDevice], cache_dir: Path, profile: str = "1ms", limits: Limits = LIMITS
 ) -> AModelledDevice:
     return kind(
         load_profile(profile),
-        limits=LIMITS,
-        io_pool_bytes=IO_POOL_BYTES,
+        limits=limits,
+        io_pool_bytes=max(IO_POOL_BYTES, limits.io_bytes),
         files=FileStore(cache_dir),
         compile_limit_s=120,
     )

@@ -686,3 +686,24 @@ def test_a_store_is_one_controllers_at_a_time(tmp_path: Path) -> None:
         await Store(tmp_path / "store").close()
 
     run(main)
+
+
+def test_in_memory_about_as_many_contexts_are_kept_as_may_be_and_global_states_all(
+    tmp_path: Path,
+) -> None:
+    async def known(where: Path | None) -> tuple[int, bool]:
+        store = Store(where, contexts_max=50)
+        for begin in range(0, 1000, 100):
+            await store.save(
+                {("app", str(number)): dict for number in range(begin, begin + 100)}
+                | {("app", ""): dict}
+            )
+        found = [await store.load(("app", str(number))) for number in range(1000)]
+        has_global = await store.load(("app", "")) is not None
+        await store.close()
+        return sum(record is not None for record in found), has_global
+
+    kept, has_global = asyncio.run(known(None))
+    assert 45 <= kept <= 60
+    assert has_global
+    assert asyncio.run(known(tmp_path / "store.sqlite")) == (1000, True)

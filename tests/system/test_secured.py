@@ -120,8 +120,8 @@ def test_up_with_keys_and_tls_serves_who_has_a_key_and_nobody_else(
         assert status()["knows_callers"]
         assert status()["has_tls"]
         # Fronts tell what they have denied with their signs of life.
-        denied = {"NO_CREDENTIALS": 1, "NOT_ALLOWED": 2}
+        counted = {"NO_CREDENTIALS": 1, "NOT_ALLOWED": 2}
         until(
-            lambda: {row["reason"]: row["count"] for row in status()["denials"]} == denied,
+            lambda: {row["reason"]: row["count"] for row in status()["denials"]} == counted,
             what="all that was denied is counted",
         )

@@ -30,6 +30,7 @@ from modelzoo.profile import load_profile
 from tests.kit.processes import until
 from tests.kit.queue_device import QueueDevice, Ticket
 from tests.kit.scripted_controller import (
+    BEATS,
     LIMIT_S,
     WELCOME,
     ScriptedController,
@@ -805,3 +806,81 @@ def test_a_cache_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"cache folder .*file/cache"):
         run_worker(config)
+
+
+def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_keep(
+    tmp_path: Path,
+) -> None:
+    ready: dict[str, pb.ModelReady] = {}
+    offers: dict[str, pb.ModelOffer] = {}
+
+    async def first(stream: Stream) -> None:
+        assert not stream.register.held
+        assert stream.register.takes_generations
+        await stream.welcome()
+        for index, name in enumerate(("kept", "cold", "unwanted")):
+            content = relu_file(index + 1)
+            ready[name] = await stream.install(name, content)
+            sha256 = hashlib.sha256(content).hexdigest()
+            file = pb.ModelFile(name="model.onnx", num_bytes=len(content), sha256=sha256)
+            offers[name] = pb.ModelOffer(model_id=name, files=[file], batch_sizes=[1, 2])
+        for index, name in enumerate(("kept", "unwanted")):
+            await stream.act(load(index + 1, name))
+        # It is on its way when the controller ends.
+        stream.order(infer(3, "kept"), bytes(4))
+
+    async def second(stream: Stream) -> None:
+        held = {each.ready.model_id: each for each in stream.register.held}
+        assert {name: each.ready for name, each in held.items()} == ready
+        assert {name for name, each in held.items() if each.resident} == {"kept", "unwanted"}
+        for name, each in held.items():
+            assert each.offer_digest == wire.offer_digest(offers[name])
+        await stream.welcome(pb.Welcome(**BEATS, keep=["kept", "cold", "never heard of"]))
+        result, _ = await stream.act(infer(1, "kept"), bytes(4))
+        assert result.error == ActionError.NONE
+        result, _ = await stream.act(infer(2, "cold"), bytes(8))
+        assert result.error == ActionError.NOT_RESIDENT
+        result, _ = await stream.act(load(3, "cold"))
+        assert result.error == ActionError.NONE  # there is room: nothing else is kept
+        result, _ = await stream.act(infer(4, "unwanted"), bytes(12))
+        assert result.error == ActionError.UNKNOWN_MODEL
+        await stream.send(pb.ToWorker(model_drop=pb.ModelDrop(model_id="kept")))
+        await stream.heard()
+
+    async def third(stream: Stream) -> None:
+        assert [each.ready.model_id for each in stream.register.held] == ["cold"]
+        # A controller of before knows none of this, and offers what it has.
+        await stream.welcome()
+        result, _ = await stream.act(infer(1, "cold"), bytes(8))
+        assert result.error == ActionError.UNKNOWN_MODEL
+        await drain(stream)
+
+    play(tmp_path, first, second, third)
+
+
+def test_orders_of_an_earlier_generation_end_the_stream_and_are_not_carried_out(
+    tmp_path: Path,
+) -> None:
+    async def first(stream: Stream) -> None:
+        await stream.welcome(pb.Welcome(**BEATS, lineage="l", generation=5))
+        await stream.install("relu", relu_file())
+        stream.write(*encode_action(load(1, "relu"), generation=5))
+        assert (await stream.result())[0].error == ActionError.NONE
+        stream.write(*encode_action(infer(2, "relu"), [bytes(16)], generation=4))
+        assert stream.data is not None
+        assert await stream.data[0].read() == b""  # it hangs up without a result
+
+    async def followed(stream: Stream) -> None:
+        # One that was stopped, and does not know yet that another leads.
+        welcome = pb.Welcome(**BEATS, lineage="l", generation=4)
+        await stream.send(pb.ToWorker(welcome=welcome))
+        with contextlib.suppress(asyncio.CancelledError):
+            await stream.context.read()
+
+    async def last(stream: Stream) -> None:
+        await stream.welcome(pb.Welcome(**BEATS, lineage="another", generation=1, keep=["relu"]))
+        stream.write(*encode_action(infer(2, "relu"), [bytes(16)], generation=1))
+        assert (await stream.result())[0].error == ActionError.NONE
+        await drain(stream)
+
+    play(tmp_path, first, followed, last)

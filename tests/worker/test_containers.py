@@ -224,7 +224,7 @@ class ContainerBench:
         async def fetch(files: object) -> None:
             raise AssertionError("no code comes over the link")
 
-        self.lanes.abandon()  # as the link does when it starts afresh
+        self.lanes.abandon()
         offer = self.offer(**changes)
         model = asyncio.run(self.device.prepare(offer, fetch, self.progress.append))
         self.lanes.add_model(model)

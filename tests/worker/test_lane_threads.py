@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+import worker
 from clockwright.actions import ActionError
 from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
@@ -40,8 +43,9 @@ from tests.kit.worker_models import (
 from worker.core.lanes import Step
 from worker.devices.device import Device
 from worker.devices.modelled import ModelledDevice
-from worker.lane_threads import INLINE_BYTES, SHORT_NS
+from worker.lane_threads import LONG_INLINE_BYTES, SHORT_NS
 from worker.models.file_store import FileStore
+from worker.models.model_files import Limits
 from worker.models.served_model import Offer, ServedModel
 
 
@@ -421,6 +425,31 @@ def test_a_short_infer_on_idle_lanes_runs_where_it_is_submitted(tmp_path: Path) 
         assert {thread for _, thread in device.take_ran()} <= {"exec", "output"}
 
 
+def test_a_short_infer_on_idle_lanes_costs_no_more_lines_than_it_did(tmp_path: Path) -> None:
+    package, num_lines = str(Path(worker.__path__[0])), 0
+
+    def count(frame: FrameType, event: str, _: object) -> Any:  # noqa: ANN401
+        nonlocal num_lines
+        name = frame.f_code.co_filename
+        if not name.startswith(package) or name.endswith("timing.py"):
+            return None
+        num_lines += event == "line"
+        return count
+
+    device = a_modelled(ModelledDevice, tmp_path)
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
+        before = sys.gettrace()
+        sys.settrace(count)
+        harness.ok(harness.infer("echo", bytes(16), expected_ns=1))
+        sys.settrace(before)
+    # Steps that are reported one by one, each under the lock, came to 445.
+    assert 0 < num_lines < 230
+
+
 def test_a_short_infer_behind_its_load_waits_for_it_elsewhere(tmp_path: Path) -> None:
     device = a_modelled(NotedDevice, tmp_path)
     (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(4)))
@@ -433,8 +462,9 @@ def test_a_short_infer_behind_its_load_waits_for_it_elsewhere(tmp_path: Path) ->
 
 
 def test_a_short_infer_that_is_large_leaves_the_submitting_thread_alone(tmp_path: Path) -> None:
-    device = a_modelled(NotedDevice, tmp_path)
-    values = INLINE_BYTES // 4 + 1
+    room = Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=3 * LONG_INLINE_BYTES)
+    device = a_modelled(NotedDevice, tmp_path, limits=room)
+    values = LONG_INLINE_BYTES // 4 + 1
     (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(values)))
     with running(device) as harness:
         harness.lanes.add_model(model)
@@ -442,6 +472,19 @@ def test_a_short_infer_that_is_large_leaves_the_submitting_thread_alone(tmp_path
         device.take_ran()
         harness.ok(harness.infer("echo", bytes(4 * values), expected_ns=1))
     assert "here" not in dict(device.take_ran()).values()
+
+
+def test_an_image_of_602_kb_goes_through_where_it_is_submitted(tmp_path: Path) -> None:
+    device = a_modelled(
+        NotedDevice, tmp_path, limits=Limits(arena_bytes=64 << 20, num_pages=4, io_bytes=2 << 20)
+    )
+    (model,) = prepared(device, offer(FileStore(tmp_path), "echo", echo(150_528)))
+    with running(device) as harness:
+        harness.lanes.add_model(model)
+        harness.ok(harness.load("echo"))
+        device.take_ran()
+        harness.ok(harness.infer("echo", bytes(602_112), expected_ns=1))
+    assert device.take_ran() == [("exec", "here"), ("output", "here")]
 
 
 def test_a_device_that_forbids_it_runs_every_exec_on_its_own_thread(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from worker.core.model import LoadedModel
 
 A, B, C = ModelId("a"), ModelId("b"), ModelId("c")
 FOREVER = 1_000_000
+
+NONE = ActionError.NONE
 
 
 class LanesByHand:
@@ -59,7 +62,41 @@ class LanesByHand:
         batch_size: int = 1,
         rows: tuple[int, ...] = (1,),
     ) -> int:
-        action = Infer(
+        action = self._infer(model_id, earliest, latest, batch_size, rows)
+        self.core.submit(action, now_ns=now)
+        return action.action_id
+
+    def through(
+        self,
+        model_id: ModelId,
+        *,
+        now: int = 0,
+        earliest: int = 0,
+        latest: int = FOREVER,
+        batch_size: int = 1,
+        rows: tuple[int, ...] = (1,),
+    ) -> tuple[Infer, Step[LoadedModel] | None]:
+        """Begin an Infer on all of its lanes, if that can be."""
+        action = self._infer(model_id, earliest, latest, batch_size, rows)
+        step = self.core.submit_through(action, now_ns=now)
+        self.core.check()
+        return action, step
+
+    def finish_through(
+        self, step: Step[LoadedModel], *times: StepTime, error: str | None = None
+    ) -> None:
+        self.core.finish_through(step, times, error)
+        self.core.check()
+
+    def _infer(
+        self,
+        model_id: ModelId,
+        earliest: int,
+        latest: int,
+        batch_size: int,
+        rows: tuple[int, ...],
+    ) -> Infer:
+        return Infer(
             action_id=self._id(),
             model_id=model_id,
             batch_size=batch_size,
@@ -68,8 +105,6 @@ class LanesByHand:
             latest_ns=latest,
             expected_duration_ns=1,
         )
-        self.core.submit(action, now_ns=now)
-        return action.action_id
 
     def evict(self, model_id: ModelId, *, now: int = 0) -> int:
         action = EvictWeights(action_id=self._id(), model_id=model_id)
@@ -571,6 +606,85 @@ def test_withdrawing_what_is_answered_or_was_never_here_changes_nothing() -> Non
     assert driver.core.resident() == [A]
 
 
+THREE_TIMES = (StepTime(1, 2, 1), StepTime(2, 5, 3), StepTime(5, 6, 1))
+
+
+def test_an_infer_goes_through_idle_lanes_at_once_and_reports_every_step() -> None:
+    driver = LanesByHand()
+    driver.resident(A)
+    action, step = driver.through(A, now=1)
+    assert step is not None
+    for lane in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
+        assert driver.core.next_step(lane, now_ns=1) is None
+    waiting = driver.infer(A, now=2)
+    assert driver.through(A, now=2)[1] is None
+    driver.finish_through(step, *THREE_TIMES)
+    (result,) = driver.results()
+    times = [result.input, result.exec, result.output]
+    assert (result.action_id, result.error, times) == (action.action_id, NONE, [*THREE_TIMES])
+    assert driver.core.take_changed() == [Lane.INPUT]
+    assert driver.run(Lane.INPUT, 7) == waiting
+
+
+@pytest.mark.parametrize("keeps", ["load", "window", "late", "rows", "unknown", "slot", "running"])
+def test_an_infer_that_anything_keeps_does_not_go_through_at_once(keeps: str) -> None:
+    driver = LanesByHand(io_bytes=64 if keeps == "slot" else 1024)
+    driver.resident(A)
+    driver.add(B)
+    driver.load(B)
+    cases: dict[str, dict[str, Any]] = {
+        "load": {"model_id": B},
+        "window": {"earliest": 11},
+        "late": {"latest": 9},
+        "rows": {"rows": (2,)},
+        "unknown": {"model_id": ModelId("nobody")},
+        "slot": {"batch_size": 4},
+    }
+    if keeps == "running":
+        driver.infer(A)
+        driver.run(Lane.INPUT)
+        driver.start(Lane.EXEC)
+    num_pending = driver.core.num_pending
+    assert driver.through(**{"model_id": A, "now": 10, **cases.get(keeps, {})})[1] is None
+    assert (driver.core.num_pending, driver.results()) == (num_pending, [])
+
+
+def test_an_infer_that_went_through_fails_or_is_late_as_any_other() -> None:
+    driver = LanesByHand()
+    driver.resident(A)
+    _, step = driver.through(A)
+    assert step is not None
+    driver.finish_through(step, *THREE_TIMES[:2], error="broke")
+    _, step = driver.through(A, latest=1)
+    assert step is not None
+    driver.finish_through(step, THREE_TIMES[0])
+    failed, late = driver.results()
+    assert (failed.error, failed.message, failed.output) == (ActionError.DEVICE, "broke", None)
+    assert (late.error, late.exec) == (ActionError.TOO_LATE, None)
+
+
+def test_an_infer_that_goes_through_survives_what_happens_meanwhile() -> None:
+    driver = LanesByHand(num_pages=2)
+    driver.resident(A)
+    action, step = driver.through(A)
+    assert step is not None
+    driver.core.withdraw(action.action_id)
+    driver.evict(A)
+    driver.add(B)
+    driver.load(B)
+    # Its weights are read until it ends.
+    assert isinstance(driver.core.next_step(Lane.LOAD, now_ns=0), WaitUntil)
+    driver.finish_through(step, *THREE_TIMES)
+    assert driver.errors() == [NONE, NONE]
+    driver.run(Lane.LOAD)
+    assert driver.errors() == [NONE]
+    _, step = driver.through(B)
+    assert step is not None
+    driver.core.abandon()
+    driver.finish_through(step, *THREE_TIMES)
+    assert driver.errors() == []
+
+
 @pytest.mark.seeds(20)
 def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> None:
     rng = random.Random(seed)
@@ -579,6 +693,8 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
     for index, model_id in enumerate(models):
         driver.add(model_id, num_pages=1 + index % 3)
     running: dict[Lane, tuple[Step[LoadedModel], int]] = {}
+    through: tuple[Step[LoadedModel], int] | None = None
+    num_through = 0
     ahead: Step[LoadedModel] | None = None
     queued_ahead: set[int] = set()
     answers: dict[int, Result] = {}
@@ -587,12 +703,23 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
     now = 0
 
     def submit() -> None:
+        nonlocal through, num_through
         earliest = now + rng.randrange(-5, 30)
         latest = earliest + rng.randrange(0, 60)
         model_id = rng.choice(models)
         act: Callable[..., int] = rng.choice([driver.infer, driver.infer, driver.load])
         if rng.random() < 0.2:
             windows[driver.evict(model_id, now=now)] = (0, 0)
+            return
+        if act == driver.infer and rng.random() < 0.7:
+            action, step = driver.through(model_id, now=now, earliest=earliest, latest=latest)
+            if step is not None:
+                num_through += 1
+                through = step, now
+                windows[action.action_id] = (earliest, latest)
+            else:
+                driver.core.submit(action, now_ns=now)
+                windows[action.action_id] = (earliest, latest)
         else:
             action_id = act(model_id, now=now, earliest=earliest, latest=latest)
             windows[action_id] = (earliest, latest)
@@ -610,19 +737,27 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
             for step in (*(step for step, _ in running.values()), ahead)
             if step is not None and step.lane is not Lane.INPUT
         }
+        if through is not None:
+            begun.add(through[0].action.action_id)
         if action_id not in answers and action_id in windows and action_id not in withdrawn:
             withdrawn[action_id] = action_id in begun
         driver.core.withdraw(ActionId(action_id))
         driver.core.check()
 
     for turn in range(5000):
-        if turn >= 500 and driver.core.num_pending == 0:
+        if turn >= 2000 and driver.core.num_pending == 0:
             break
         now += rng.randrange(4)
-        if turn < 500:
+        # Between two crowds the lanes are idle.
+        if turn < 2000 and turn % 40 < 10:
             submit()
             if rng.random() < 0.3:
                 withdraw()
+        if through is not None and rng.random() < 0.5:
+            (step, begin), through = through, None
+            late = now > step.action.latest_ns
+            times = [StepTime(begin, now, 1)] + ([] if late else [StepTime(now, now, 0)] * 2)
+            driver.finish_through(step, *times)
         for lane in Lane:
             if lane in running and rng.random() < 0.5:
                 step, begin = running.pop(lane)
@@ -645,6 +780,7 @@ def test_any_sequence_answers_every_action_once_inside_its_window(seed: int) -> 
             collect()
     assert answers.keys() == windows.keys()
     assert queued_ahead
+    assert num_through
     for action_id, (earliest, latest) in windows.items():
         answer = answers[action_id]
         for step_time in (answer.load, answer.exec):
@@ -685,3 +821,31 @@ def test_io_slots_never_overlap_and_leave_no_crumbs(seed: int) -> None:
     for offset in slots:
         pool.release(offset)
     assert pool.acquire(4096) == 0
+
+
+def test_when_a_controller_has_gone_models_and_loaded_weights_stay_and_actions_do_not() -> None:
+    driver = LanesByHand()
+    driver.resident(A)
+    driver.add(B)
+    driver.load(B)
+    loading = driver.start(Lane.LOAD)
+    driver.infer(A)
+    driver.run(Lane.INPUT)
+    running = driver.start(Lane.EXEC)
+    driver.infer(A)
+    driver.core.drop_actions()
+    driver.core.check()
+    # What was on its way is gone when its step ends.
+    assert driver.core.resident() == [A]
+    for step in (loading, running):
+        driver.finish(step)
+    driver.core.check()
+    assert driver.core.resident() == [A]
+    assert driver.core.num_pending == 0
+    driver.load(B)
+    driver.run(Lane.LOAD)
+    driver.infer(A)
+    for lane in (Lane.INPUT, Lane.EXEC, Lane.OUTPUT):
+        driver.run(lane)
+    assert driver.errors() == [ActionError.NONE] * 2
+    assert driver.core.resident() == [A, B]

@@ -60,7 +60,7 @@ from worker.engines.torch_tensors import weight_views
 from worker.models.file_store import FileStore
 from worker.models.model_files import GRAPH_FILE, WEIGHTS_FILE, CompiledModel, Limits
 from worker.models.precision import Precision
-from worker.offers import _encode_ready
+from worker.offers import encode_ready
 from worker.process import check_packages, make_device
 
 HOST_BYTES = 96 << 20
@@ -938,7 +938,7 @@ def test_seeds_carry_the_clock_that_they_were_measured_at(instances: Instances) 
     (model,) = served(device, instances, 1)
     # The level that 960 MHz belong to.
     assert model.clock_mhz == 966
-    assert _encode_ready(model).clock_mhz == 966
+    assert encode_ready(model).clock_mhz == 966
     (record,) = trials(cache_dir)
     assert record["clock_mhz"] == 966
 
@@ -1002,7 +1002,7 @@ def test_an_error_after_which_nothing_runs_loses_the_device_with_the_reason(
         failed = harness.result(harness.infer("m0", bytes(4 * NARROW)))
         # Even if it seems to work again: what its memory holds is not known.
         accelerator.failing, accelerator.broken = False, None
-        harness.lanes.abandon()  # as the link does when it starts afresh
+        harness.lanes.abandon()
         harness.lanes.add_model(models[0])
         after = harness.result(harness.load("m0"))
     reason = "CUDA error: unspecified launch failure (cuda:0: it fell off the bus)"

@@ -23,7 +23,7 @@ from __future__ import annotations
 import enum
 from bisect import insort
 from collections import deque
-from collections.abc import Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -62,6 +62,7 @@ _LOAD: Final = Lane.LOAD
 _INPUT: Final = Lane.INPUT
 _EXEC: Final = Lane.EXEC
 _OUTPUT: Final = Lane.OUTPUT
+_THROUGH: Final = (_INPUT, _EXEC, _OUTPUT)
 
 
 M = TypeVar("M", bound=LoadedModel)
@@ -205,10 +206,10 @@ class Core(Generic[M]):
         entry = self._models.get(model_id)
         return entry.model if entry else None
 
-    def abandon(self) -> None:
-        """Forget all models and actions, silently: the controller that asked has gone.
+    def drop_actions(self) -> None:
+        """Forget all actions, silently: the controller that asked has gone.
 
-        Running steps are finished as usual, but give no result.
+        Running steps are finished as usual, but give no result. Models stay, and weights that are loaded.
         """
         running = self._all_running()
         for job in list(self._jobs.values()):
@@ -220,10 +221,17 @@ class Core(Generic[M]):
         for queue in (self._load, self._input, self._exec, self._output):
             queue.clear()
         for entry in self._models.values():
+            if entry.residency is not None and not entry.residency.loaded:
+                self._evict(entry)
+        self._results.clear()
+
+    def abandon(self) -> None:
+        """Forget all models and actions, as silently."""
+        self.drop_actions()
+        for entry in self._models.values():
             entry.removed = True
             self._evict(entry)
         self._models.clear()
-        self._results.clear()
 
     # --- actions --------------------------------------------------------------------------------
 
@@ -276,19 +284,49 @@ class Core(Generic[M]):
 
     def _submit_infer(self, action: Infer, entry: _Entry[M], result: Result) -> None:
         model = entry.model
-        if action.batch_size not in model.io_bytes:
-            sizes = ", ".join(map(str, model.io_bytes))
-            problem = f"batch size {action.batch_size}, expected one of {sizes}"
-        elif not action.rows or min(action.rows) < 1 or sum(action.rows) > action.batch_size:
-            problem = f"rows {list(action.rows)} in a batch of {action.batch_size}"
+        if problem := _infer_problem(action, model.io_bytes):
+            self._refuse(result, ActionError.BAD_INPUT, f"model {model.model_id!r}: {problem}")
         elif entry.residency is None:
             self._refuse_not_resident(result, model)
-            return
         else:
             self._input.append(self._enter(action, entry, result))
             self._changed.add(_INPUT)
-            return
-        self._refuse(result, ActionError.BAD_INPUT, f"model {model.model_id!r}: {problem}")
+
+    def submit_through(self, action: Infer, *, now_ns: int) -> Step[M] | None:
+        """Take an Infer in that can go through INPUT, EXEC and OUTPUT at once, and begin it on all three.
+
+        Whoever runs it tells of no step but the last, by `finish_through`: where an EXEC is short, its
+        steps cost more than they do.
+
+        Returns:
+            A step, to be run as INPUT, as EXEC and as OUTPUT; None, and nothing has changed,
+            when any of the lanes has something to do, or anything keeps the action waiting or refuses it.
+        """
+        entry = self._models.get(action.model_id)
+        if entry is None or action.action_id in self._jobs:
+            return None
+        residency, running = entry.residency, self._running
+        if (
+            residency is None
+            or not residency.loaded
+            or self._input
+            or self._exec
+            or self._output
+            or running[_INPUT] is not None
+            or running[_EXEC] is not None
+            or running[_OUTPUT] is not None
+            or not action.earliest_ns <= now_ns <= action.latest_ns
+            or _infer_problem(action, entry.model.io_bytes)
+        ):
+            return None
+        io_offset = self._io.acquire(entry.model.io_bytes[action.batch_size])
+        if io_offset is None:
+            return None
+        job = self._enter(action, entry, Result(action_id=action.action_id, received_ns=now_ns))
+        job.io_offset, job.residency = io_offset, residency
+        residency.num_users += 1
+        running[_INPUT] = running[_OUTPUT] = job
+        return self._start(_EXEC, job)
 
     def withdraw(self, action_id: ActionId) -> None:
         """Drop an action whose LOAD or EXEC has not begun, and answer that it was dropped.
@@ -298,6 +336,8 @@ class Core(Generic[M]):
         """
         job = self._jobs.get(action_id)
         if job is None:
+            return
+        if job is self._running[_EXEC]:
             return
         if job is self._running[_INPUT]:
             job.withdrawn = True  # nobody may take the slot while bytes are copied into it
@@ -462,6 +502,43 @@ class Core(Generic[M]):
         else:
             self._finish_infer(lane, job, time, error)
 
+    def finish_through(
+        self, step: Step[M], times: Sequence[StepTime], error: str | None = None
+    ) -> None:
+        """Report the end of what `submit_through` returned.
+
+        Args:
+            step: the step.
+            times: those of INPUT, EXEC and OUTPUT, as far as it came; of INPUT alone where EXEC's window had
+                closed by then.
+            error: the device's words if the last of them failed.
+        """
+        running = self._running
+        job = running[_EXEC]
+        assert job is not None
+        assert job.action is step.action, "the step is not the one that runs"
+        assert isinstance(job.action, Infer)
+        assert job.residency is not None
+        running[_INPUT] = running[_EXEC] = running[_OUTPUT] = None
+        self._changed.update(_THROUGH)
+        residency, result = job.residency, job.result
+        residency.num_users -= 1
+        if residency.evicted and not residency.num_users:
+            self._forget(residency)
+        result.input = times[0]
+        if len(times) > 1:
+            result.exec = times[1]
+        if len(times) > 2:
+            result.output = times[2]
+        if error is not None:
+            self._say(job, ActionError.DEVICE, error)
+        elif result.exec is None:
+            self._refuse_late(job, times[0].end_ns, "waiting for its turn")
+            return
+        else:
+            self._say(job)
+        self._leave(job)
+
     def _finish_load(self, job: _Job[M], error: str | None) -> None:
         residency = job.residency
         assert residency is not None
@@ -522,16 +599,22 @@ class Core(Generic[M]):
 
     def take_results(self) -> list[Result]:
         """Return the results since the last call, in order."""
+        if not self._results:
+            return []
         results, self._results = self._results, []
         return results
 
     def take_changed(self) -> list[Lane]:
         """Return the lanes with something queued whose `next_step` may now say something new."""
-        if not self._changed:
+        changed = self._changed
+        if not changed:
             return []
-        changed, self._changed = self._changed, set()
+        lanes: list[Lane] = []
         running, queues = self._running, self._queues
-        lanes = [lane for lane in changed if running[lane] is None and queues[lane]]
+        for lane in changed:
+            if queues[lane] and running[lane] is None:
+                lanes.append(lane)
+        changed.clear()
         if len(lanes) > 1:
             lanes.sort(key=_LANES.index)  # a set has no order of its own
         return lanes
@@ -576,7 +659,7 @@ class Core(Generic[M]):
         slots = [j.io_offset for j in {*running, *self._jobs.values()} if j.io_offset is not None]
         assert len(slots) == len(set(slots)) == self._io.num_slots, "IO slots were lost"
         queued = [*self._load, *self._input, *self._exec, *self._output]
-        waiting = [*queued, *(job for job in running if not job.abandoned)]
+        waiting = {*queued, *(job for job in running if not job.abandoned)}
         assert len(waiting) == len(self._jobs), "an action is in no queue"
 
     def _all_running(self) -> list[_Job[M]]:
@@ -667,6 +750,16 @@ class Core(Generic[M]):
     def _say(self, job: _Job[M], error: ActionError = ActionError.NONE, message: str = "") -> None:
         if not job.abandoned:
             self._refuse(job.result, error, message)
+
+
+def _infer_problem(action: Infer, io_bytes: Mapping[int, int]) -> str:
+    """Say what is wrong with an Infer's rows or batch size; empty: nothing is."""
+    if action.batch_size not in io_bytes:
+        sizes = ", ".join(map(str, io_bytes))
+        return f"batch size {action.batch_size}, expected one of {sizes}"
+    if not action.rows or min(action.rows) < 1 or sum(action.rows) > action.batch_size:
+        return f"rows {list(action.rows)} in a batch of {action.batch_size}"
+    return ""
 
 
 def _order(job: _Job[M]) -> tuple[int, int]:

@@ -24,6 +24,7 @@ class IoLayout:
     output_offsets: tuple[int, ...]
     #: Where the first output begins.
     outputs_begin: int
+    outputs_bytes: int
     num_bytes: int
 
     @staticmethod
@@ -35,7 +36,9 @@ class IoLayout:
             position += aligned(spec.row_bytes * rows)
         input_offsets, output_offsets = offsets[: len(inputs)], offsets[len(inputs) :]
         begin = output_offsets[0] if output_offsets else position
-        return IoLayout(tuple(input_offsets), tuple(output_offsets), begin, position)
+        return IoLayout(
+            tuple(input_offsets), tuple(output_offsets), begin, position - begin, position
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -42,6 +42,7 @@ Left out, and recorded beside what was kept (`experiments/results/ablation.json`
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 
 from typing_extensions import override
 
@@ -300,6 +301,10 @@ class EdfMhPolicy(Policy):
     @override
     def has_share_left(self, request: Request, now_ns: int) -> bool:
         return self._fairness.has_share_left(request, now_ns)
+
+    @override
+    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        self._fairness.weigh(weights)
 
     @override
     def refused(self, request: Request, refusal: Refusal, *, now_ns: int) -> None:

@@ -20,6 +20,7 @@ thousand tenants; only the front can know better.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import repeat
 
 from controller.core.config import EdfMhConfig
@@ -59,12 +60,19 @@ class Fairness:
 
     def __init__(self, config: EdfMhConfig) -> None:
         self._isolation = config.isolation
+        self._configured = config.tenant_weights
         self._weights = config.tenant_weights
         self._exec = FairShare()
         self._load = FairShare()
         self._served = ServedShare()
         #: In order of the last request: the tenant to forget next comes first.
         self._tenants: dict[str, Tenant] = {}
+
+    def weigh(self, weights: Mapping[str, float]) -> None:
+        """Let tenants' shares be other ones from now on; those that are not named have the configured."""
+        self._weights = {**self._configured, **weights}
+        for name, tenant in self._tenants.items():
+            tenant.weight = self._weights.get(name, 1.0)
 
     # --- who asks -------------------------------------------------------------------------------
 

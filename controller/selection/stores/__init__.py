@@ -35,12 +35,15 @@ class Store:
     Every call may raise StoreError.
     """
 
-    def __init__(self, where: StateFile | str | Path | None) -> None:
+    def __init__(
+        self, where: StateFile | str | Path | None, *, contexts_max: int | None = None
+    ) -> None:
         """Open a database.
 
         Args:
             where: a state file, which stays its owner's; the path of one of the store's own, made if need
                 be; the URL of a Redis; None: in memory, gone with the process.
+            contexts_max: about so many are kept where they are kept in memory; None: all are.
 
         Raises:
             ConfigError: it cannot be opened, or is of another kind.
@@ -52,7 +55,8 @@ class Store:
         self._database: Database
         if isinstance(where, StateFile):
             self._thread = where.thread
-            self._database = SqliteDatabase(where.connection, where.name)
+            rows_max = contexts_max if where.path is None else None
+            self._database = SqliteDatabase(where.connection, where.name, rows_max=rows_max)
         else:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="selection-store")
             try:

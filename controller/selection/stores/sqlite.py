@@ -16,9 +16,18 @@ class SqliteDatabase(Database):
 
     faults: tuple[type[Exception], ...] = (sqlite3.Error,)
 
-    def __init__(self, connection: sqlite3.Connection, name: str) -> None:
-        """Take the connection of a state file, whose thread alone may call the methods."""
+    def __init__(
+        self, connection: sqlite3.Connection, name: str, *, rows_max: int | None = None
+    ) -> None:
+        """Take the connection of a state file, whose thread alone may call the methods.
+
+        Args:
+            connection: the file's.
+            name: for people.
+            rows_max: about so many contexts are kept, any of them; None: all are. For a file in memory.
+        """
         self.name = name
+        self._rows_max = rows_max
         self._connection = connection
 
     @override
@@ -33,6 +42,18 @@ class SqliteDatabase(Database):
         rows = [(*address, record) for address, record in records.items()]
         with self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO state VALUES (?, ?, ?)", rows)
+            if self._rows_max is not None:
+                self._forget_surplus(self._rows_max)
+
+    def _forget_surplus(self, rows_max: int) -> None:
+        """Forget some contexts where there are too many: a tenth at a time, because to draw them takes a sort."""
+        (found,) = self._connection.execute("SELECT count(*) FROM state").fetchone()
+        if found > rows_max + rows_max // 10:
+            self._connection.execute(
+                "DELETE FROM state WHERE (application, context) IN (SELECT application, context FROM state"
+                " WHERE context <> '' ORDER BY random() LIMIT ?)",
+                (found - rows_max,),
+            )
 
     @override
     def erase(self, application: str, context: str) -> bool:

@@ -1,0 +1,132 @@
+"""Finds the controller that leads, of several: asks at each address, at once, again and again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import grpc.aio
+
+from clockwright.leadership import Leaders, Term
+from clockwright.v1 import leadership_pb2 as pb
+
+METHOD = "/clockwright.v1.LeadershipService/GetTerm"
+
+#: Options of the channels by which it is asked: a controller that starts again is found as soon as it listens.
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    # This one is how long an attempt may take.
+    ("grpc.min_reconnect_backoff_ms", 2000),
+)
+
+# Between two questions; a part of what it costs that a leader is followed by another.
+_PAUSE_S = 0.1
+# A controller that leads answers sooner.
+_LIMIT_S = 1.0
+
+
+class LeaderSearch:
+    """Knows the controllers' addresses, and holds a channel to each while there are several."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        open_channel: Callable[[str], Any],
+        shown: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Ask nobody yet.
+
+        Args:
+            addresses: HOST:PORT of each. A single one is dialled without being asked.
+            open_channel: makes grpc.aio's channel to one, with `OPTIONS`.
+            shown: headers by which they know who asks.
+        """
+        self._shown = tuple(shown)
+        self._leaders = Leaders(addresses)
+        self._open_channel = open_channel
+        self._asks: dict[str, Callable[..., Any]] = {}
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if len(self._leaders.addresses) > 1:
+            for address in self._leaders.addresses:
+                channel = await self._stack.enter_async_context(self._open_channel(address))
+                self._asks[address] = channel.unary_unary(
+                    METHOD,
+                    request_serializer=pb.GetTermRequest.SerializeToString,
+                    response_deserializer=pb.GetTermResponse.FromString,
+                )
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stack.aclose()
+
+    async def find(self) -> str | None:
+        """Say who leads; None: nobody says so, at the moment."""
+        if len(self._leaders.addresses) == 1:
+            return self._leaders.addresses[0]
+        return await self._ask_all(lambda: self._leaders.leader)
+
+    async def wait_for_successor(
+        self, address: str, term: Callable[[], Term | None]
+    ) -> tuple[str, Term]:
+        """Say which other controller leads in a later generation, once one does.
+
+        Args:
+            address: that of the controller that is dialled.
+            term: its generation; None while it has said nothing.
+        """
+        if not self._asks:
+            await asyncio.Event().wait()
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            successor = await self._ask_all(lambda: self._successor(address, term()))
+            if successor is not None:
+                return successor, self._leaders.term(successor)
+
+    def _successor(self, address: str, term: Term | None) -> str | None:
+        if term is not None:
+            return self._leaders.successor(term)
+        leader = self._leaders.leader
+        return None if leader == address else leader
+
+    async def _ask_all(self, wanted: Callable[[], str | None]) -> str | None:
+        """Ask at all addresses, until it is known who is wanted or all have answered."""
+        # What was said before may hold no more.
+        self._leaders = Leaders(self._leaders.addresses)
+        asking = {asyncio.create_task(self._ask(address)) for address in self._asks}
+        waiting = asking
+        try:
+            while waiting and wanted() is None:
+                _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # One that does not answer, because it was stopped, keeps nobody from those who do.
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        return wanted()
+
+    async def _ask(self, address: str) -> None:
+        try:
+            answer = await self._asks[address](
+                pb.GetTermRequest(), timeout=_LIMIT_S, metadata=self._shown
+            )
+        except grpc.aio.AioRpcError as error:
+            # One of an earlier version does not know the question: it leads, in no generation.
+            is_old = error.code() is grpc.StatusCode.UNIMPLEMENTED
+            self._leaders.heard(address, Term() if is_old else None)
+        except asyncio.CancelledError:
+            self._leaders.heard(address, None)
+            raise
+        else:
+            term = Term(answer.lineage, answer.generation)
+            self._leaders.heard(address, term if answer.leading else None)

@@ -1,0 +1,98 @@
+"""A controller that stands by: it listens, says that it is not ready, and does nothing else until it leads."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+
+from clockwright.errors import ConfigError, Refusal, RefusedError
+from clockwright.v1 import inference_pb2
+from controller.access.guard import Guard
+from controller.access.roles import ROLE_OF
+from controller.config import ControllerConfig
+from controller.front.door import Door
+from controller.front.http2_server import Http2Server
+from controller.front.leadership import leadership_handler
+from controller.front.methods import unary
+from controller.front.repository import NOT_SERVING
+from controller.front.server import SERVICE
+from controller.front.statuses import fail
+from controller.server_tls import use_tls
+from controller.slabs import Slabs
+
+
+class _NotHere(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not generic at run time
+    """The methods of a controller, all of which another has to be asked for."""
+
+    def __init__(self) -> None:
+        live = unary("ServerLive", inference_pb2.ServerLiveRequest, _live)
+        ready = unary("ServerReady", inference_pb2.ServerReadyRequest, _ready)
+        self._handlers = {
+            path: grpc.stream_stream_rpc_method_handler(functools.partial(_refuse, path))
+            for path in ROLE_OF
+        } | {
+            f"/{SERVICE}/ServerLive": live,
+            f"/{SERVICE}/ServerReady": ready,
+            "/grpc.health.v1.Health/Check": grpc.unary_unary_rpc_method_handler(_check),
+        }
+
+    def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Find the handler of a call."""
+        return self._handlers.get(call.method)
+
+
+async def _refuse(
+    path: str, _: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+) -> None:
+    error = RefusedError(Refusal.NO_WORKER, "this controller stands by: another one leads")
+    fail(context, error, method=path.rpartition("/")[2])
+
+
+async def _live(_: inference_pb2.ServerLiveRequest) -> inference_pb2.ServerLiveResponse:
+    return inference_pb2.ServerLiveResponse(live=True)
+
+
+async def _ready(_: inference_pb2.ServerReadyRequest) -> inference_pb2.ServerReadyResponse:
+    return inference_pb2.ServerReadyResponse(ready=False)
+
+
+async def _check(_: bytes, __: grpc.aio.ServicerContext[Any, Any]) -> bytes:
+    return NOT_SERVING
+
+
+@asynccontextmanager
+async def standing_by(config: ControllerConfig) -> AsyncIterator[int]:
+    """Listen where the controller will; gives the port.
+
+    Raises:
+        ConfigError: the port is taken, or a file cannot be used.
+    """
+    guard = Guard(config.access)
+    slabs = Slabs(0)
+    server = Http2Server(
+        clock=time.monotonic_ns,
+        door=Door(max_requests=config.max_open_requests, max_bytes=config.max_open_bytes),
+        max_message_bytes=config.max_message_bytes,
+        max_connections=config.max_connections,
+        slabs=slabs,
+        authoriser=guard.authoriser,
+    )
+    use_tls((server,), config, guard)
+    server.add_generic_rpc_handlers((leadership_handler(lambda: None), _NotHere()))
+    try:
+        port = server.add_insecure_port(config.address)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
+    await server.start()
+    try:
+        async with guard.looking():
+            yield port
+    finally:
+        # Nobody waits for anything here.
+        await server.stop(0)
+        slabs.close()

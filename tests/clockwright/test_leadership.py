@@ -1,0 +1,117 @@
+"""Which controller leads, as those see it who know several."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from clockwright.errors import ConfigError
+from clockwright.leader_search import OPTIONS, LeaderSearch
+from clockwright.leadership import Fence, Leaders, Term, host_of, parse_addresses
+from controller.front.leadership import leadership_handler
+
+aio: Any = grpc.aio
+OLD, NEW, OTHER = Term("l", 3), Term("l", 4), Term("m", 1)
+
+
+def test_addresses_are_read_one_by_one() -> None:
+    assert parse_addresses("a:1") == ("a:1",)
+    assert parse_addresses("a:1,[::1]:2") == ("a:1", "[::1]:2")
+    assert host_of("[::1]:2") == "::1"
+    for text in ("", "a", "a:1,", "a:1,b", "a:x", ":1", "a:70000"):
+        with pytest.raises(ConfigError, match="HOST:PORT"):
+            parse_addresses(text)
+
+
+def test_a_fence_admits_nobody_who_was_followed() -> None:
+    fence = Fence()
+    assert fence.admits(Term())
+    assert fence.admits(NEW)
+    assert not fence.admits(OLD)
+    assert fence.admits(NEW)
+    # Somebody else's generations say nothing of these.
+    assert fence.admits(OTHER)
+    assert fence.admits(Term())
+
+
+def test_the_latest_of_those_who_say_that_they_lead_is_turned_to() -> None:
+    leaders = Leaders(["a", "b", "c"])
+    assert leaders.leader is None
+    leaders.heard("b", OLD)
+    assert leaders.leader == "b"
+    assert leaders.successor(OLD) is None
+    leaders.heard("c", NEW)
+    assert leaders.leader == "c"
+    assert leaders.successor(OLD) == "c"
+    # A stopped leader that goes on says so for a moment; nobody goes back to it.
+    assert leaders.successor(NEW) is None
+    leaders.heard("c", None)
+    assert leaders.leader == "b"
+    # One of another lineage follows nobody here, however high it counts.
+    leaders.heard("a", Term("m", 9))
+    assert leaders.successor(OLD) is None
+
+
+class Controllers:
+    """Servers that say which generation they lead in, if any; None of them: they do not answer."""
+
+    def __init__(self, *terms: Term | None) -> None:
+        self.terms = list(terms)
+        self._servers: list[Any] = []
+        self.addresses: list[str] = []
+
+    async def __aenter__(self) -> Controllers:
+        for index in range(len(self.terms)):
+            server = aio.server()
+            server.add_generic_rpc_handlers((leadership_handler(lambda i=index: self.terms[i]),))
+            self.addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
+            await server.start()
+            self._servers.append(server)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self._servers:
+            await server.stop(0)
+
+
+def search(addresses: list[str]) -> LeaderSearch:
+    return LeaderSearch(addresses, lambda address: aio.insecure_channel(address, options=OPTIONS))
+
+
+def test_the_search_finds_the_leader_and_then_its_successor() -> None:
+    async def main() -> None:
+        async with Controllers(None, OLD) as controllers, search(controllers.addresses) as looking:
+            first, second = controllers.addresses
+            assert await looking.find() == second
+            following = asyncio.create_task(looking.wait_for_successor(second, lambda: OLD))
+            controllers.terms[0] = NEW
+            assert await following == (first, NEW)
+            # One that was dialled and says nothing is left for any other that leads.
+            assert await looking.wait_for_successor(second, lambda: None) == (first, NEW)
+            controllers.terms[:] = [None, None]
+            assert await looking.find() is None
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_controller_of_before_that_does_not_know_the_question_is_taken_to_lead() -> None:
+    async def main() -> None:
+        server = aio.server()
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with search([f"127.0.0.1:{port}", "127.0.0.1:1"]) as looking:
+            assert await looking.find() == f"127.0.0.1:{port}"
+        await server.stop(0)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_single_controller_is_dialled_without_being_asked() -> None:
+    async def main() -> None:
+        async with search(["127.0.0.1:1"]) as looking:
+            assert await looking.find() == "127.0.0.1:1"
+
+    asyncio.run(asyncio.wait_for(main(), 60))

@@ -1,0 +1,70 @@
+"""What a small request costs the controller around its core, counted in lines: on every machine the same.
+
+Time is measured by `experiments.bench_live`, and the core's own lines by tests/core/test_cost.py. These floors
+fail where a good part more is done for each request, or for each turn of the event loop.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import clockwright
+import controller.core
+from clockwright.v1 import inference_pb2 as pb
+from tests.kit.front_end import serving_in_thread
+from tests.kit.raw_http2 import RawClient, call
+
+PRODUCT = tuple(str(Path(package.__path__[0])) for package in (clockwright, controller))
+CORE = str(Path(controller.core.__path__[0]))
+# What the loop does now and then, whatever is asked.
+BESIDES = ("turns.py", "throttle.py", "clock_sync.py")
+
+
+class Lines:
+    """Counts the product's lines that a thread runs, but for the core's."""
+
+    def __init__(self) -> None:
+        self.num_lines = 0
+
+    def enter(self, frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401
+        name = frame.f_code.co_filename
+        if not name.startswith(PRODUCT) or name.startswith(CORE) or name.endswith(BESIDES):
+            return None
+        return self._line
+
+    def _line(self, _frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
+        self.num_lines += event == "line"
+        return self._line
+
+
+@pytest.mark.parametrize(("together", "most"), [(1, 650), (8, 425)])
+def test_a_small_request_costs_no_more_lines_than_it_did(
+    tmp_path: Path, together: int, most: int
+) -> None:
+    request = pb.ModelInferRequest(model_name="double", raw_input_contents=[bytes(12)])
+    request.parameters["slo_ms"].int64_param = 600_000
+    request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
+    data, lines = request.SerializeToString(), Lines()
+    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+
+        def ask() -> None:
+            stream_ids = [client.next_id() for _ in range(together)]
+            client.send(b"".join(call(stream_id, data) for stream_id in stream_ids))
+            assert all(end.status == 0 for end in client.wait(stream_ids))
+
+        for _ in range(3):
+            ask()
+        found = []
+        for _ in range(20):
+            server.do(lambda _: sys.settrace(lines.enter))
+            lines.num_lines = 0
+            ask()
+            found.append(lines.num_lines / together)
+            server.do(lambda _: sys.settrace(None))
+    # What a timer adds, or a client's acknowledgement, is not in the least of them.
+    assert min(found) < most

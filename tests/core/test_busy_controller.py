@@ -1,0 +1,120 @@
+"""What a busy controller leaves lying is not the worker's link's doing: it goes on sending when it has caught up."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from clockwright.errors import Refusal
+from clockwright.units import ActionId, ModelId, WorkerId
+from controller.core import SchedulerConfig
+from controller.core.events import ActionSucceeded, ModelAdded
+from tests.kit.core_bench import GPU, MS, A, CoreBench, infers, refusals, sends
+
+CONFIG = SchedulerConfig(policy="clockwork", dispatch_delay_ns=0, margin_ns=0)
+WORKERS = tuple(WorkerId(f"gpu{number}") for number in range(15))
+
+
+def served_late(*, unsent_ms: int = 0, unread_ms: int = 0, link_ms: int = 0) -> CoreBench:
+    """Half a second in which each action's result is heard of so much after its end."""
+    bench = CoreBench(CONFIG)
+    bench.join()
+    bench.warm(A, exec_ms={1: 5})
+    for begin_ms in range(2_000, 2_500, 100):
+        (sent,) = sends(bench.request(A, at_ms=begin_ms, slo_ms=10_000))
+        there_ns = bench.now_ns + (unsent_ms + link_ms) * MS
+        bench.now_ns = there_ns + (5 + unread_ms + link_ms) * MS
+        bench.tell(
+            ActionSucceeded(
+                worker_id=GPU,
+                action_id=sent.action.action_id,
+                begin_ns=there_ns,
+                end_ns=there_ns + 5 * MS,
+                duration_ns=5 * MS,
+                received_ns=there_ns,
+                unsent_ns=unsent_ms * MS,
+                unread_ns=unread_ms * MS,
+            )
+        )
+        bench.now_ns = min(bench.now_ns, (begin_ms + 99) * MS)
+    return bench
+
+
+@pytest.mark.parametrize(("unsent_ms", "unread_ms"), [(0, 90), (90, 0), (45, 45)])
+def test_results_that_a_busy_controller_left_lying_do_not_make_a_link_long(
+    unsent_ms: int, unread_ms: int
+) -> None:
+    bench = served_late(unsent_ms=unsent_ms, unread_ms=unread_ms)
+    commands = bench.request(A, at_ms=2_510, slo_ms=20)
+    assert refusals(commands) == []
+    assert len(infers(commands)) == 1
+
+
+def test_a_long_link_is_as_long_while_the_controller_is_busy() -> None:
+    bench = served_late(link_ms=40)
+    assert [refusal for _, refusal in refusals(bench.request(A, at_ms=2_510, slo_ms=60))] == [
+        Refusal.OVERLOADED
+    ]
+    (sent,) = sends(bench.request(A, slo_ms=10_000))
+    there_ns = bench.now_ns + 40 * MS
+    # It was heard of after 40 ms, and the loop might have been busy all that time.
+    bench.now_ns = there_ns + 45 * MS
+    bench.tell(
+        ActionSucceeded(
+            worker_id=GPU,
+            action_id=ActionId(sent.action.action_id),
+            begin_ns=there_ns,
+            end_ns=there_ns + 5 * MS,
+            duration_ns=5 * MS,
+            received_ns=there_ns,
+            unread_ns=500 * MS,
+        )
+    )
+    assert len(refusals(bench.request(A, slo_ms=60))) == 1
+
+
+def calls_of(bench: CoreBench, model: ModelId, slo_ms: float) -> int:
+    """Count the calls of Python functions that a request takes."""
+    num_calls = 0
+
+    def count(_frame: Any, event: str, _arg: object) -> None:  # noqa: ANN401
+        nonlocal num_calls
+        num_calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        bench.request(model, slo_ms=slo_ms)
+    finally:
+        sys.setprofile(None)
+    return num_calls
+
+
+def test_a_refusal_for_long_links_takes_little_more_for_fifteen_workers_than_for_one() -> None:
+    numbers = []
+    for workers in (WORKERS[:1], WORKERS):
+        bench = CoreBench(CONFIG)
+        bench.tell(ModelAdded(model_id=A))
+        for worker in workers:
+            bench.join(worker)
+            bench.ready(A, worker, exec_ms={1: 5})
+        for _ in range(10):
+            for _ in range(30):
+                bench.request(A, slo_ms=10_000)
+            end_ns = bench.now_ns + 5 * MS
+            bench.now_ns += 300 * MS
+            for sent in list(bench.in_flight.values()):
+                bench.tell(
+                    ActionSucceeded(
+                        worker_id=sent.worker_id,
+                        action_id=sent.action.action_id,
+                        begin_ns=end_ns - 5 * MS,
+                        end_ns=end_ns,
+                        duration_ns=5 * MS,
+                        received_ns=end_ns - 5 * MS,
+                    )
+                )
+        assert len(refusals(bench.request(A, slo_ms=100))) == 1
+        numbers.append(calls_of(bench, A, 100))
+    assert numbers[1] < numbers[0] + 5 * len(WORKERS)

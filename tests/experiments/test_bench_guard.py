@@ -1,0 +1,26 @@
+"""What keys and TLS cost a request, measured on servers as users run them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments import bench_guard
+from experiments.results_file import add_results, write_results
+
+
+@pytest.mark.long
+def test_all_variants_are_asked_and_the_record_keeps_what_others_have_found(
+    tmp_path: Path,
+) -> None:
+    write_results("guard", {}, command="by hand", directory=tmp_path)
+    add_results("guard", {"seeds": 3}, part="other", command="by hand", directory=tmp_path)
+    figures = bench_guard.produce(1, 40, tmp_path)
+    record = json.loads((tmp_path / "guard.json").read_text())
+    assert record["figures"]["seeds"] == 3
+    assert record["cost"]["keys"] == [f"cost_{key}" for key in figures]
+    for size in ("small", "large"):
+        assert all(figures[f"{size}_{name}_us"] > 0 for name in ("off", "keys", "keys_tls"))
+        assert f"{size}_keys_tls_ratio" in figures

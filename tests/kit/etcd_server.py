@@ -1,0 +1,68 @@
+"""An etcd server of a test's own, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.kit.processes import until
+
+
+def etcd_program() -> str | None:
+    """The program, as the system installs it."""
+    return shutil.which("etcd")
+
+
+def _free_ports() -> tuple[int, int]:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+@contextmanager
+def etcd_server() -> Iterator[str]:
+    """Start one; gives HOST:PORT."""
+    program = etcd_program()
+    if program is None:
+        pytest.skip("there is no etcd here: .ci/run tells how to get one")
+    port, peers = _free_ports()
+    urls = {
+        "--listen-client-urls": f"http://127.0.0.1:{port}",
+        "--advertise-client-urls": f"http://127.0.0.1:{port}",
+        "--listen-peer-urls": f"http://127.0.0.1:{peers}",
+        "--initial-advertise-peer-urls": f"http://127.0.0.1:{peers}",
+        "--initial-cluster": f"default=http://127.0.0.1:{peers}",
+    }
+    with tempfile.TemporaryDirectory(prefix="etcd-") as directory:
+        log = Path(directory) / "log"
+        with log.open("wb") as output:
+            flags = [part for flag in urls.items() for part in flag]
+            process = subprocess.Popen(
+                [program, "--data-dir", f"{directory}/data", *flags], stdout=output, stderr=output
+            )
+
+        def is_healthy() -> bool:
+            assert process.poll() is None, f"the server has ended: {log.read_text()}"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                    return bool(json.load(answer)["health"] == "true")
+            except OSError:
+                return False
+
+        try:
+            until(is_healthy, what="etcd is healthy")
+            yield f"127.0.0.1:{port}"
+        finally:
+            process.kill()
+            process.wait()

@@ -1,0 +1,521 @@
+"""Each bound of docs/bounds.md: one more than it is refused with the words that stand there."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import struct
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from clockwright import wire
+from clockwright.data_socket import dial
+from clockwright.errors import ClockwrightError
+from clockwright.frames import FrameReader, greeting
+from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.v1 import control_pb2 as control
+from clockwright.v1 import front_pb2 as front
+from clockwright.v1 import inference_pb2 as pb
+from clockwright.v1 import worker_pb2 as worker
+from controller.app import running
+from controller.catalogue import Catalogue
+from controller.config import ControllerConfig
+from controller.core import Scheduler
+from controller.core.quotas import Quota, Quotas
+from controller.front.backend import quota_refusal
+from controller.front.door import Door
+from controller.front.link_frames import decode_from_front, encode_asks
+from controller.front.pressure import MemoryPressure
+from controller.front.regions import Regions
+from controller.model_folder import read_model_folder
+from controller.runtime import Runtime
+from controller.selection.core.application import Application
+from controller.slabs import Slabs
+from controller.state_file import StateFile
+from controller.telemetry import Telemetry
+from controller.uploads import Uploads
+from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
+from tests.kit.raw_http2 import END_HEADERS, HEADERS, RawClient, frame, headers, literal
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs" / "bounds.md"
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+CONTROL = "/clockwright.v1.ControlService/"
+MIB = 1 << 20
+LONG = "x" * 257
+
+
+class Place:
+    """Where bounds are tried: a server that all share, and a folder of a test's own."""
+
+    def __init__(self, server: FrontEndInThread, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+
+    def infer(self, **fields: object) -> str:
+        return self.call(INFER, request(**fields).SerializeToString())
+
+    def call(self, method: str, *messages: bytes) -> str:
+        """The words with which a call is refused."""
+        with grpc.insecure_channel(
+            self.server.address, options=[("grpc.max_send_message_length", -1)]
+        ) as channel:
+            stub: Any = channel
+            # One request or a stream of them is the same to a server.
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.stream_unary(method)(iter(messages), timeout=60)
+        error: Any = caught.value
+        assert error.code() in (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            grpc.StatusCode.FAILED_PRECONDITION,
+        )
+        return str(error.details())
+
+    def control(self, method: str, message: Any) -> str:  # noqa: ANN401
+        return self.call(CONTROL + method, message.SerializeToString())
+
+    def upload(self, *paths: str, name: str = "fresh", content: bytes = b"") -> str:
+        messages = [
+            control.AddModelRequest(model_id=name, path=path, content=content) for path in paths
+        ]
+        return self.call(
+            CONTROL + "AddModel", *(message.SerializeToString() for message in messages)
+        )
+
+    def config(self, text: str) -> str:
+        """What is said of a folder with such a `config.toml`."""
+        folder = self.folder / "model"
+        (folder / "1").mkdir(parents=True)
+        (folder / "1" / "model.onnx").write_bytes(b"none")
+        (folder / "config.toml").write_text(text)
+        return refusal(lambda: read_model_folder(folder))
+
+    def application(self, **fields: object) -> str:
+        good: dict[str, Any] = {"name": "app", "models": ["right"]}
+        application = control.Application(**{**good, **fields})
+        return self.control(
+            "PutApplication", control.PutApplicationRequest(application=application)
+        )
+
+
+def request(**fields: object) -> pb.ModelInferRequest:
+    """A good request for `double`, with some fields changed."""
+    good: dict[str, Any] = {
+        "model_name": "double",
+        "inputs": [pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 3])],
+        "raw_input_contents": [bytes(12)],
+    }
+    return pb.ModelInferRequest(**{**good, **fields})
+
+
+def parameter(name: str, text: str) -> dict[str, pb.InferParameter]:
+    return {name: pb.InferParameter(string_param=text)}
+
+
+def refusal(work: Callable[[], object]) -> str:
+    with pytest.raises(ClockwrightError) as caught:
+        work()
+    return str(caught.value)
+
+
+# --- clients --------------------------------------------------------------------------------------
+
+
+def open_requests(_: Place) -> str:
+    door = Door(max_requests=1, max_bytes=MIB)
+    door.enter(1)
+    return refusal(lambda: door.enter(1))
+
+
+def open_bytes(_: Place) -> str:
+    door = Door(max_requests=10, max_bytes=MIB)
+    door.enter(MIB)
+    return refusal(lambda: door.enter(1))
+
+
+def connections(place: Place) -> str:
+    with (
+        serving_in_thread(place.folder, max_connections=1) as server,
+        RawClient(server.address) as first,
+        RawClient(server.address) as second,
+    ):
+        first.settle()
+        (end,) = second.wait([second.infer(request().SerializeToString())])
+        return end.text
+
+
+def memory(used_percent: int) -> str:
+    door, pressure = Door(max_requests=10, max_bytes=MIB), MemoryPressure(100 * MIB)
+    pressure.see(used_percent * MIB)
+    door.memory_is(pressure)
+    return refusal(lambda: door.enter(64 << 10))
+
+
+def headers_of_a_call(place: Place) -> str:
+    with RawClient(place.server.address) as client:
+        block = headers() + literal("a", "b" * 100) * 200
+        client.send(frame(HEADERS, END_HEADERS, client.next_id(), block))
+        closed = client.wait_closed()
+        assert closed is not None
+        return closed[1]
+
+
+@contextmanager
+def regions(folder: Path) -> Iterator[Regions]:
+    (folder / "object").write_bytes(bytes(1000))
+    slabs = Slabs(0)
+    yield Regions(slabs, num_bytes_max=300, request_bytes_max=300, objects=folder)
+    slabs.close()
+
+
+def many_regions(place: Place) -> str:
+    with regions(place.folder) as found:
+        for number in range(256):
+            found.register(str(number), "object", 0, 1)
+        words = refusal(lambda: found.register("one more", "object", 0, 1))
+        found.unregister("")
+        return words
+
+
+def long_region(place: Place) -> str:
+    with regions(place.folder) as found:
+        return refusal(lambda: found.register(LONG, "object", 0, 1))
+
+
+def large_regions(place: Place) -> str:
+    with regions(place.folder) as found:
+        found.register("a", "object", 0, 300)
+        words = refusal(lambda: found.register("b", "object", 0, 1))
+        found.unregister("")
+        return words
+
+
+def quota(bounds: Quota, *, slo_ns: int = NS_PER_S) -> Callable[[Place], str]:
+    """The second request of a tenant that may have one."""
+
+    def ask(_: Place) -> str:
+        use = Quotas({"gold": bounds}).find("gold", 0)
+        assert use is not None
+        for _number in range(2):
+            exceeded = use.enter(0, 100, slo_ns)
+        assert exceeded is not None
+        return str(quota_refusal("gold", exceeded))
+
+    return ask
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+
+def many_models(place: Place) -> str:
+    async def main() -> None:
+        for name in ("models/many", "one-more"):
+            (place.folder / name / "1").mkdir(parents=True)
+            (place.folder / name / "1" / "model.onnx").write_bytes(b"none")
+        (place.folder / "models" / "many" / "config.toml").write_text("copies = 7\n")
+        runtime = Runtime(Scheduler(), Telemetry())
+        catalogue = Catalogue(runtime, place.folder / "models", models_max=7)
+        await catalogue.scan()
+        await catalogue.add(place.folder / "one-more")
+
+    return refusal(lambda: asyncio.run(main()))
+
+
+def many_being_added(place: Place) -> str:
+    """Streams that have begun, and then say nothing."""
+
+    async def main() -> str:
+        async with grpc.aio.insecure_channel(place.server.address) as channel:
+            stub: Any = channel
+            calls = [stub.stream_unary(CONTROL + "AddModel")() for _ in range(65)]
+            ended, _ = await asyncio.wait(
+                [asyncio.ensure_future(call.code()) for call in calls],
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            words = [await call.details() for call in calls if call.done()]
+            assert len(ended) == len(words) == 1
+            for call in calls:
+                call.cancel()
+            return str(words[0])
+
+    return asyncio.run(main())
+
+
+def uploads_on_disk(place: Place) -> str:
+    async def main() -> str:
+        state = StateFile(None)
+        try:
+            uploads = Uploads(place.folder / "uploads", state, bytes_max=10_000)
+            upload = uploads.begin()
+            uploads.grow(upload, 10_000)
+            return refusal(lambda: uploads.grow(upload, 1))
+        finally:
+            await state.close()
+
+    return asyncio.run(main())
+
+
+def many_applications(place: Place) -> str:
+    applications = place.server.front_end.applications
+
+    async def main() -> str:
+        try:
+            for number in range(1000):
+                await applications.put(Application(name=f"app-{number}", models=("right",)))
+            with pytest.raises(ClockwrightError) as caught:
+                await applications.put(Application(name="one-more", models=("right",)))
+        finally:
+            for running_one in applications.all:
+                await applications.remove(running_one.application.name)
+        return str(caught.value)
+
+    return place.server.run(main())
+
+
+def many_quotas(place: Place) -> str:
+    book = place.server.front_end.quotas
+
+    async def main() -> str:
+        book.quotas.bind({str(number): Quota(rate_rps=1) for number in range(10_000)})
+        return await asyncio.to_thread(
+            place.control,
+            "SetQuota",
+            control.SetQuotaRequest(tenant="one more", quota=control.Quota(rate_rps=1)),
+        )
+
+    try:
+        return place.server.run(main())
+    finally:
+        place.server.do(lambda _: book.quotas.bind({}))
+
+
+# --- workers and fronts ---------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def controlling() -> AsyncIterator[tuple[Any, Any]]:
+    async with (
+        running(ControllerConfig(port=0)) as controller,
+        grpc.aio.insecure_channel(f"127.0.0.1:{controller.port}") as channel,
+    ):
+        yield controller, channel
+
+
+def register(**fields: object) -> bytes:
+    good: dict[str, Any] = {
+        "protocol_version": wire.PROTOCOL_VERSION,
+        "worker_id": "w",
+        "device": "d",
+        "gpu_kind": "k",
+        "num_pages": 1,
+        "page_bytes": 1,
+        "arena_bytes": 1,
+    }
+    return worker.FromWorker(register=worker.Register(**{**good, **fields})).SerializeToString()
+
+
+async def attach(channel: Any, message: bytes) -> tuple[Any, str]:  # noqa: ANN401
+    """Begin a worker's stream; gives it, and why it is rejected."""
+    call = channel.stream_stream("/clockwright.v1.WorkerService/Attach")()
+    await call.write(message)
+    return call, worker.ToWorker.FromString(await call.read()).rejected.reason
+
+
+def registration(**fields: object) -> Callable[[Place], str]:
+    def ask(_: Place) -> str:
+        async def main() -> str:
+            async with controlling() as (_, channel):
+                return (await attach(channel, register(**fields)))[1]
+
+        return asyncio.run(main())
+
+    return ask
+
+
+def many_workers(_: Place) -> str:
+    async def main() -> str:
+        async with controlling() as (_, channel):
+            calls = []
+            for number in range(1024):
+                call, reason = await attach(channel, register(worker_id=f"w{number}"))
+                assert not reason
+                calls.append(call)
+            _, reason = await attach(channel, register(worker_id="one-more"))
+            return reason
+
+    return asyncio.run(main())
+
+
+def many_fronts(_: Place) -> str:
+    message = front.AttachFrontRequest(
+        protocol_version=wire.PROTOCOL_VERSION, host="here", pid=1
+    ).SerializeToString()
+
+    async def main() -> str:
+        async with controlling() as (controller, channel):
+            attach_front = channel.unary_unary("/clockwright.v1.FrontService/Attach")
+            with ExitStack() as stack:
+                for number in range(256):
+                    welcome = front.AttachFrontResponse.FromString(await attach_front(message))
+                    sock = await asyncio.to_thread(
+                        dial, "127.0.0.1", welcome.socket_port, welcome.socket_path, limit_s=60
+                    )
+                    stack.callback(sock.close)
+                    sock.sendall(greeting(welcome.token))
+                    await until(lambda: controller.fronts.num_fronts > number)  # noqa: B023
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await attach_front(message)
+                return str(caught.value.details())
+
+    return asyncio.run(main())
+
+
+def long_frame(_: Place) -> str:
+    reader = FrameReader(payload_bytes_max=0)
+    prefix = struct.pack("<II", MIB + 1, 0)
+    reader.room()[: len(prefix)] = prefix
+    return refusal(lambda: reader.received(len(prefix)))
+
+
+def tenant_by_a_front(_: Place) -> str:
+    message = encode_asks([(1, 1, 1, 1, 1, False, LONG, "", "", (), ())], [])
+    reader = FrameReader()
+    data = b"".join(message)
+    reader.room()[: len(data)] = data
+    ((header, _payload),) = reader.received(len(data))
+    return refusal(lambda: decode_from_front(header))
+
+
+def message_of_a_worker(_: Place) -> str:
+    async def main() -> str:
+        async with controlling() as (_, channel):
+            return (await attach(channel, register(host="x" * MIB)))[1]
+
+    return asyncio.run(main())
+
+
+#: By what is bounded: what is said of one more.
+ONE_MORE: dict[str, Callable[[Place], str]] = {
+    "message": lambda place: place.call(INFER, bytes(4 * MIB + 1)),
+    "fields of a message": lambda place: place.call(INFER, b"\x78\x00" * 8193),
+    "raw tensors of a request": lambda place: place.infer(raw_input_contents=[bytes(20)] * 1025),
+    "bytes beside raw tensors": lambda place: place.infer(id="x" * MIB),
+    "inputs of a request": lambda place: place.infer(
+        inputs=[pb.ModelInferRequest.InferInputTensor()] * 1025
+    ),
+    "outputs asked for": lambda place: place.infer(
+        outputs=[pb.ModelInferRequest.InferRequestedOutputTensor()] * 1025
+    ),
+    "rows of a request": lambda place: place.infer(
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1000, 3])]
+    ),
+    "request id": lambda place: place.infer(id=LONG),
+    "model name asked for": lambda place: place.infer(model_name=LONG),
+    "model version asked for": lambda place: place.infer(model_version=LONG),
+    "context": lambda place: place.control(
+        "ListApplications", control.ListApplicationsRequest(context=LONG)
+    ),
+    "tenant": lambda place: place.infer(parameters=parameter("tenant", LONG)),
+    "SLO": lambda place: place.infer(parameters=parameter("slo_ms", "86400001")),
+    "headers of a call": headers_of_a_call,
+    "open requests": open_requests,
+    "bytes of open requests": open_bytes,
+    "connections": connections,
+    "memory, large requests": lambda _: memory(85),
+    "memory, all requests": lambda _: memory(95),
+    "regions of shared memory": many_regions,
+    "name of a region": long_region,
+    "bytes of all regions": large_regions,
+    "a tenant's rate": quota(Quota(rate_rps=1, burst=1)),
+    "a tenant's open requests": quota(Quota(open_requests=1)),
+    "a tenant's open bytes": quota(Quota(open_bytes=199)),
+    "a tenant's largest SLO": quota(Quota(slo_ns_max=NS_PER_S - 1)),
+    "a tenant's smallest SLO": quota(Quota(slo_ns_min=NS_PER_S + 1)),
+    "message of an operator": lambda place: place.control(
+        "RemoveModel", control.RemoveModelRequest(model_id="x" * MIB)
+    ),
+    "items of feedback": lambda place: place.control(
+        "Feedback", control.FeedbackRequest(items=[control.FeedbackItem(query_id="q")] * 10_001)
+    ),
+    "query id": lambda place: place.control(
+        "Feedback", control.FeedbackRequest(items=[control.FeedbackItem(query_id=LONG)])
+    ),
+    "models": many_models,
+    "models that are being added": many_being_added,
+    "name of a model": lambda place: place.upload("1/model.onnx", name="x" * 129),
+    "files of an upload": lambda place: place.upload(*(f"1/{number}" for number in range(4097))),
+    "path of a file": lambda place: place.upload("x" * 4097),
+    "folders in each other": lambda place: place.upload("a/" * 32 + "b"),
+    "uploads on disk": uploads_on_disk,
+    "config.toml": lambda place: place.config("#" * (64 * 1024 + 1)),
+    "copies in an upload": lambda place: place.upload(
+        "config.toml", "1/model.onnx", content=b"copies = 1001"
+    ),
+    "copies": lambda place: place.config("copies = 100001"),
+    "batch size": lambda place: place.config("batch_sizes = [1, 1025]"),
+    "SLO of a model": lambda place: place.config("slo_ms = 86400001"),
+    "applications": many_applications,
+    "models of an application": lambda place: place.application(models=["right"] * 65),
+    "name of an application": lambda place: place.application(name=LONG),
+    "SLO of an application": lambda place: place.application(slo_ns=86_400_001 * NS_PER_MS),
+    "options of a policy": lambda place: place.application(options_json=" " * (64 * 1024 + 1)),
+    "tenants with a quota": many_quotas,
+    "name of a tenant with a quota": lambda place: place.control(
+        "SetQuota", control.SetQuotaRequest(tenant=LONG)
+    ),
+    "weight of a tenant": lambda place: place.control(
+        "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
+    ),
+    "workers": many_workers,
+    "name of a worker": registration(worker_id="x" * 129),
+    "text of a registration": registration(device="x" * 201),
+    "memory of a worker": registration(num_pages=1 << 20, page_bytes=(1 << 30) + 1),
+    "message of a worker": message_of_a_worker,
+    "header of a frame": long_frame,
+    "fronts": many_fronts,
+    "tenant by a front": tenant_by_a_front,
+}
+
+
+def rows() -> dict[str, str]:
+    """What is said of one more, by what is bounded, as the page has it."""
+    found: dict[str, str] = {}
+    for line in DOCS.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")] if line[:1] == "|" else []
+        if len(cells) == 4 and cells[0] != "what" and set(cells[0]) != {"-"}:
+            assert cells[0] not in found, f"{cells[0]} twice"
+            found[cells[0]] = cells[3]
+    return found
+
+
+def test_every_row_of_the_page_is_tried_and_nothing_else() -> None:
+    assert ONE_MORE.keys() == rows().keys()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEndInThread]:
+    with serving_in_thread(tmp_path_factory.mktemp("models")) as server:
+        yield server
+
+
+@pytest.mark.parametrize("what", ONE_MORE)
+def test_one_more_than_a_bound_is_refused_with_the_words_of_the_page(
+    server: FrontEndInThread, tmp_path: Path, what: str
+) -> None:
+    found = ONE_MORE[what](Place(server, tmp_path))
+    expected = rows()[what].strip("`")
+    assert re.search(".*".join(map(re.escape, expected.split("…"))), found), found
+
+
+@pytest.mark.parametrize("text", ["slo_ms = " + "[" * 20_000, "copies = " + "9" * 5000])
+def test_a_config_that_its_reader_gives_up_is_a_fault_of_the_model(
+    server: FrontEndInThread, tmp_path: Path, text: str
+) -> None:
+    assert Place(server, tmp_path).config(text).startswith("config.toml: ")
