@@ -144,6 +144,13 @@ poisoned: $(STAMP)
 $(FIGURES): $(STAMP)
 	$(BIN)/python -m experiments.figures.$@
 
+# The whole system on virtual time, with faults, in SEEDS random stories: a seed that fails is printed with its
+# story. 10,000 take half an hour of two cores.
+.PHONY: simulate-faults
+SEEDS := 10000
+simulate-faults: $(STAMP)
+	@$(BIN)/python -m experiments.simulate_faults --seeds $(SEEDS)
+
 # Optional, for runs of hours: the simulator's inner loop and both cores compiled, in build/native.
 .PHONY: native
 native: $(STAMP)

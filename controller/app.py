@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -114,12 +115,15 @@ class Controller:
 async def running(
     config: ControllerConfig,
     term: Term = Term(),  # noqa: B008  it is frozen
+    *,
+    clock: Callable[[], int] = time.monotonic_ns,
 ) -> AsyncIterator[Controller]:
     """Start a controller in the running event loop; stop it, without draining, at the end.
 
     Args:
         config: its settings.
         term: the generation in which it leads; by default the next of its state folder, if it has one.
+        clock: the present in ns, at the pace of the monotonic clock.
 
     Raises:
         ConfigError: the port is taken, or a directory cannot be used.
@@ -146,7 +150,7 @@ async def running(
         uploads = Uploads(
             (folder or scratch) / "uploads", state, bytes_max=config.upload_limit_bytes
         )
-        runtime = Runtime(make_scheduler(config.scheduler), telemetry)
+        runtime = Runtime(make_scheduler(config.scheduler), telemetry, clock=clock)
         known_digests: dict[str, str] = {}
         with suppress(StoreError):  # Then all files are read.
             known_digests = await state.run(read_digests)

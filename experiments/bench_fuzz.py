@@ -189,10 +189,15 @@ def _read_front(data: bytes) -> None:
 
 def _read_data(data: bytes) -> None:
     frame = data, data[len(data) // 2 :]
-    with suppress(ProtocolError):
-        frames.decode_result(frame)
-    with suppress(ProtocolError):
-        frames.decode_order(frame)
+    decoders: tuple[Callable[[frames.Frame], object], ...] = (
+        frames.decode_result,
+        frames.decode_order,
+        frames.decode_inputs,
+        frames.decode_outputs,
+    )
+    for decode in decoders:
+        with suppress(ProtocolError):
+            decode(frame)
     frames.mapped_number(data)
     reader = frames.FrameReader(header_bytes_max=1 << 16, payload_bytes_max=1 << 16)
     with suppress(ProtocolError):
@@ -345,6 +350,9 @@ def _data_frames() -> list[bytes]:
         frames.encode_action(infer, [bytes(12), bytes(12)]),
         frames.encode_result(result, [bytes(12)]),
         [frames.encode_memory(1 << 20, 1 << 20)],
+        frames.encode_action(infer, places=[frames.APART] * 2, fronts=(1, 2), generation=3),
+        frames.encode_inputs(2, 1, [bytes(12)]),
+        frames.encode_outputs(2, 1, [bytes(12)]),
     )
     whole = [bytes(b"".join(parts)) for parts in framed]
     return whole + [message[frames.PREFIX.size :] for message in whole]

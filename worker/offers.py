@@ -4,7 +4,8 @@ Files come in chunks over the stream. Chunks are written and hashed on another t
 one by one, so that the controller can keep a few in flight and heartbeats never queue behind a file. Chunks that nobody needs any more are acknowledged too: the controller counts them as in
 flight, and would otherwise send no other file.
 
-An offer whose compiler was killed is answered again after a pause, and others have their turn meanwhile.
+An offer whose compiler was killed, or whose files the disk did not take, is answered again after a pause, and
+others have their turn meanwhile.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from worker.models.served_model import Offer, OfferedFile, ServedModel
 
 logger = logging.getLogger(__name__)
 
-# Before each further try of an offer whose compiler was killed.
+# Before each further try of an offer that failed by what may have passed: a killed compiler, a full disk.
 RETRY_PAUSES_S = (1.0, 10.0, 60.0)
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -61,7 +62,7 @@ class Offers(Generic[M]):
         self._ready = ready
         #: Digests of the offers that are open.
         self._digests: dict[ModelId, bytes] = {}
-        #: Offers, and how often their compiler was killed.
+        #: Offers, and how often each has failed by what may have passed.
         self._queue: asyncio.Queue[tuple[Offer, int]] = asyncio.Queue()
         #: Offers that are neither answered nor withdrawn.
         self._open: dict[ModelId, Offer] = {}
@@ -103,10 +104,10 @@ class Offers(Generic[M]):
     async def run(self) -> None:
         """Answer offers until cancelled."""
         while True:
-            offer, num_kills = await self._queue.get()
+            offer, num_tries = await self._queue.get()
             if self._open.get(offer.model_id) is not offer:
                 continue
-            task = asyncio.create_task(self._answer(offer, num_kills))
+            task = asyncio.create_task(self._answer(offer, num_tries))
             self._current = offer, task
             try:
                 await asyncio.wait([task])
@@ -117,7 +118,7 @@ class Offers(Generic[M]):
             if not task.cancelled():
                 task.result()
 
-    async def _answer(self, offer: Offer, num_kills: int) -> None:
+    async def _answer(self, offer: Offer, num_tries: int) -> None:
         def progress(stage: str) -> None:
             logger.info("model %s: %s", offer.model_id, stage)
             self._send(
@@ -134,19 +135,17 @@ class Offers(Generic[M]):
         model: M | None = None
         try:
             model = await self._device.prepare(offer, fetch, progress)
-        except CompilerKilledError as error:
-            if num_kills < len(RETRY_PAUSES_S):
-                pause_s = RETRY_PAUSES_S[num_kills]
+        except (CompilerKilledError, OSError) as error:
+            if num_tries < len(RETRY_PAUSES_S):
+                pause_s = RETRY_PAUSES_S[num_tries]
                 progress(f"{error}; trying again in {pause_s:g} s")
-                again = offer, num_kills + 1
+                again = offer, num_tries + 1
                 asyncio.get_running_loop().call_later(pause_s, self._queue.put_nowait, again)
                 return
-            reason = f"{error}, {num_kills + 1} times in a row"
+            reason = f"{error}, {num_tries + 1} times in a row"
         except ModelError as error:
             reason, for_others = str(error), isinstance(error, OtherWorkersError)
-        except (
-            Exception
-        ) as error:  # a full disk, for example: about this model, not about the worker
+        except Exception as error:  # whatever it is, it is about this model, not about the worker
             logger.exception("model %s: cannot be prepared", offer.model_id)
             reason = f"{type(error).__name__}: {error}"
         if self._open.get(offer.model_id) is not offer:

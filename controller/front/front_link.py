@@ -645,7 +645,7 @@ class FrontLinks:
         self._last_front = 0
         # What fronts that are given up may still read, by a descriptor that tells of their end.
         self._kept: dict[int, object] = {}
-        self._links: set[FrontLink] = set()
+        self._links: dict[FrontLink, None] = {}
         #: Whether every model was ready, or known to be unfit, at the last beat: it takes a look at each.
         self.is_ready = catalogue.ready
         self._descriptions: dict[int, _Description] = {}
@@ -663,7 +663,7 @@ class FrontLinks:
     @property
     def links(self) -> Sequence[FrontLink]:
         """Links of the fronts that are connected, in the order in which they came."""
-        return sorted(self._links, key=lambda link: link.number)
+        return list(self._links)
 
     @property
     def num_bytes(self) -> int:
@@ -740,7 +740,7 @@ class FrontLinks:
 
     def left(self, link: FrontLink, reason: str) -> None:
         """A front's link is over."""
-        self._links.discard(link)
+        self._links.pop(link, None)
         log.info("front %s left: %s", link.name, reason)
 
     def busy(self) -> tuple[Any, ...]:
@@ -840,7 +840,7 @@ class FrontLinks:
     def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
         self.is_ready = self.catalogue.ready
         link = FrontLink(self, sock, name, caller)
-        self._links.add(link)
+        self._links[link] = None
         for worker in self._workers.links:
             if worker.joined:
                 link.meet(worker)

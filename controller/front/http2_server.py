@@ -1258,7 +1258,7 @@ class Http2Server:
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
         # Every connection that is not accepted came later than this, per socket; None: there is none.
         self._listening: dict[socket.socket, int | None] = {}
-        self._peers: set[_Peer] = set()
+        self._peers: dict[_Peer, None] = {}
         # Connections that are over, whose clients may still read why; and sweeps until they are closed.
         self._leaving: dict[socket.socket, int] = {}
         self._sweeper: asyncio.TimerHandle | None = None
@@ -1400,7 +1400,7 @@ class Http2Server:
 
     def peer_left(self, peer: _Peer) -> None:
         """A connection is over."""
-        self._peers.discard(peer)
+        self._peers.pop(peer, None)
         self.something_ended()
 
     def let_go(self, sock: socket.socket) -> None:
@@ -1469,7 +1469,7 @@ class Http2Server:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             too_many = len(self._peers) >= self.max_connections
-            self._peers.add(_Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many))
+            self._peers[_Peer(self, sock, address, floor_ns=floor_ns, crowded=too_many)] = None
 
     def _give_up_idlest(self) -> bool:
         """Have the connection that was idle for longest make room, if any was for long.

@@ -50,11 +50,13 @@ def test_what_is_broken_was_good() -> None:
     for message in (told, described):
         link_frames.decode_from_controller(message)
     reader = frames.FrameReader()
-    data = b"".join(good["data"][:4])
+    data = b"".join(good["data"][:7])
     reader.room()[: len(data)] = data
-    load, infer, result, memory = reader.received(len(data))
-    for frame in (load, infer, memory):
+    load, infer, result, memory, apart, inputs, outputs = reader.received(len(data))
+    for frame in (load, infer, memory, apart, inputs):
         frames.decode_order(frame)
+    frames.decode_inputs(inputs)
+    frames.decode_outputs(outputs)
     frames.decode_result(result)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -256,6 +257,36 @@ def test_a_killed_compiler_is_tried_again_and_others_have_their_turn_meanwhile(
 
     with CompilerKiller(1):
         play(tmp_path, script, device="cpu")
+
+
+def test_a_disk_that_was_full_for_a_while_costs_a_model_time_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.offers.RETRY_PAUSES_S", (0.01, 0.01))
+    add, refusals = FileStore.add, [1, 2]
+
+    def full_at_first(self: FileStore, path: Path, sha256: str) -> None:
+        if refusals:
+            refusals.pop()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        add(self, path, sha256)
+
+    monkeypatch.setattr(FileStore, "add", full_at_first)
+    content = model_file()
+
+    async def script(stream: Stream) -> None:
+        await stream.welcome()
+        await stream.offer("patient", content)
+        for _ in range(3):
+            await stream.expect("model_needed")
+            await stream.chunk("patient", content, slice(0, len(content)), last=True)
+            await stream.expect("chunk_received")
+        assert (await stream.expect("model_ready")).model_id == "patient"
+        said = [stage for stage in stream.progress if "trying again in" in stage]
+        assert said == ["[Errno 28] No space left on device; trying again in 0.01 s"] * 2
+        await drain(stream)
+
+    play(tmp_path, script)
 
 
 @pytest.mark.parametrize("num_kills", [2, 3])

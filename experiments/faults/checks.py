@@ -1,0 +1,54 @@
+"""What must hold whatever happens: after each event, and when all is at rest."""
+
+from __future__ import annotations
+
+import gc
+
+from experiments.faults.clients import WorldClients
+from experiments.faults.plant import Plant
+from experiments.faults.world import Violation
+
+
+def after_each(plant: Plant, clients: WorldClients) -> None:
+    """What holds after every event.
+
+    Raises:
+        Violation: it does not.
+    """
+    for asked in clients.just_ended:
+        if asked.num_ends != 1:
+            raise Violation(f"request {asked.number} ended {asked.num_ends} times")
+    clients.just_ended.clear()
+
+
+def at_rest(plant: Plant, clients: WorldClients) -> None:
+    """What holds when everybody has what he asked for, and nothing goes wrong.
+
+    Raises:
+        Violation: it does not.
+    """
+    for asked in clients.asked:
+        if asked.num_ends != 1:
+            raise Violation(f"request {asked.number} ended {asked.num_ends} times")
+    controller = plant.controller
+    if controller is None:
+        raise Violation("there is no controller")
+    if controller.runtime.num_waiting:
+        raise Violation(f"{controller.runtime.num_waiting} requests wait that nobody asks")
+    statistics = controller.runtime.statistics()
+    if statistics.num_waiting or statistics.num_sent:
+        raise Violation(f"{statistics.num_waiting} requests wait, {statistics.num_sent} are sent")
+    for told in statistics.workers:
+        worker = plant.workers[told.worker_id]
+        believed = {*told.resident, *told.loading}
+        if told.loading or told.num_in_flight:
+            raise Violation(f"{told.worker_id} is at work: {told}")
+        found = worker.core.resident()
+        if believed != set(found):
+            raise Violation(f"{told.worker_id} has {found}, and the books say {sorted(believed)}")
+    arenas = [link.outputs for link in controller.links.links] + [controller.slabs.inputs]
+    if any(arena is not None and arena.used_bytes for arena in arenas):
+        gc.collect()  # Something may be held by a circle of garbage.
+    for arena in arenas:
+        if arena is not None and arena.used_bytes:
+            raise Violation(f"{arena.used_bytes} bytes of slabs are held for nobody")

@@ -1,0 +1,174 @@
+"""Whoever asks, and writes down what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import grpc
+
+from clockwright.units import NS_PER_MS
+from clockwright.v1 import inference_pb2 as pb
+from experiments.faults.device import ModelSpec
+from experiments.faults.plant import Plant
+from experiments.faults.rpc import EOF, Channel, WorldCall
+from experiments.faults.world import Host, Process
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+_FLOAT_BYTES = 4
+# Stands for a model that was never there.
+_UNKNOWN = ModelSpec("", 2, 1, 1, 1, 1)
+
+
+@dataclass(eq=False)
+class AskedRequest:
+    """A request, and what its client knows of it."""
+
+    number: int
+    model: str
+    slo_ns: int
+    rows: int
+    front: str
+    #: Rows of input, and what each version of the model answers.
+    content: bytes
+    begun_ns: int = 0
+    outcome: str = ""
+    ended_ns: int = 0
+    #: How often it ended. More than once is one answer too many.
+    num_ends: int = 0
+    cancelled: bool = False
+
+
+@dataclass
+class WorldClients:
+    """A process of clients, which nothing is done to but by the network."""
+
+    plant: Plant
+    host: Host
+    process: Process = field(init=False)
+    #: What each model is, or was, or may become.
+    versions: dict[str, list[ModelSpec]] = field(default_factory=dict)
+    asked: list[AskedRequest] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    num_open: int = 0
+    #: Since somebody looked.
+    just_ended: list[AskedRequest] = field(default_factory=list)
+    _channels: dict[str, Channel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.versions = {name: [spec] for name, spec in self.plant.specs.items()}
+        self.process = Process(self.plant.world, self.host, "clients")
+
+        async def main() -> None:
+            await asyncio.Event().wait()
+
+        self.process.start(main)
+
+    def ask(
+        self,
+        model: str,
+        *,
+        front: str,
+        slo_ns: int,
+        rows: int = 1,
+        tenant: str = "",
+        cancel_after_ns: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        """Have a client ask, soon."""
+        world = self.plant.world
+        spec = self.versions[model][-1] if model in self.versions else _UNKNOWN
+        number = len(self.asked) + 1
+        content = world.random.randbytes(8) * (spec.num_inputs * _FLOAT_BYTES * rows // 8)
+        asked = AskedRequest(number, model, slo_ns, rows, front, content)
+        self.asked.append(asked)
+        self.num_open += 1
+        request = pb.ModelInferRequest(model_name=model, id=str(number))
+        request.parameters["slo_ms"].int64_param = slo_ns // NS_PER_MS
+        if tenant:
+            request.parameters["tenant"].string_param = tenant
+        tensor = request.inputs.add(name="x", datatype="FP32")
+        tensor.shape.extend((rows, spec.num_inputs))
+        request.raw_input_contents.append(content)
+        message = request.SerializeToString()
+
+        def begin() -> None:
+            task = self.process.loop.create_task(self._ask(asked, message, deadline_s))
+            if cancel_after_ns is not None:
+                asked.cancelled = True
+                self.process.loop.call_later(cancel_after_ns / 1e9, task.cancel)
+
+        self.process.loop.call_soon(begin)
+
+    async def _ask(self, asked: AskedRequest, message: bytes, deadline_s: float | None) -> None:
+        world = self.plant.world
+        asked.begun_ns = world.now_ns
+        call: WorldCall | None = None
+        try:
+            channel = self._channel(asked.front)
+            call = channel.stream_stream(INFER)(None, timeout=deadline_s)
+            answers: list[bytes] = []
+            try:
+                await call.write(message)
+                await call.done_writing()
+            except asyncio.InvalidStateError:
+                pass
+            while (answer := await call.read()) is not EOF:
+                answers.append(answer)
+            self._end(asked, "answered", call)
+            self._judge(asked, call, answers)
+        except grpc.aio.AioRpcError as error:
+            reason = error.code().name
+            details = error.details() or ""
+            self._end(asked, f"{reason} {details.split(' ', 1)[0].rstrip(':')}", call, details)
+        except asyncio.CancelledError:
+            if call is not None:
+                call.cancel()
+            self._end(asked, "cancelled", call)
+
+    def _channel(self, front: str) -> Channel:
+        channel = self._channels.get(front)
+        if channel is None or channel.is_broken:
+            channel = self._channels[front] = Channel(self.plant.front_address(front))
+        return channel
+
+    def _end(
+        self, asked: AskedRequest, outcome: str, call: WorldCall | None, details: str = ""
+    ) -> None:
+        world = self.plant.world
+        asked.outcome, asked.ended_ns = outcome, world.now_ns
+        asked.num_ends += 1
+        self.num_open -= 1
+        self.just_ended.append(asked)
+        self.outcomes[outcome] += 1
+        world.say(f"request {asked.number} to {asked.model}: {outcome} {details[:100]}")
+
+    def _judge(self, asked: AskedRequest, call: WorldCall, answers: list[bytes]) -> None:
+        """Look whether an answer is right, and in time as it left."""
+        world = self.plant.world
+        if len(answers) != 1:
+            world.fail(f"request {asked.number} got {len(answers)} answers")
+            return
+        response = pb.ModelInferResponse.FromString(answers[0])
+        if response.id != str(asked.number):
+            world.fail(f"request {asked.number} got the answer of {response.id}")
+        if response.raw_output_contents[0] not in self._right(asked):
+            world.fail(f"request {asked.number} to {asked.model} got a wrong answer")
+        took_ns = call.ended_ns - asked.begun_ns
+        came_ns = call.came_ns
+        # What the client's own network holds up is late by no fault of the server.
+        if not call.was_held_up and call.ended_ns - came_ns > asked.slo_ns + asked.slo_ns // 1000:
+            world.fail(
+                f"request {asked.number} was answered as a success {took_ns / 1e6:.3f} ms after it was"
+                f" sent, and {(call.ended_ns - came_ns) / 1e6:.3f} ms after it came, of"
+                f" {asked.slo_ns / 1e6:.0f} ms"
+            )
+
+    def _right(self, asked: AskedRequest) -> list[bytes]:
+        row_bytes = len(asked.content) // asked.rows
+        rows = [
+            asked.content[begin : begin + row_bytes]
+            for begin in range(0, len(asked.content), row_bytes)
+        ]
+        return [b"".join(map(spec.answer, rows)) for spec in self.versions[asked.model]]

@@ -1,0 +1,157 @@
+"""The standard library's doors to the machine lead into a world while it runs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import grpc
+
+import controller.front.http2_server
+import controller.selection.stores
+import controller.state_file
+import worker.controller_socket
+import worker.lane_threads
+from clockwright.units import NS_PER_S
+from experiments.faults import rpc, threads
+from experiments.faults.sockets import Poll, Socket, WorldNetwork, create_connection
+from experiments.faults.world import PROCESS_FILES, ProcessFile, World, current_thread
+
+
+@contextmanager
+def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
+    """Have the standard library's doors lead into a world.
+
+    What no world's process calls goes where it always went.
+
+    Args:
+        world: whose.
+        folder: temporary files lie there.
+    """
+    network = WorldNetwork(world)
+    Socket.network = network
+    real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
+    real_connect = sqlite3.connect
+
+    def in_world(inside: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
+        def door(*args: Any, **kwargs: Any) -> Any:
+            return (inside if world.current is not None else outside)(*args, **kwargs)
+
+        return door
+
+    def monotonic_ns() -> int:
+        assert world.current is not None
+        return world.current.host.clock_ns()
+
+    def wall_ns() -> int:
+        assert world.current is not None
+        return world.current.host.clock_ns() + world.current.host.wall_ns
+
+    def sleep(seconds: float) -> None:
+        thread = current_thread()
+        assert thread is not None, "a loop would block"
+        thread.block(round(seconds * NS_PER_S))
+
+    def pid() -> int:
+        assert world.current is not None
+        return world.current.pid
+
+    def host_name() -> str:
+        assert world.current is not None
+        return world.current.host.name
+
+    def open_process(number: int, _flags: int = 0) -> int:
+        for process in world.processes:
+            if process.pid == number and process.alive:
+                assert world.current is not None
+                fd = open_file(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+                PROCESS_FILES[fd] = ProcessFile(process, world.current)
+                return fd
+        raise ProcessLookupError(3, "No such process")
+
+    def shared_memory(name: str, flags: int = 0) -> int:
+        assert world.current is not None
+        if world.now_ns < world.current.host.no_memory_until_ns:
+            raise OSError(12, "Cannot allocate memory")
+        return kept(real_memfd(name, flags))
+
+    def kept(fd: int) -> int:
+        """Note a file that goes with its process."""
+        assert world.current is not None
+        world.current.files.add(fd)
+        return fd
+
+    def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        return kept(real_open(path, flags, mode, dir_fd=dir_fd))
+
+    def close_file(fd: int) -> None:
+        process = world.current
+        assert process is not None
+        if process.alive or fd in process.files:
+            process.files.discard(fd)
+            real_close(fd)
+
+    def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
+        assert world.current is not None
+        connection: sqlite3.Connection = real_connect(path, *args, **kwargs)
+        world.current.databases[connection] = str(path)
+        return connection
+
+    def addresses(host: str, port: int, *_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
+
+    def randomness(num_bytes: int = 32) -> bytes:
+        return world.random.randbytes(num_bytes)
+
+    with ExitStack() as stack:
+
+        def put(owner: Any, name: str, inside: Any) -> None:
+            outside = getattr(owner, name)
+            door = in_world(inside, outside) if not isinstance(inside, type) else inside
+            stack.enter_context(mock.patch.object(owner, name, door))
+
+        put(time, "monotonic_ns", monotonic_ns)
+        put(time, "monotonic", lambda: monotonic_ns() / NS_PER_S)
+        put(time, "time_ns", wall_ns)
+        put(time, "time", lambda: wall_ns() / NS_PER_S)
+        put(time, "sleep", sleep)
+        put(os, "getpid", pid)
+        put(os, "memfd_create", shared_memory)
+        put(os, "open", open_file)
+        put(os, "close", close_file)
+        put(sqlite3, "connect", connect)
+        put(os, "pidfd_open", open_process)
+        names = map("{:08x}".format, count(1))
+        stack.enter_context(mock.patch.object(tempfile, "_name_sequence", names))
+        stack.enter_context(mock.patch.object(tempfile, "tempdir", str(folder)))
+        put(socket, "gethostname", host_name)
+        put(socket, "socket", Socket)
+        put(socket, "create_connection", create_connection)
+        put(socket, "getaddrinfo", addresses)
+        put(select, "poll", Poll)
+        put(secrets, "token_bytes", randomness)
+        put(secrets, "token_hex", lambda num_bytes=32: randomness(num_bytes).hex())
+        put(grpc.aio, "insecure_channel", lambda address, **_: rpc.Channel(address))
+        # Its threads are the world's, which need not spin: they wake when they are due.
+        for module in (worker.lane_threads, worker.controller_socket):
+            stack.enter_context(mock.patch.object(module, "threading", threads.Threading(world)))
+        stack.enter_context(mock.patch.object(worker.lane_threads, "SPIN_NS", 0))
+        # These ask the kernel about the machine's threads.
+        for module in (worker.lane_threads, worker.controller_socket):
+            stack.enter_context(mock.patch.object(module, "tune_thread"))
+        for module in (controller.selection.stores, controller.state_file):
+            stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", threads.Executor))
+        idle = mock.patch.object(controller.front.http2_server, "thread_busy_ns", return_value=int)
+        stack.enter_context(idle)
+        yield network

@@ -1,0 +1,88 @@
+"""Who adds, replaces and removes models while all goes on, and writes down what was confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from clockwright.v1 import control_pb2 as pb
+from experiments.faults.clients import WorldClients
+from experiments.faults.device import ModelSpec
+from experiments.faults.plant import CONTROLLER_PORT, Plant
+from experiments.faults.rpc import Channel
+from experiments.faults.world import Host
+
+_CONTROL = "/clockwright.v1.ControlService"
+
+
+@dataclass
+class ModelOperator:
+    """One operator, who does one thing after the other to each model."""
+
+    plant: Plant
+    clients: WorldClients
+    controller_host: Host
+    #: What is confirmed of each model: what it is, None that it is not there. What is in doubt is missing.
+    certain: dict[str, ModelSpec | None] = field(default_factory=dict)
+    num_open: int = 0
+    _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    def put(self, name: str, spec: ModelSpec) -> None:
+        """Add a model, or replace what is there of its name."""
+        self._begin(name, spec)
+
+    def remove(self, name: str) -> None:
+        """Remove a model."""
+        self._begin(name, None)
+
+    def _begin(self, name: str, spec: ModelSpec | None) -> None:
+        self.num_open += 1
+        loop = self.clients.process.loop
+        loop.call_soon(lambda: loop.create_task(self._work(name, spec)))
+
+    async def _work(self, name: str, spec: ModelSpec | None) -> None:
+        world = self.plant.world
+        try:
+            async with self._turns.setdefault(name, asyncio.Lock()):
+                self.certain.pop(name, None)  # until it is confirmed, both may be so
+                if spec is not None:
+                    self.clients.versions.setdefault(name, []).append(spec)
+                address = self.plant.address(self.controller_host, CONTROLLER_PORT)
+                try:
+                    async with Channel(address) as channel:
+                        if spec is not None:
+                            await self._put(channel, name, spec)
+                        else:
+                            await self._remove(channel, name)
+                except grpc.aio.AioRpcError as error:
+                    words = f"{error.code().name} {(error.details() or '')[:100]}"
+                    if error.code() is grpc.StatusCode.NOT_FOUND and spec is None:
+                        self.certain[name] = None
+                else:
+                    words = "done"
+                    self.certain[name] = spec
+                what = "is removed" if spec is None else f"is put as {spec.key}"
+                world.say(f"model {name} {what}: {words}")
+        finally:
+            self.num_open -= 1
+
+    async def _put(self, channel: Channel, name: str, spec: ModelSpec) -> None:
+        async def messages() -> AsyncIterator[bytes]:
+            for path, content in spec.files().items():
+                message = pb.AddModelRequest(
+                    model_id=name, path=path, content=content, replace=True
+                )
+                yield message.SerializeToString()
+
+        call = channel.stream_stream(f"{_CONTROL}/AddModel")(messages())
+        async for _ in call:
+            pass
+
+    async def _remove(self, channel: Channel, name: str) -> None:
+        remove = channel.unary_unary(
+            f"{_CONTROL}/RemoveModel", pb.RemoveModelRequest.SerializeToString
+        )
+        await remove(pb.RemoveModelRequest(model_id=name))

@@ -1,0 +1,654 @@
+"""A random story: what a cluster is like, what is asked of it, and what goes wrong, all of a seed.
+
+A story is drawn first, as a list of happenings, and then played. So a story that fails can be played again with
+fewer happenings.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import random
+import shutil
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from typing_extensions import override
+
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.core import SchedulerConfig
+from experiments.faults import checks
+from experiments.faults.clients import WorldClients
+from experiments.faults.device import ModelSpec
+from experiments.faults.interpose import interposed
+from experiments.faults.operators import ModelOperator
+from experiments.faults.plant import Plant
+from experiments.faults.world import Process, Violation, World
+
+# Where folders are made that last as long as a story.
+_SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+_START_LIMIT_NS = 20 * NS_PER_S
+_RESTART_NS = 200 * NS_PER_MS
+_STEP_NS = 20 * NS_PER_MS
+# When nothing goes wrong any more, everything is well again after so long.
+_RECOVERY_LIMIT_NS = 60 * NS_PER_S
+_SLO_MS = (5, 20, 50, 100, 200, 500)
+
+Act = Callable[["Play"], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that happens, so long after the beginning."""
+
+    at_ns: int
+    words: str
+    act: Act = field(repr=False)
+
+
+@dataclass
+class StoryOutcome:
+    """What became of a story."""
+
+    seed: int
+    #: What must hold and did not; empty: all did.
+    violation: str
+    transcript: Sequence[str]
+    outcomes: Counter[str]
+    num_events: int
+    #: Numbers of two plays of one story agree.
+    digest: int
+
+
+class _Log(logging.Handler):
+    """Takes what the product logs into the transcript. Errors are its own bugs."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        world = self._world
+        if world.over or world.current is None:
+            return
+        words = f"{world.current.name} says: {record.getMessage()}"
+        if record.exc_info:
+            words += f"\n{logging.Formatter().formatException(record.exc_info)}"
+        world.say(words)
+        if record.levelno >= logging.ERROR:
+            world.fail(words)
+
+
+class Story:
+    """What a seed draws."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_requests: int = 40,
+        length_ns: int = 500 * NS_PER_MS,
+        kinds: Sequence[str] | None = None,
+    ) -> None:
+        """Draw a story.
+
+        Args:
+            seed: decides everything.
+            num_requests: of clients.
+            length_ns: how long things go on, and wrong.
+            kinds: what goes wrong; None: the seed says, and in one story of sixteen nothing does.
+        """
+        self.seed = seed
+        self.length_ns = length_ns
+        draw = self._draw = random.Random(seed)
+        self.num_workers = draw.choice([1, 1, 2, 2, 3])
+        self.num_fronts = draw.choice([1, 1, 2])
+        #: Which of them stand on the controller's host.
+        self.near = {name for name in self._names() if draw.random() < 0.5}
+        self.policy = draw.choice(["clockwork", "clockwork", "edf_mh"])
+        self.num_pages = draw.choice([4, 6, 16])
+        self.silence_ms = draw.choice([200, 500])
+        self.action_timeout_ns = draw.choice([100, 400]) * NS_PER_MS
+        self.specs = {f"m{number}": self._spec(number) for number in range(draw.randint(1, 4))}
+        self.happenings: list[Happening] = []
+        # Models that an operator adds, replaces and removes, all of one shape, so that clients need not know.
+        self.put = {f"u{number}" for number in range(draw.choice([0, 0, 1, 2]))}
+        for name in sorted(self.put):
+            for number in range(draw.randint(1, 4)):
+                self._say(self._operation(name, number))
+        self._requests(num_requests)
+        #: Few kinds in a story, and these often, so that they meet each other and themselves.
+        self.kinds = draw.sample(list(FAULTS), draw.randint(1, 4)) if seed % 16 else []
+        if kinds is not None:
+            self.kinds = list(kinds)
+        for kind in self.kinds:
+            for _ in range(draw.choice([1, 2, 4])):
+                self._say(FAULTS[kind](self))
+        self.happenings.sort(key=lambda happening: happening.at_ns)
+
+    def _names(self) -> list[str]:
+        workers = [f"worker{number}" for number in range(self.num_workers)]
+        return [*workers, *(f"front{number}" for number in range(self.num_fronts))]
+
+    def _spec(self, number: int) -> ModelSpec:
+        draw = self._draw
+        large = draw.random() < 0.4
+        return ModelSpec(
+            key=f"m{number} of {self.seed}",
+            num_inputs=draw.choice([16_384, 20_000]) if large else draw.choice([2, 16, 64]),
+            num_outputs=draw.choice([16_384, 4]) if large else draw.choice([1, 10]),
+            num_pages=draw.randint(1, 3),
+            load_us=draw.choice([500, 2000, 8000]),
+            exec_us=draw.choice([200, 1000, 4000]),
+            batch_sizes=draw.choice([(1,), (1, 2, 4)]),
+        )
+
+    def _say(self, happening: tuple[str, Act]) -> None:
+        self.happenings.append(Happening(self._draw.randrange(self.length_ns), *happening))
+
+    def _requests(self, number: int) -> None:
+        draw = self._draw
+        left = number
+        while left > 0:
+            # Alone, or in bursts.
+            count = min(left, draw.choice([1, 1, 2, 8]))
+            left -= count
+            at_ns = draw.randrange(self.length_ns)
+            for _ in range(count):
+                self.happenings.append(Happening(at_ns, *self._request()))
+
+    def _operation(self, name: str, number: int) -> tuple[str, Act]:
+        if number and self._draw.random() < 0.4:
+            return f"{name} is to be removed", lambda play: play.operator.remove(name)
+        spec = ModelSpec(f"{name}.{number} of {self.seed}", 16, 2, 1, 1000, 1000, (1, 2, 4))
+        return f"{spec.key} is to be put", lambda play: play.operator.put(name, spec)
+
+    def _request(self) -> tuple[str, Act]:
+        draw = self._draw
+        model = draw.choice([*self.specs, *sorted(self.put)])
+        front = draw.choice([name for name in self._names() if name.startswith("front")])
+        slo_ms = draw.choice(_SLO_MS)
+        most = self.specs[model].batch_sizes[-1] if model in self.specs else 4
+        rows = min(draw.choice([1, 1, 1, 2, 3]), most)
+        tenant = draw.choice(["", "", "gold", "tin"])
+        cancel_ns = draw.randrange(slo_ms * NS_PER_MS) if draw.random() < 0.05 else None
+        deadline_s = draw.choice([None, None, slo_ms / 500])
+
+        def act(play: Play) -> None:
+            play.clients.ask(
+                model,
+                front=front,
+                slo_ns=slo_ms * NS_PER_MS,
+                rows=rows,
+                tenant=tenant,
+                cancel_after_ns=cancel_ns,
+                deadline_s=deadline_s,
+            )
+
+        return f"a request to {model} by {front}, {slo_ms} ms", act
+
+    # --- drawing --------------------------------------------------------------------------------
+
+    def somebody(self, kinds: str = "worker front controller") -> str:
+        """Draw a process."""
+        names = [*self._names(), "controller"]
+        return self._draw.choice([name for name in names if name.rstrip("0123456789") in kinds])
+
+    def a_while_ns(self, most_ms: int = 900) -> int:
+        """Draw how long something lasts: often short, sometimes up to the most."""
+        return round(math.pow(most_ms, self._draw.random()) * NS_PER_MS)
+
+    def number(self, below: int) -> int:
+        """Draw a number."""
+        return self._draw.randrange(below)
+
+    def one_of(self, *choices: str) -> str:
+        """Draw one."""
+        return self._draw.choice(choices)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def _crash(story: Story) -> tuple[str, Act]:
+    name, down_ns = story.somebody(), story.a_while_ns()
+    return f"{name} is killed, back after {_ms(down_ns)}", lambda play: play.crash(name, down_ns)
+
+
+def _power_loss(story: Story) -> tuple[str, Act]:
+    name, down_ns = story.somebody("worker front"), story.a_while_ns()
+    return (
+        f"the host of {name} loses power, back after {_ms(down_ns)}",
+        lambda play: play.crash(name, down_ns, silently=True),
+    )
+
+
+def _freeze(story: Story) -> tuple[str, Act]:
+    name, for_ns = story.somebody(), story.a_while_ns()
+    return f"{name} stands still for {_ms(for_ns)}", lambda play: play.freeze(name, for_ns)
+
+
+def _slow(story: Story) -> tuple[str, Act]:
+    name, for_ns, factor = story.somebody(), story.a_while_ns(), 2 << story.number(7)
+    return (
+        f"{name} is {factor} times slower for {_ms(for_ns)}",
+        lambda play: play.slow(name, for_ns, factor),
+    )
+
+
+def _partition(story: Story) -> tuple[str, Act]:
+    one, other, for_ns = story.somebody(), story.one_of("controller", "clients"), story.a_while_ns()
+    return (
+        f"{one} and {other} do not reach each other for {_ms(for_ns)}",
+        lambda play: play.cut(one, other, for_ns),
+    )
+
+
+def _hiccups(story: Story) -> tuple[str, Act]:
+    one, other = story.somebody(), story.one_of("controller", "clients")
+    one_in, hiccup_ns = 2 + story.number(20), story.a_while_ns(200)
+    return (
+        f"one in {one_in} messages between {one} and {other} takes {_ms(hiccup_ns)}",
+        lambda play: play.hiccup(one, other, one_in, hiccup_ns),
+    )
+
+
+def _reset(story: Story) -> tuple[str, Act]:
+    name, which = story.somebody(), story.number(100)
+    return f"a connection of {name} breaks", lambda play: play.reset(name, which)
+
+
+def _clock_jump(story: Story) -> tuple[str, Act]:
+    name, by_ns = story.somebody(), story.a_while_ns(5000)
+    return f"the clock of {name} jumps by {_ms(by_ns)}", lambda play: play.jump(name, by_ns)
+
+
+def _wall_clock(story: Story) -> tuple[str, Act]:
+    name, by_ns = story.somebody(), story.a_while_ns(5000) - 50 * NS_PER_MS
+    return f"the wall clock of {name} is set by {_ms(by_ns)}", lambda play: play.set_wall(
+        name, by_ns
+    )
+
+
+def _disk_full(story: Story) -> tuple[str, Act]:
+    name, for_ns = story.somebody(), story.a_while_ns()
+    return f"the disk of {name} is full for {_ms(for_ns)}", lambda play: play.fill(name, for_ns)
+
+
+def _torn_file(story: Story) -> tuple[str, Act]:
+    name, down_ns, part = story.somebody("worker"), story.a_while_ns(), story.number(100)
+    return (
+        f"{name} is killed and a file of it torn, back after {_ms(down_ns)}",
+        lambda play: play.tear(name, down_ns, part),
+    )
+
+
+def _no_memory(story: Story) -> tuple[str, Act]:
+    name, for_ns = story.somebody(), story.a_while_ns()
+    return (
+        f"{name} is given no memory for {_ms(for_ns)}, and starts again",
+        lambda play: play.refuse_memory(name, for_ns),
+    )
+
+
+def _device(story: Story) -> tuple[str, Act]:
+    name = story.somebody("worker")
+    trouble = story.one_of(
+        "exec fails",
+        "exec hangs",
+        "load fails",
+        "load hangs",
+        "exec loses the device",
+        "load loses the device",
+        "compiler killed",
+    )
+    return f"{name}: {trouble}", lambda play: play.trouble(name, trouble)
+
+
+def _slow_device(story: Story) -> tuple[str, Act]:
+    name, for_ns, factor = story.somebody("worker"), story.a_while_ns(), 2 << story.number(4)
+    return (
+        f"the device of {name} is {factor} times slower for {_ms(for_ns)}",
+        lambda play: play.slow_device(name, for_ns, factor),
+    )
+
+
+FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
+    "crash": _crash,
+    "power": _power_loss,
+    "hang": _freeze,
+    "slow": _slow,
+    "partition": _partition,
+    "delay": _hiccups,
+    "reset": _reset,
+    "clock jump": _clock_jump,
+    "wall clock": _wall_clock,
+    "disk full": _disk_full,
+    "torn write": _torn_file,
+    "memory refused": _no_memory,
+    "device": _device,
+    "slow device": _slow_device,
+}
+
+
+def _ms(time_ns: int) -> str:
+    return f"{time_ns / NS_PER_MS:.1f} ms"
+
+
+# --- playing --------------------------------------------------------------------------------------
+
+
+class Play:
+    """A story that is being played."""
+
+    def __init__(self, story: Story, world: World, plant: Plant) -> None:
+        self.story, self.world, self.plant = story, world, plant
+        self.controller_host = world.host("host0")
+        self.clients = WorldClients(plant, world.host("clients"))
+        self._hosts = {
+            name: self.controller_host if name in story.near else world.host(f"host of {name}")
+            for name in story._names()
+        }
+        self.operator = ModelOperator(plant, self.clients, self.controller_host)
+        self._down_until_ns = dict.fromkeys(self.names, 0)
+        self._hosts["controller"] = self.controller_host
+        self._hosts["clients"] = self.clients.host
+
+    # --- who is there ---------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a process, unless it runs."""
+        if self.process(name) is not None or self.world.now_ns < self._down_until_ns[name]:
+            return
+        host = self._hosts[name]
+        if name == "controller":
+            self.plant.start_controller(host)
+        elif name.startswith("front"):
+            self.plant.start_front(name, host, self.controller_host)
+        else:
+            self.plant.start_worker(name, host, self.controller_host, self.story.num_pages)
+        process = self.process(name)
+        assert process is not None
+        # Whoever looks after processes starts it again, whyever it has ended.
+        process.on_end.append(lambda: self.world.after(_RESTART_NS, lambda: self.start(name)))
+
+    def process(self, name: str) -> Process | None:
+        """Find a process that runs."""
+        for process in self.world.processes:
+            if process.name == name and process.alive:
+                return process
+        return None
+
+    @property
+    def names(self) -> list[str]:
+        """All that are to run."""
+        return [*self.story._names(), "controller"]
+
+    # --- what goes wrong ------------------------------------------------------------------------
+
+    def crash(self, name: str, down_ns: int, *, silently: bool = False) -> None:
+        process = self.process(name)
+        if process is not None:
+            self._down_until_ns[name] = self.world.now_ns + down_ns
+            process.kill(silently=silently)
+        self.world.after(down_ns, lambda: self.start(name))
+
+    def freeze(self, name: str, for_ns: int) -> None:
+        if (process := self.process(name)) is not None:
+            process.freeze(for_ns)
+
+    def slow(self, name: str, for_ns: int, factor: int) -> None:
+        if (process := self.process(name)) is None:
+            return
+        slowed = process
+        slowed.slowness = factor
+
+        def mend() -> None:
+            slowed.slowness = 1
+
+        self.world.after(for_ns, mend)
+
+    def cut(self, one: str, other: str, for_ns: int) -> None:
+        if self._hosts[one] is not self._hosts[other]:
+            link = self.plant.network.link(self._hosts[one], self._hosts[other])
+            link.cut_until_ns = self.world.now_ns + for_ns
+
+    def hiccup(self, one: str, other: str, one_in: int, hiccup_ns: int) -> None:
+        if self._hosts[one] is not self._hosts[other]:
+            link = self.plant.network.link(self._hosts[one], self._hosts[other])
+            link.hiccup_one_in, link.hiccup_ns = one_in, hiccup_ns
+
+    def reset(self, name: str, which: int) -> None:
+        if (process := self.process(name)) is None:
+            return
+        connected = [sock for sock in process.sockets if sock.peer is not None]
+        if connected:
+            sock = connected[which % len(connected)]
+            sock.reset(104)
+            sock.peer.reset(104)
+
+    def jump(self, name: str, by_ns: int) -> None:
+        self._hosts[name].jump(by_ns)
+
+    def set_wall(self, name: str, by_ns: int) -> None:
+        self._hosts[name].wall_ns += by_ns
+
+    def fill(self, name: str, for_ns: int) -> None:
+        self._hosts[name].disk_full_until_ns = self.world.now_ns + for_ns
+
+    def tear(self, name: str, down_ns: int, part: int) -> None:
+        self.crash(name, down_ns, silently=True)
+        folder = self.plant.folder / self._hosts[name].name / "files"
+        files = sorted(folder.iterdir()) if folder.exists() else []
+        if files:
+            torn = files[part % len(files)]
+            content = torn.read_bytes()
+            torn.write_bytes(content[: len(content) * part // 100])
+
+    def refuse_memory(self, name: str, for_ns: int) -> None:
+        self._hosts[name].no_memory_until_ns = self.world.now_ns + for_ns
+        self.crash(name, for_ns // 2)
+
+    def trouble(self, name: str, trouble: str) -> None:
+        if (worker := self.plant.workers.get(name)) is not None:
+            worker.device.troubles.append(trouble)
+
+    def slow_device(self, name: str, for_ns: int, factor: int) -> None:
+        worker = self.plant.workers.get(name)
+        if worker is None:
+            return
+        device = worker.device
+        device.slowness = factor
+
+        def mend() -> None:
+            device.slowness = 1.0
+
+        self.world.after(for_ns, mend)
+
+    # --- the course -----------------------------------------------------------------------------
+
+    def run(self, happenings: Sequence[Happening]) -> None:
+        """Play it all."""
+        world, plant = self.world, self.plant
+        for name in self.names:
+            self.start(name)
+        self._wait(self._is_ready, _START_LIMIT_NS, "the cluster does not get ready")
+        begin_ns = world.now_ns
+        for happening in happenings:
+            world.run(begin_ns + happening.at_ns)
+            world.say(happening.words)
+            happening.act(self)
+        world.run(begin_ns + self.story.length_ns)
+        self._heal()
+        world.say("nothing goes wrong any more")
+        self._wait(self._is_quiet, _RECOVERY_LIMIT_NS, "requests stay open")
+        self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
+        self._keeps_promises()
+        self._serves_again()
+        self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
+        checks.at_rest(plant, self.clients)
+
+    def _heal(self) -> None:
+        """End whatever goes wrong."""
+        world = self.world
+        for link in self.plant.network.links.values():
+            link.cut_until_ns = min(link.cut_until_ns, world.now_ns)
+            link.hiccup_one_in = 0
+        for host in world.hosts.values():
+            host.disk_full_until_ns = host.no_memory_until_ns = 0
+        for worker in self.plant.workers.values():
+            worker.device.troubles.clear()
+            worker.device.slowness = 1.0
+        for process in world.processes:
+            process.slowness = 1
+        for name in self.names:
+            self._down_until_ns[name] = 0
+            self.start(name)
+
+    def _wait(self, is_so: Callable[[], bool], limit_ns: int, otherwise: str) -> None:
+        until_ns = self.world.now_ns + limit_ns
+        while not is_so():
+            if self.world.now_ns > until_ns:
+                raise Violation(f"{otherwise}: {self._state()}")
+            self.world.run(self.world.now_ns + _STEP_NS)
+
+    def _is_ready(self) -> bool:
+        controller = self.plant.controller
+        if controller is None or controller.fronts.num_fronts < self.story.num_fronts:
+            return False
+        statistics = controller.runtime.statistics()
+        # What a worker was too slow for is tried there again when it is asked for, and not before.
+        ready = Counter(model for worker in statistics.workers for model in worker.suspended)
+        ready.update({model.model_id: len(model.ready_on) for model in statistics.models})
+        workers = {name: worker.process.pid for name, worker in self.plant.workers.items()}
+        linked = {link.worker_id: link.register.pid for link in controller.links.links}
+        here = len(workers) == len(statistics.workers) == self.story.num_workers
+        return (
+            here
+            and linked == workers
+            and all(
+                ready[model.model_id] == self.story.num_workers
+                for model in controller.catalogue.models
+            )
+        )
+
+    def _state(self) -> str:
+        """Say who is there, for people."""
+        controller = self.plant.controller
+        if controller is None:
+            return "no controller"
+        statistics = controller.runtime.statistics()
+        models = [
+            f"{model.name} {controller.catalogue.state(model).value} {controller.catalogue.reason(model)}"
+            for model in controller.catalogue.models
+        ]
+        ready = [f"{model.model_id} on {model.ready_on}" for model in statistics.models]
+        workers = [worker.worker_id for worker in statistics.workers]
+        fronts = controller.fronts.num_fronts
+        return f"workers {workers}, {fronts} fronts, models {models}, ready {ready}"
+
+    def _is_quiet(self) -> bool:
+        return self.clients.num_open == 0 and self.operator.num_open == 0
+
+    def _keeps_promises(self) -> None:
+        """What an operator was told is done is so."""
+        controller = self.plant.controller
+        assert controller is not None
+        for model, spec in self.operator.certain.items():
+            if (controller.catalogue.find(model) is None) != (spec is None):
+                raise Violation(
+                    f"{model} is to be {spec}, and is {controller.catalogue.find(model)}"
+                )
+
+    def _is_idle(self) -> bool:
+        controller = self.plant.controller
+        return controller is not None and not any(
+            worker.num_in_flight or worker.loading
+            for worker in controller.runtime.statistics().workers
+        )
+
+    def _serves_again(self) -> None:
+        """Ask each model by each front until it answers, which it does soon."""
+        for front in self.plant.fronts:
+            for model, spec in self.operator.certain.items():
+                if spec is not None:
+                    self.clients.versions[model] = [spec]
+            present = [model for model, spec in self.operator.certain.items() if spec is not None]
+            for model in [*self.story.specs, *present]:
+                for _ in range(30):
+                    self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS)
+                    asked = self.clients.asked[-1]
+                    limit_ns = 10 * NS_PER_S
+                    self._wait(self._is_quiet, limit_ns, "no answer")
+                    if asked.outcome == "answered":
+                        break
+                    self.world.run(self.world.now_ns + 200 * NS_PER_MS)
+                else:
+                    raise Violation(f"{model} is not served by {front} again: {asked.outcome}")
+
+
+def play(story: Story, happenings: Sequence[Happening] | None = None) -> StoryOutcome:
+    """Play a story, or a part of it."""
+    collects, complain = gc.isenabled(), sys.unraisablehook
+    gc.disable()  # or garbage of before would decide when what goes
+    gc.freeze()
+    try:
+        return _play(story, story.happenings if happenings is None else happenings)
+    finally:
+        # Coroutines of processes that were killed complain of their end, which no process lives to see.
+        sys.unraisablehook = lambda _: None
+        gc.collect()
+        gc.unfreeze()
+        sys.unraisablehook = complain
+        if collects:
+            gc.enable()
+
+
+def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
+    world = World(story.seed)
+    violation = ""
+    folder = Path(tempfile.mkdtemp(prefix="clockwright-faults-", dir=_SCRATCH))
+    logger = logging.getLogger()
+    handlers, level = logger.handlers, logger.level
+    logger.handlers = [_Log(world)]
+    logger.setLevel(logging.INFO)
+    outcomes: Counter[str] = Counter()
+    try:
+        for name, spec in story.specs.items():
+            spec.write(folder / "models" / name)
+        scheduler = SchedulerConfig(policy=story.policy, action_timeout_ns=story.action_timeout_ns)
+        world.folder = str(folder)
+        with interposed(world, folder) as network:
+            plant = Plant(
+                world,
+                network,
+                folder,
+                dict(story.specs),
+                silence_ms=story.silence_ms,
+                scheduler=scheduler,
+            )
+            with plant.observed():
+                played = Play(story, world, plant)
+                outcomes = played.clients.outcomes
+                world.checks.append(lambda: checks.after_each(plant, played.clients))
+                try:
+                    played.run(happenings)
+                except AssertionError as error:
+                    violation = str(error) or repr(error)
+                    world.say(f"VIOLATION: {violation}")
+                sys.unraisablehook = lambda _: None
+                world.end()
+    finally:
+        logger.handlers = handlers
+        logger.setLevel(level)
+        shutil.rmtree(folder, ignore_errors=True)
+    lines = "\n".join(world.transcript)
+    digest = zlib.crc32(f"{lines}{world.num_events}{world.random.random()}".encode())
+    return StoryOutcome(story.seed, violation, world.transcript, outcomes, world.num_events, digest)

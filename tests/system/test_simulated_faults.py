@@ -1,0 +1,159 @@
+"""The whole system on virtual time with faults: stories that hold, and broken rules that stories find."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from clockwright.actions import Action, EvictWeights
+from clockwright.bulk import Buffer
+from clockwright.units import NS_PER_MS, TIME_NS_MAX
+from controller.catalogue import Catalogue
+from controller.front.backend import Asker
+from controller.front.calls import Call, Late
+from controller.front.http2 import Http2Connection
+from controller.front.open_requests import OpenRequests
+from controller.front.server import InferenceService
+from controller.slab_book import SlabBook
+from experiments.faults.device import FoldingModel
+from experiments.faults.story import Story, play
+from worker.core.lanes import Core
+
+# A test plays so many short stories.
+_STORIES = 15
+_NUM_REQUESTS = 40
+_LENGTH_NS = 500 * NS_PER_MS
+# A rule that is broken is found by one of so many.
+_STORIES_MAX = 60
+
+
+def story_of(seed: int, kinds: Sequence[str] | None = None) -> Story:
+    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS, kinds=kinds)
+
+
+@pytest.mark.seeds(10)
+def test_whatever_goes_wrong_each_request_gets_one_answer_and_all_is_well_afterwards(
+    seed: int,
+) -> None:
+    ends: Counter[str] = Counter()
+    for number in range(_STORIES):
+        outcome = play(story_of(seed * _STORIES + number))
+        assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
+        ends += outcome.outcomes
+    assert ends["answered"] > ends.total() / 2
+
+
+_DIGESTS = """
+from experiments.faults.story import Story, play
+print([play(Story(seed, num_requests=40, length_ns=500_000_000)).digest for seed in (3, 7, 11, 21)])
+"""
+
+
+def test_a_seed_tells_one_story_in_every_process() -> None:
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGESTS],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    here = [
+        play(Story(seed, num_requests=40, length_ns=500_000_000)).digest for seed in (3, 7, 11, 21)
+    ]
+    assert told == {f"{here}\n"}
+
+
+def first_violation(words: str, kinds: Sequence[str] = ("hang", "slow", "reset")) -> None:
+    """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
+    for seed in range(_STORIES_MAX):
+        outcome = play(story_of(seed, kinds))
+        if outcome.violation:
+            assert re.search(words, outcome.violation), outcome.violation
+            return
+    pytest.fail(f"nothing is noticed in {_STORIES_MAX} stories")
+
+
+def test_answers_that_are_given_too_late_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    infer = InferenceService.infer
+    hopeful: set[type[Call]] = set()
+
+    def hope(self: InferenceService, call: Call, data: Buffer) -> None:
+        kind = type(call)
+        if kind not in hopeful:
+            hopeful.add(kind)
+            answer = kind.answer
+
+            def answer_anyway(
+                call: Call, message: Sequence[Buffer], _latest_ns: int, late: Late
+            ) -> None:
+                answer(call, message, TIME_NS_MAX, late)
+
+            monkeypatch.setattr(kind, "answer", answer_anyway)
+        infer(self, call, data)
+
+    monkeypatch.setattr(InferenceService, "infer", hope)
+    first_violation("was answered as a success", kinds=("hang",) * 4)
+
+
+def test_slabs_that_are_given_away_twice_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    take, give_back = SlabBook.take, SlabBook.give_back
+
+    def take_and_give_back(self: SlabBook, num_bytes: int) -> int | None:
+        begin = take(self, num_bytes)
+        if begin is not None:
+            give_back(self, begin)
+        return begin
+
+    monkeypatch.setattr(SlabBook, "take", take_and_give_back)
+    monkeypatch.setattr(SlabBook, "give_back", lambda *_: None)
+    first_violation("got a wrong answer|got the answer of")
+
+
+def test_a_second_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = Http2Connection.answer
+
+    def answer_twice(self: Http2Connection, stream_id: int, message: Sequence[Buffer]) -> None:
+        self.send_message(stream_id, message)
+        answer(self, stream_id, message)
+
+    monkeypatch.setattr(Http2Connection, "answer", answer_twice)
+    first_violation("got 2 answers")
+
+
+def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: OpenRequests[Asker]) -> None:
+        for ask_id in range(10_000):
+            self.take(ask_id)
+
+    monkeypatch.setattr(OpenRequests, "interrupt", forget)
+    first_violation("requests stay open")
+
+
+def test_a_worker_that_keeps_what_it_was_told_to_evict_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit = Core.submit
+
+    def keep(self: Core[FoldingModel], action: Action, *, now_ns: int) -> None:
+        if not isinstance(action, EvictWeights):
+            submit(self, action, now_ns=now_ns)
+
+    monkeypatch.setattr(Core, "submit", keep)
+    first_violation("a worker and the books differ")
+
+
+def test_a_model_that_a_restart_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(self: Catalogue) -> None:
+        """Bring nothing back."""
+
+    monkeypatch.setattr(Catalogue, "restore", forget)
+    first_violation("is to be", kinds=("crash",))
