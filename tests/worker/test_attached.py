@@ -272,7 +272,7 @@ def test_a_disk_that_was_full_for_a_while_costs_a_model_time_and_no_more(
         add(self, path, sha256)
 
     monkeypatch.setattr(FileStore, "add", full_at_first)
-    content = model_file()
+    content = relu_file()
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
