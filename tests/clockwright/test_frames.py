@@ -16,6 +16,7 @@ from clockwright.actions import (
     Action,
     ActionError,
     EvictWeights,
+    FromFronts,
     Infer,
     LoadWeights,
     Result,
@@ -129,6 +130,18 @@ def sent(payload: Sequence[Buffer], **where: Any) -> frames.Frame:  # noqa: ANN4
 
 def mapped(inputs: bytes = bytes(1000), outputs_bytes: int = 1000) -> frames.Memory:
     return frames.Memory({0: memoryview(inputs)}, memoryview(bytearray(outputs_bytes)))
+
+
+def test_an_order_that_fronts_feed_has_a_generation_too() -> None:
+    frame = sent([bytes(70_000)], places=[frames.APART], fronts=[3], generation=5)
+    order, payload, supply = frames.decode_order(frame, oldest=5)
+    assert (order, plain(payload), supply) == (INFER, [b""], FromFronts((3,), {0: 70_000}))
+    with pytest.raises(ProtocolError, match="of generation 5, expected 6 or later"):
+        frames.decode_order(frame, oldest=6)
+    untold = sent([bytes(70_000)], places=[frames.APART], fronts=[3])
+    assert frames.decode_order(untold)[2] == supply
+    with pytest.raises(ProtocolError, match="of generation 0, expected 1 or later"):
+        frames.decode_order(untold, oldest=1)
 
 
 @given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=6))

@@ -124,7 +124,8 @@ def worker(
     name: str,
     access: Access | None = None,
 ) -> asyncio.Task[None]:
-    return asyncio.create_task(serve(controller.port, directory, device, name, access))
+    address = f"127.0.0.1:{controller.port}"
+    return asyncio.create_task(serve(address, directory, device, name, access))
 
 
 @contextmanager

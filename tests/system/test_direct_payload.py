@@ -10,7 +10,8 @@ import gc
 import socket
 import ssl
 import tempfile
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,14 @@ import pytest
 from clockwright.channel import Access
 from clockwright.data_socket import dial
 from clockwright.frames import greeting
+from clockwright.leadership import Term
 from controller import front_process
 from controller.app import Controller, running
 from controller.config import FrontConfig
+from controller.standby import standing_by
 from tests.kit.certificates import self_signed
 from tests.kit.echo_serving import Clients, config, end, play, ready, until, worker
-from tests.kit.slow_echo import ROW_BYTES, SlowEcho
+from tests.kit.slow_echo import ROW_BYTES, SlowEcho, serve
 
 #: First byte of a record with which TLS hangs up.
 TLS_ALERT = 21
@@ -34,9 +37,15 @@ def far_front(
     controller: Controller,
     **changes: Any,  # noqa: ANN401
 ) -> AbstractAsyncContextManager[front_process.Front]:
+    return far_front_of(f"localhost:{controller.port}", **changes)
+
+
+def far_front_of(
+    address: str,
+    **changes: Any,  # noqa: ANN401
+) -> AbstractAsyncContextManager[front_process.Front]:
     values = {"port": 0, "shared_memory_bytes": 0, **changes}
-    settings = FrontConfig(controller=f"localhost:{controller.port}", **values)
-    return front_process.serving(settings)
+    return front_process.serving(FrontConfig(controller=address, **values))
 
 
 def inputs_in_use(front: front_process.Front) -> int:
@@ -262,5 +271,40 @@ def test_a_worker_that_leaves_under_load_costs_a_front_elsewhere_nothing(tmp_pat
             await end(*serving)
         for device in devices:
             await device.close()
+
+    play(scenario())
+
+
+def test_a_controller_that_takes_over_has_fronts_elsewhere_reach_the_workers_anew(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        device = SlowEcho(tmp_path / "cache")
+        settings = config(tmp_path)
+        async with AsyncExitStack() as stack:
+            async with running(settings, Term("l", 1)) as first, standing_by(settings) as port:
+                addresses = f"127.0.0.1:{first.port},127.0.0.1:{port}"
+                serving = asyncio.create_task(serve(addresses, tmp_path, device, "w"))
+                front = await stack.enter_async_context(far_front_of(addresses))
+                await ready(first)
+                await reached(front, 1)
+                clients = Clients(front.port)
+                asking = asyncio.create_task(clients.crowd(60))
+                await until(lambda: clients.answered > 10)
+                await first.drain(60, notice_s=0)
+            leading = running(replace(settings, port=port), Term("l", 2))
+            second = await stack.enter_async_context(leading)
+            await ready(second)
+            await reached(front, 1)
+            await asking
+            before, answered = second.fronts.num_bytes, clients.answered
+            for number in range(100, 110):
+                await clients.ask(number)
+            assert (clients.answered - answered, clients.refused) == (10, [])
+            assert second.fronts.num_bytes - before < ROW_BYTES
+            await until(lambda: front.backend.num_held == 0)
+            await clients.channel.close()
+            await end(serving)
+        await device.close()
 
     play(scenario())
