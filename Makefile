@@ -116,6 +116,11 @@ bench-restart: $(STAMP)
 bench-guard: $(STAMP)
 	@$(BIN)/python -m experiments.bench_guard
 
+# An hour of churn: models, applications, clients and workers come and go, and each process keeps its size.
+.PHONY: bench-soak
+bench-soak: $(STAMP)
+	@$(BIN)/python -m experiments.bench_soak
+
 # Models of all kinds, each asked while six other clients send outliers to it.
 .PHONY: bench-mixing
 bench-mixing: $(STAMP)

@@ -529,8 +529,10 @@ def climb(
 ) -> tuple[float, RateStep]:
     """Raise the rate until a step fails; returns the last that passed, and its rate.
 
+    Where already the first step fails, the rate is halved until one passes.
+
     Raises:
-        RuntimeError: the first step fails.
+        RuntimeError: none does, at `CALM_RPS` or more.
     """
     seeds = itertools.count(1)
     rate_rps, best = FIRST_RPS, None
@@ -545,9 +547,12 @@ def climb(
             if step.passed:
                 break
         if not step.passed:
-            if best is None:
+            if best is not None:
+                return best
+            if rate_rps < 2 * CALM_RPS:
                 raise RuntimeError(f"{rate_rps:.0f} requests/s: not all were answered in time")
-            return best
+            rate_rps /= 2
+            continue
         best = rate_rps, step
         rate_rps *= GROWTH
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import grpc.aio
@@ -66,7 +67,8 @@ class Controllers:
     async def __aenter__(self) -> Controllers:
         for index in range(len(self.terms)):
             server = aio.server()
-            server.add_generic_rpc_handlers((leadership_handler(lambda i=index: self.terms[i]),))
+            look = functools.partial(self.terms.__getitem__, index)
+            server.add_generic_rpc_handlers((leadership_handler(look),))
             self.addresses.append(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}")
             await server.start()
             self._servers.append(server)
