@@ -157,7 +157,7 @@ def test_tensors_come_together_wherever_each_of_them_lies(
     known = mapped(bytes(memory), outputs_bytes=7)
     order, payload, room = frames.decode_order(frame, known)
     assert (order, plain(payload)) == (INFER, [tensor for tensor, _ in tensors])
-    assert room is not None
+    assert isinstance(room, memoryview)
     room[:] = b"abcd"
     assert bytes(known.outputs) == b"\0\0\0abcd"
 
