@@ -124,9 +124,6 @@ class MappedMemory:
         self.num_bytes = num_bytes
         self._memory = map_shared(fd, num_bytes, to_write=False)
         self._address = _address(self._memory)
-        # Each calls somebody when nobody has a view of its slab any more.
-        self._loans: dict[int, _Loan] = {}
-        self._last_loan = 0
 
     def look(self, begin: int, num_bytes: int, over: Callable[[], object]) -> memoryview:
         """View a slab.
@@ -134,7 +131,7 @@ class MappedMemory:
         Args:
             begin: where it begins.
             num_bytes: its size.
-            over: called, in any thread, when nobody has a view of it any more.
+            over: called, in any thread, when nobody has a view of it any more, though this object may be gone.
 
         Raises:
             ProtocolError: it does not lie in this memory.
@@ -144,10 +141,7 @@ class MappedMemory:
                 f"bytes {begin} to {begin + num_bytes} of memory of {self.num_bytes}"
             )
         slab: _Bytes = np.frombuffer(self._memory, np.uint8, num_bytes, begin)
-        loan = _Loan(slab, self._returned)
-        self._last_loan = loan.number = self._last_loan + 1
-        loan.over = over
-        self._loans[loan.number] = loan
+        weakref.finalize(slab, over).atexit = False
         return slab.data
 
     def find(self, view: Buffer) -> int:
@@ -156,18 +150,6 @@ class MappedMemory:
             return -1
         begin = _address(view) - self._address
         return begin if 0 <= begin < self.num_bytes else -1
-
-    def _returned(self, loan: _Loan) -> None:
-        del self._loans[loan.number]
-        loan.over()
-
-
-class _Loan(weakref.ref[_Bytes]):
-    """Says that nobody has any view of a slab now that somebody else has lent."""
-
-    __slots__ = ("number", "over")
-    number: int
-    over: Callable[[], object]
 
 
 def _address(view: Buffer) -> int:

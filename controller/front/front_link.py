@@ -22,7 +22,7 @@ import secrets
 import socket
 import struct
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -192,9 +192,19 @@ class _Asked:
 class FrontLink:
     """One front's socket, and its open requests."""
 
-    def __init__(self, links: FrontLinks, sock: socket.socket, name: str, caller: Caller) -> None:
-        """Begin to hear a front that has shown its token, and is this caller."""
+    def __init__(
+        self,
+        links: FrontLinks,
+        sock: socket.socket,
+        name: str,
+        caller: Caller,
+        instance: str,
+        lent: dict[int, list[Buffer]],
+    ) -> None:
+        """Begin to hear a front that has shown its token, is this caller, and looks at these outputs still."""
         self.name = name
+        #: The same whenever it attaches; empty: it has not said.
+        self.instance = instance
         self._caller = caller
         #: What workers call it.
         self.number = links.new_front()
@@ -227,7 +237,7 @@ class FrontLink:
         # it looks at.
         self._offered: dict[int, Arena] = {}
         self._outputs: dict[int, Arena] = {}
-        self._lent: dict[int, list[Buffer]] = {}
+        self._lent = lent
         self._process = _process_of(sock)
         # Workers of other hosts that it was told of, and what it is to send them.
         self._workers: dict[int, WorkerLink] = {}
@@ -398,7 +408,7 @@ class FrontLink:
         if self._lent:
             # The front may still read, in answers that are on their way to clients: nothing else is to be
             # written there while it lives.
-            self.links.keep_while_alive(self._process, self._lent)
+            self.links.keep_while_alive(self._process, self._lent, self.instance)
         elif self._process >= 0:
             os.close(self._process)
         asked, self._open = list(self._open.values()), {}
@@ -643,9 +653,11 @@ class FrontLinks:
         workers.worker_came = self._worker_came
         workers.worker_gone = self._worker_gone
         self._last_front = 0
-        # What fronts that are given up may still read, by a descriptor that tells of their end.
-        self._kept: dict[int, object] = {}
+        # What fronts that are given up may still read, with a descriptor that tells of their end; -1: nothing tells.
+        self._kept: dict[str, tuple[int, dict[int, list[Buffer]]]] = {}
         self._links: dict[FrontLink, None] = {}
+        # By which token each front that is to dial shows that it is the one: the latest alone.
+        self._tokens: dict[str, bytes] = {}
         #: Whether every model was ready, or known to be unfit, at the last beat: it takes a look at each.
         self.is_ready = catalogue.ready
         self._descriptions: dict[int, _Description] = {}
@@ -682,8 +694,8 @@ class FrontLinks:
             self._timer = None
         for link in list(self._links):
             link.lost("the controller is shutting down")
-        for process in list(self._kept):
-            self._process_ended(process)
+        for instance in list(self._kept):
+            self._take_kept(instance)
 
     # --- for the links ------------------------------------------------------------------------
 
@@ -773,20 +785,41 @@ class FrontLinks:
         """A front is gone."""
         self._workers.unshare(memory)
 
-    def keep_while_alive(self, process: int, views: object) -> None:
-        """Keep views until a process has ended; where nobody tells, for good."""
+    def keep_while_alive(self, process: int, views: dict[int, list[Buffer]], instance: str) -> None:
+        """Keep views until a front's process has ended, or the front says at what it looks.
+
+        Args:
+            process: descriptor that tells of its end; -1: nothing tells.
+            views: by request.
+            instance: the front; empty: it will not say.
+        """
+        instance = instance or f"nameless {self.new_number()}"
+        views = self._take_kept(instance) | views
         if process < 0:
             log.warning("a front that is gone may still read outputs: they are kept")
-            process = -1 - len(self._kept)
         else:
-            asyncio.get_running_loop().add_reader(process, self._process_ended, process)
-        self._kept[process] = views
+            asyncio.get_running_loop().add_reader(process, self._take_kept, instance)
+        self._kept[instance] = process, views
 
-    def _process_ended(self, process: int) -> None:
-        del self._kept[process]
+    def _take_kept(self, instance: str) -> dict[int, list[Buffer]]:
+        """Keep nothing for a front any more; returns what was kept."""
+        process, views = self._kept.pop(instance, (-1, {}))
         if process >= 0:
             asyncio.get_running_loop().remove_reader(process)
             os.close(process)
+        return views
+
+    def _still_lent(self, instance: str, looks: Counter[int]) -> dict[int, list[Buffer]]:
+        """Let go of what a front got over earlier connections, but for that at which it looks, as it says."""
+        if not instance:
+            return {}
+        for link in list(self._links):
+            if link.instance == instance:
+                link.lost("replaced by its successor")
+        views = self._take_kept(instance)
+        return {
+            ask_id: views[ask_id][:number] for ask_id, number in looks.items() if ask_id in views
+        }
 
     def _worker_came(self, worker: WorkerLink) -> None:
         for link in list(self._links):
@@ -823,8 +856,14 @@ class FrontLinks:
             raise NoRoomError(f"found {len(self._links)} fronts, expected {FRONTS_MAX} at most")
         name = f"{printable(request.host, 80)}-{request.pid}"
         caller = CALLER.get()
-        token = self._listener.expect(lambda sock: self._dialled(sock, name, caller))
-        asyncio.get_running_loop().call_later(_DIAL_LIMIT_S, self._listener.forget, token)
+        token = self._listener.expect(lambda sock: self._dialled(sock, name, caller, request))
+        # What it said at an earlier attempt holds no more.
+        self._listener.forget(self._tokens.pop(request.instance, b""))
+        if request.instance:
+            self._tokens[request.instance] = token
+        asyncio.get_running_loop().call_later(
+            _DIAL_LIMIT_S, self._expect_no_more, request.instance, token
+        )
         return pb.AttachFrontResponse(
             heartbeat_interval_ms=self.heartbeats.interval_ms,
             silence_limit_ms=self.heartbeats.silence_limit_ms,
@@ -837,9 +876,18 @@ class FrontLinks:
             generation=self._term.generation,
         )
 
-    def _dialled(self, sock: socket.socket, name: str, caller: Caller) -> None:
+    def _expect_no_more(self, instance: str, token: bytes) -> None:
+        self._listener.forget(token)
+        if self._tokens.get(instance) == token:
+            del self._tokens[instance]
+
+    def _dialled(
+        self, sock: socket.socket, name: str, caller: Caller, request: pb.AttachFrontRequest
+    ) -> None:
         self.is_ready = self.catalogue.ready
-        link = FrontLink(self, sock, name, caller)
+        self._tokens.pop(request.instance, None)
+        lent = self._still_lent(request.instance, Counter(request.still_looks_at))
+        link = FrontLink(self, sock, name, caller, request.instance, lent)
         self._links[link] = None
         for worker in self._workers.links:
             if worker.joined:

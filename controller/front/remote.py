@@ -13,6 +13,7 @@ import asyncio
 import functools
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -169,6 +170,9 @@ class RemoteBackend:
         #: Workers' memory for outputs, and whose outputs nobody looks at any more: noted in any thread.
         self._outputs: dict[int, MappedMemory] = {}
         self._returned: deque[int] = deque()
+        self._instance = secrets.token_hex(8)
+        #: Outputs that somebody looks at, by request; over which connection they came does not matter.
+        self._looks: Counter[int] = Counter()
         self._thread = threading.get_ident()
         #: Workers with which we share no memory, once there is a controller; inputs that they may be sent; what they
         #: were sent; and what is told beside their outputs: departure, parameters, and bytes of the outputs.
@@ -324,9 +328,18 @@ class RemoteBackend:
         if withdrawn:
             buffers += frames.encode(frames.Withdrawn(tuple(withdrawn)))
         if self._returned:
-            returned = [self._returned.popleft() for _ in range(len(self._returned))]
+            returned = self._take_returned()
             buffers += frames.encode(frames.Returned(tuple(returned)))
         data.send_now(buffers)
+
+    def _take_returned(self) -> list[int]:
+        """Take what was noted of outputs that nobody looks at any more."""
+        returned = [self._returned.popleft() for _ in range(len(self._returned))]
+        self._looks.subtract(returned)
+        for ask_id in returned:
+            if not self._looks[ask_id]:
+                del self._looks[ask_id]
+        return returned
 
     # --- what the controller says -------------------------------------------------------------
 
@@ -465,14 +478,14 @@ class RemoteBackend:
         if memory is None:
             raise ProtocolError(f"request {ask_id}: outputs in memory that is not mapped")
         begin = place & (1 << PLACE_BITS) - 1
+        self._looks[ask_id] += 1
         return memory.look(begin, num_bytes, functools.partial(self._return, ask_id))
 
     def _return(self, ask_id: int) -> None:
         """Nobody looks at an output any more. Called in any thread."""
-        if self._data is not None:
-            self._returned.append(ask_id)
-            if threading.get_ident() == self._thread:
-                self._flush_soon()
+        self._returned.append(ask_id)
+        if threading.get_ident() == self._thread and self._data is not None:
+            self._flush_soon()
 
     def _take_told(self, told: frames.Told, frame: Frame) -> None:
         book = self._book
@@ -622,11 +635,15 @@ class RemoteBackend:
 
     async def _attach(self, channel: Any, address: str) -> tuple[str, bool]:  # noqa: ANN401  grpc.aio's
         """Serve one connection; says why it ended, and whether it was of use."""
+        # What comes back from now on is told over the connection that this begins.
+        self._take_returned()
         request = pb.AttachFrontRequest(
             protocol_version=wire.PROTOCOL_VERSION,
             host=socket.gethostname(),
             pid=os.getpid(),
             knows_callers=self._knows_callers,
+            still_looks_at=self._looks.elements(),
+            instance=self._instance,
         )
         attach = channel.unary_unary(
             _ATTACH,
@@ -710,7 +727,6 @@ class RemoteBackend:
         self._is_mapped = False
         self._lent.clear()
         self._outputs.clear()
-        self._returned.clear()
         if self._workers is not None:
             self._workers.close()
             self._workers = None

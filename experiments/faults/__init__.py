@@ -4,8 +4,9 @@
     sockets    TCP and Unix sockets between them, over links that break, stall and lose
     rpc        gRPC's client on those sockets, in place of grpcio's
     interpose  the standard library's doors (clock, socket, thread, process id) lead into the world
+    leases     where it is kept which of several controllers leads
     device     a worker's device, whose answers show which inputs it has read
-    plant      the product's own `running`, `serving` and `ControllerLink`, as processes of the world
+    plant      the product's own controllers, fronts and workers, as processes of the world
     clients    whoever asks, and writes down what came of it
     story      a random story: what happens when, of a seed
     checks     what must hold whatever happens

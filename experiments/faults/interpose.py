@@ -58,6 +58,9 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         assert world.current is not None
         return world.current.host.clock_ns() + world.current.host.wall_ns
 
+    def boot_ns(_clock: int) -> int:
+        return monotonic_ns()
+
     def sleep(seconds: float) -> None:
         thread = current_thread()
         assert thread is not None, "a loop would block"
@@ -125,6 +128,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(time, "monotonic", lambda: monotonic_ns() / NS_PER_S)
         put(time, "time_ns", wall_ns)
         put(time, "time", lambda: wall_ns() / NS_PER_S)
+        put(time, "clock_gettime_ns", boot_ns)
         put(time, "sleep", sleep)
         put(os, "getpid", pid)
         put(os, "memfd_create", shared_memory)
@@ -152,6 +156,9 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
             stack.enter_context(mock.patch.object(module, "tune_thread"))
         for module in (controller.selection.stores, controller.state_file):
             stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", threads.Executor))
-        idle = mock.patch.object(controller.front.http2_server, "thread_busy_ns", return_value=int)
-        stack.enter_context(idle)
+        # Nobody of the world is ever busy: turns take no time.
+        times = mock.patch.object(
+            controller.front.http2_server, "thread_times", return_value=lambda: (0, 0)
+        )
+        stack.enter_context(times)
         yield network

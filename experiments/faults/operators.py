@@ -11,9 +11,8 @@ import grpc
 from clockwright.v1 import control_pb2 as pb
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
-from experiments.faults.plant import CONTROLLER_PORT, Plant
+from experiments.faults.plant import Plant
 from experiments.faults.rpc import Channel
-from experiments.faults.world import Host
 
 _CONTROL = "/clockwright.v1.ControlService"
 
@@ -24,7 +23,6 @@ class ModelOperator:
 
     plant: Plant
     clients: WorldClients
-    controller_host: Host
     #: What is confirmed of each model: what it is, None that it is not there. What is in doubt is missing.
     certain: dict[str, ModelSpec | None] = field(default_factory=dict)
     num_open: int = 0
@@ -50,9 +48,8 @@ class ModelOperator:
                 self.certain.pop(name, None)  # until it is confirmed, both may be so
                 if spec is not None:
                     self.clients.versions.setdefault(name, []).append(spec)
-                address = self.plant.address(self.controller_host, CONTROLLER_PORT)
                 try:
-                    async with Channel(address) as channel:
+                    async with Channel(self.plant.controller_address) as channel:
                         if spec is not None:
                             await self._put(channel, name, spec)
                         else:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
@@ -13,30 +13,40 @@ from unittest import mock
 from typing_extensions import override
 
 import controller.app
+import controller.lease.keeper
 import worker.lane_threads
-from clockwright.actions import ActionError, Result
+import worker.link
+from clockwright.actions import Action, ActionError, Result
+from clockwright.bulk import Buffer
+from clockwright.frames import Withdrawal
+from clockwright.leadership import Fence, Term
 from clockwright.units import NS_PER_MS
+from clockwright.v1 import worker_pb2
 from controller.access.config import AccessConfig
-from controller.app import Controller, running
+from controller.app import Controller, running, serve
 from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
+from experiments.faults.leases import LeasePlace
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, Process, World
 from worker.config import WorkerConfig
+from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
 from worker.link import ControllerLink
 from worker.models.file_store import FileStore
 from worker.models.model_files import Limits
 
 CONTROLLER_PORT = 8001
-FRONT_PORT = 8002
+FRONT_PORT = 8101
 _IO_BYTES = 8 << 20
 _ARENA_BYTES = 256 << 20
 _SHARED_BYTES = 32 << 20
+# What this process has taken up says nothing about the world's.
+_MEMORY_BYTES = 1 << 60
 
 
 # The controller's books forbid what is answered so.
@@ -66,6 +76,35 @@ class ObservedCore(Core[FoldingModel]):
         return results
 
 
+class ObservedSocket(ControllerSocket):
+    """A worker's socket for actions that says when somebody is obeyed whom another has followed."""
+
+    plant: Plant  # that runs
+
+    def __init__(
+        self,
+        host: str,
+        welcome: worker_pb2.Welcome,
+        take: Callable[[Action | Withdrawal, Sequence[Buffer], memoryview | None], None],
+    ) -> None:
+        plant = self.plant
+        assert plant.world.current is not None
+        fence = plant.fences[plant.world.current]
+        term = Term(welcome.lineage, welcome.generation)
+
+        def take_in_turn(
+            order: Action | Withdrawal, payload: Sequence[Buffer], room: memoryview | None
+        ) -> None:
+            if term.is_older_than(fence.newest):
+                plant.world.fail(
+                    f"a worker obeys generation {term.generation}, and knows that"
+                    f" {fence.newest.generation} has followed it"
+                )
+            take(order, payload, room)
+
+        super().__init__(host, welcome, take_in_turn)
+
+
 class CheckedScheduler(Scheduler):
     """A scheduler whose books are looked at after every so many events."""
 
@@ -78,6 +117,16 @@ class CheckedScheduler(Scheduler):
         if self.num_events % 16 == 0:
             check_books(self)
         return commands
+
+
+@dataclass
+class RunningController:
+    """A controller process that runs."""
+
+    process: Process
+    #: While it leads.
+    controller: Controller | None = None
+    generation: int = 0
 
 
 @dataclass
@@ -99,8 +148,13 @@ class Plant:
     #: A folder for everybody's files.
     folder: Path
     specs: dict[str, ModelSpec] = field(default_factory=dict)
-    controller: Controller | None = None
-    controller_process: Process | None = None
+    #: Where the controllers are, by their names.
+    controller_hosts: dict[str, Host] = field(default_factory=dict)
+    #: Says which of several leads; None: there is one.
+    lease: LeasePlace | None = None
+    controllers: dict[str, RunningController] = field(default_factory=dict)
+    #: What each worker process knows of those who led.
+    fences: dict[Process, Fence] = field(default_factory=dict)
     fronts: dict[str, Process] = field(default_factory=dict)
     workers: dict[str, RunningWorker] = field(default_factory=dict)
     #: Settings that a story draws.
@@ -120,7 +174,20 @@ class Plant:
             self._last_core = ObservedCore(self.world, num_pages=num_pages, io_bytes=io_bytes)
             return self._last_core
 
+        def make_fence() -> Fence:
+            assert self.world.current is not None
+            fence = self.fences[self.world.current] = Fence()
+            return fence
+
+        ObservedSocket.plant = self
+        lease = self.lease or LeasePlace(self.world, self.network, None)
         with (
+            mock.patch.object(controller.app, "running", self._running),
+            mock.patch.object(controller.app, "freeze_garbage"),
+            mock.patch.object(controller.app, "open_store", lease.open),
+            mock.patch.object(controller.lease.keeper, "Lease", lease.view),
+            mock.patch.object(worker.link, "Fence", make_fence),
+            mock.patch.object(worker.link, "ControllerSocket", ObservedSocket),
             mock.patch.object(worker.lane_threads, "Core", make_core),
             mock.patch.object(worker.lane_threads, "freeze_garbage"),
             mock.patch.object(controller.app, "make_scheduler", CheckedScheduler),
@@ -133,48 +200,105 @@ class Plant:
 
     # --- controllers ----------------------------------------------------------------------------
 
-    def start_controller(self, host: Host) -> Process:
+    @property
+    def controller(self) -> Controller | None:
+        """The one that leads, or has begun to last; None: none does."""
+        leading = [each for each in self.controllers.values() if each.controller is not None]
+        latest = max(leading, key=lambda each: each.generation, default=None)
+        return None if latest is None else latest.controller
+
+    @property
+    def num_leading(self) -> int:
+        """How many serve, or believe that they may."""
+        return sum(each.controller is not None for each in self.controllers.values())
+
+    @property
+    def controller_address(self) -> str:
+        """Whom an operator turns to."""
+        leading = {name: each for name, each in self.controllers.items() if each.controller}
+        name = max(leading, key=lambda name: leading[name].generation, default="")
+        return self._controller_address(name or next(iter(self.controller_hosts)))
+
+    def _controller_address(self, name: str) -> str:
+        number = list(self.controller_hosts).index(name)
+        return self.address(self.controller_hosts[name], CONTROLLER_PORT + number)
+
+    @property
+    def _controller_addresses(self) -> str:
+        return ",".join(map(self._controller_address, self.controller_hosts))
+
+    @asynccontextmanager
+    async def _running(
+        self,
+        config: ControllerConfig,
+        term: Term = Term(),  # noqa: B008  it is frozen
+    ) -> AsyncIterator[Controller]:
+        """Do what `running` does, on the world's clock, and note it."""
+        process = self.world.current
+        assert process is not None
+        async with running(config, term, clock=time.monotonic_ns) as started:
+            own = self.controllers[process.name]
+            own.controller, own.generation = started, term.generation
+            try:
+                yield started
+            finally:
+                own.controller = None
+
+    def start_controller(self, name: str) -> Process:
         """Start a controller."""
-        process = Process(self.world, host, "controller")
+        host = self.controller_hosts[name]
+        process = Process(self.world, host, name)
+        lease = self.lease
+        # On one host all have one folder, and each of several hosts has its own.
+        state = "state" if lease is None or lease.host is None else f"state of {name}"
         config = ControllerConfig(
             host=self.network.address(host),
-            port=CONTROLLER_PORT,
+            port=int(self._controller_address(name).rpartition(":")[2]),
             models_dir=self.folder / "models",
             scheduler=self.scheduler,
             heartbeat_interval_ms=self.heartbeat_ms,
             silence_limit_ms=self.silence_ms,
             shared_memory_bytes=_SHARED_BYTES,
+            memory_limit_bytes=_MEMORY_BYTES,
             default_slo_ns=200 * NS_PER_MS,
-            state_dir=self.folder / "state" if self.keeps_state else None,
+            state_dir=self.folder / state if self.keeps_state else None,
+            lease=None if lease is None else "file:the world's",
             access=AccessConfig(insecure=True),
             telemetry_capacity=1000,
         )
 
         async def main() -> None:
-            async with running(config, clock=time.monotonic_ns) as started:
-                self.world.say("controller serves")
-                self.controller = started
-                await asyncio.Event().wait()
+            await serve(config, started=lambda _: self.world.say(f"{name} serves"))
+
+        own = self.controllers[name] = RunningController(process)
 
         def ended() -> None:
-            self.controller = None
-            self.controller_process = None
+            if self.controllers.get(name) is own:
+                del self.controllers[name]
 
         process.on_end.append(ended)
-        self.controller_process = process
         process.start(main)
         return process
 
+    def terminate(self, process: Process) -> None:
+        """Tell a controller or a worker to leave, as by SIGTERM."""
+        worker = self.workers.get(process.name)
+        if worker is not None:
+            process.loop.call_soon(worker.link.leave)
+        else:
+            process.signal(signal.SIGTERM)
+
     # --- fronts ---------------------------------------------------------------------------------
 
-    def start_front(self, name: str, host: Host, controller_host: Host) -> Process:
+    def start_front(self, name: str, host: Host) -> Process:
         """Start a front."""
         process = self.fronts[name] = Process(self.world, host, name)
         config = FrontConfig(
-            controller=self.address(controller_host, CONTROLLER_PORT),
+            controller=self._controller_addresses,
             host=self.network.address(host),
             port=FRONT_PORT + len(self.fronts) if name not in self._ports else self._ports[name],
             shared_memory_bytes=_SHARED_BYTES,
+            memory_limit_bytes=_MEMORY_BYTES,
             access=AccessConfig(insecure=True),
         )
         self._ports[name] = config.port
@@ -193,11 +317,11 @@ class Plant:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def start_worker(self, name: str, host: Host, controller_host: Host, num_pages: int) -> Process:
+    def start_worker(self, name: str, host: Host, num_pages: int) -> Process:
         """Start a worker."""
         process = Process(self.world, host, name)
         config = WorkerConfig(
-            controller=self.address(controller_host, CONTROLLER_PORT),
+            controller=self._controller_addresses,
             device="simulated",
             worker_id=name,
             num_pages=num_pages,

@@ -27,6 +27,8 @@ _INITIAL_WINDOW = 65_535
 _FRAME_BYTES = 16_384
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _CONNECT_LIMIT_S = 5.0
+# After a connection broke there is none for so long.
+_PAUSE_S = 0.1
 
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -79,13 +81,11 @@ class WorldCall:
         """Send a message."""
         if self._code is not None:
             raise asyncio.InvalidStateError("the call is over")
-        await self._channel.connected()
         self._channel.send(self, struct.pack(">BI", 0, len(message)) + bytes(message), last=False)
 
     async def done_writing(self) -> None:
         """Send nothing more."""
         if self._code is None:
-            await self._channel.connected()
             self._channel.send(self, b"", last=True)
 
     async def read(self) -> Any:
@@ -94,7 +94,6 @@ class WorldCall:
         Raises:
             grpc.aio.AioRpcError: the call ended badly.
         """
-        await self._channel.connected()
         while not self._messages:
             if self._code is not None:
                 if self._code is not grpc.StatusCode.OK:
@@ -180,13 +179,18 @@ class WorldCall:
 
 
 class Channel:
-    """A connection to a server, made at the first call, and for good."""
+    """A connection to a server, made at the first call, and again at a call after it broke."""
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._loop = asyncio.get_running_loop()
+        self._is_closed = False
+        self._again_s = 0.0
+        self._begin_afresh()
+
+    def _begin_afresh(self) -> None:
         self.calls: dict[int, WorldCall] = {}
         self._socket: Socket | None = None
-        self._loop = asyncio.get_running_loop()
         self._connecting: asyncio.Task[None] | None = None
         self._broken = ""
         self._decoder = Decoder()
@@ -215,6 +219,7 @@ class Channel:
         """Hang up."""
         if self._connecting is not None:
             self._connecting.cancel()
+        self._is_closed = True
         self._break("the channel is closed")
 
     def stream_stream(self, method: str, *_: object, **__: object) -> Callable[..., WorldCall]:
@@ -266,13 +271,9 @@ class Channel:
 
     # --- out ------------------------------------------------------------------------------------
 
-    async def connected(self) -> None:
-        """Wait until the connection stands, or cannot; calls then end."""
-        if self._connecting is not None:
-            with suppress(OSError):
-                await asyncio.shield(self._connecting)
-
     def _begin(self, call: WorldCall) -> None:
+        if self._broken and not self._is_closed and self._loop.time() >= self._again_s:
+            self._begin_afresh()
         if self._broken:
             call.end(grpc.StatusCode.UNAVAILABLE, self._broken)
             return
@@ -443,6 +444,7 @@ class Channel:
         if self._broken:
             return
         self._broken = reason
+        self._again_s = self._loop.time() + _PAUSE_S
         if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._loop.remove_writer(self._socket)

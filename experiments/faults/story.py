@@ -27,6 +27,7 @@ from experiments.faults import checks
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
 from experiments.faults.interpose import interposed
+from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
 from experiments.faults.world import Process, Violation, World
@@ -38,6 +39,12 @@ _RESTART_NS = 200 * NS_PER_MS
 _STEP_NS = 20 * NS_PER_MS
 # When nothing goes wrong any more, everything is well again after so long.
 _RECOVERY_LIMIT_NS = 60 * NS_PER_S
+# A slab may be on its way back for so long.
+_RETURN_LIMIT_NS = NS_PER_S
+# With a lease, which lapses after 3 s, a story goes on for so long, and what goes wrong may last so long.
+_LEASE_STORY_NS = 6 * NS_PER_S
+_LEASE_WHILE_MS = 5000
+_WHILE_MS = 900
 _SLO_MS = (5, 20, 50, 100, 200, 500)
 
 Act = Callable[["Play"], object]
@@ -67,7 +74,7 @@ class StoryOutcome:
 
 
 class _Log(logging.Handler):
-    """Takes what the product logs into the transcript. Errors are its own bugs."""
+    """Takes what the product logs into the transcript. Errors are its own bugs; what is critical is not."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.INFO)
@@ -82,7 +89,7 @@ class _Log(logging.Handler):
         if record.exc_info:
             words += f"\n{logging.Formatter().formatException(record.exc_info)}"
         world.say(words)
-        if record.levelno >= logging.ERROR:
+        if record.levelno == logging.ERROR:
             world.fail(words)
 
 
@@ -96,6 +103,7 @@ class Story:
         num_requests: int = 40,
         length_ns: int = 500 * NS_PER_MS,
         kinds: Sequence[str] | None = None,
+        lease: str | None = None,
     ) -> None:
         """Draw a story.
 
@@ -104,10 +112,14 @@ class Story:
             num_requests: of clients.
             length_ns: how long things go on, and wrong.
             kinds: what goes wrong; None: the seed says, and in one story of sixteen nothing does.
+            lease: where two controllers keep who leads, `file` or `service`; empty: there is one; None: the seed says.
         """
         self.seed = seed
-        self.length_ns = length_ns
         draw = self._draw = random.Random(seed)
+        drawn = draw.choice(["", "", "", "", "", "", "file", "service"])
+        self.lease = drawn if lease is None else lease
+        self.controllers = ["controller0", "controller1"] if self.lease else ["controller0"]
+        self.length_ns = max(length_ns, _LEASE_STORY_NS) if self.lease else length_ns
         self.num_workers = draw.choice([1, 1, 2, 2, 3])
         self.num_fronts = draw.choice([1, 1, 2])
         #: Which of them stand on the controller's host.
@@ -119,7 +131,9 @@ class Story:
         self.specs = {f"m{number}": self._spec(number) for number in range(draw.randint(1, 4))}
         self.happenings: list[Happening] = []
         # Models that an operator adds, replaces and removes, all of one shape, so that clients need not know.
-        self.put = {f"u{number}" for number in range(draw.choice([0, 0, 1, 2]))}
+        # Controllers of several hosts do not know of each other's.
+        num_put = draw.choice([0, 0, 1, 2]) if self.lease != "service" else 0
+        self.put = {f"u{number}" for number in range(num_put)}
         for name in sorted(self.put):
             for number in range(draw.randint(1, 4)):
                 self._say(self._operation(name, number))
@@ -198,12 +212,18 @@ class Story:
 
     def somebody(self, kinds: str = "worker front controller") -> str:
         """Draw a process."""
-        names = [*self._names(), "controller"]
+        names = [*self._names(), *self.controllers]
         return self._draw.choice([name for name in names if name.rstrip("0123456789") in kinds])
 
-    def a_while_ns(self, most_ms: int = 900) -> int:
+    def a_while_ns(self, most_ms: int | None = None) -> int:
         """Draw how long something lasts: often short, sometimes up to the most."""
+        if most_ms is None:
+            most_ms = _LEASE_WHILE_MS if self.lease else _WHILE_MS
         return round(math.pow(most_ms, self._draw.random()) * NS_PER_MS)
+
+    def someplace(self) -> str:
+        """Draw whom somebody may be cut off from."""
+        return self.one_of(*self.controllers, *(["lease"] if self.lease else []), "clients")
 
     def number(self, below: int) -> int:
         """Draw a number."""
@@ -220,6 +240,11 @@ class Story:
 def _crash(story: Story) -> tuple[str, Act]:
     name, down_ns = story.somebody(), story.a_while_ns()
     return f"{name} is killed, back after {_ms(down_ns)}", lambda play: play.crash(name, down_ns)
+
+
+def _terminate(story: Story) -> tuple[str, Act]:
+    name = story.somebody("worker controller")
+    return f"{name} is told to leave", lambda play: play.terminate(name)
 
 
 def _power_loss(story: Story) -> tuple[str, Act]:
@@ -244,7 +269,7 @@ def _slow(story: Story) -> tuple[str, Act]:
 
 
 def _partition(story: Story) -> tuple[str, Act]:
-    one, other, for_ns = story.somebody(), story.one_of("controller", "clients"), story.a_while_ns()
+    one, other, for_ns = story.somebody(), story.someplace(), story.a_while_ns()
     return (
         f"{one} and {other} do not reach each other for {_ms(for_ns)}",
         lambda play: play.cut(one, other, for_ns),
@@ -252,7 +277,7 @@ def _partition(story: Story) -> tuple[str, Act]:
 
 
 def _hiccups(story: Story) -> tuple[str, Act]:
-    one, other = story.somebody(), story.one_of("controller", "clients")
+    one, other = story.somebody(), story.someplace()
     one_in, hiccup_ns = 2 + story.number(20), story.a_while_ns(200)
     return (
         f"one in {one_in} messages between {one} and {other} takes {_ms(hiccup_ns)}",
@@ -322,6 +347,7 @@ def _slow_device(story: Story) -> tuple[str, Act]:
 
 FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "crash": _crash,
+    "terminate": _terminate,
     "power": _power_loss,
     "hang": _freeze,
     "slow": _slow,
@@ -350,16 +376,23 @@ class Play:
 
     def __init__(self, story: Story, world: World, plant: Plant) -> None:
         self.story, self.world, self.plant = story, world, plant
-        self.controller_host = world.host("host0")
+        controller_host = world.host("host0")
+        lease_host = world.host("host of the lease") if story.lease == "service" else None
+        for name in story.controllers:
+            apart = lease_host is not None and name != "controller0"
+            plant.controller_hosts[name] = world.host("host1") if apart else controller_host
+        if story.lease:
+            plant.lease = LeasePlace(world, plant.network, lease_host)
         self.clients = WorldClients(plant, world.host("clients"))
         self._hosts = {
-            name: self.controller_host if name in story.near else world.host(f"host of {name}")
+            name: controller_host if name in story.near else world.host(f"host of {name}")
             for name in story._names()
         }
-        self.operator = ModelOperator(plant, self.clients, self.controller_host)
+        self.operator = ModelOperator(plant, self.clients)
         self._down_until_ns = dict.fromkeys(self.names, 0)
-        self._hosts["controller"] = self.controller_host
+        self._hosts |= plant.controller_hosts
         self._hosts["clients"] = self.clients.host
+        self._hosts["lease"] = lease_host or controller_host
 
     # --- who is there ---------------------------------------------------------------------------
 
@@ -368,12 +401,12 @@ class Play:
         if self.process(name) is not None or self.world.now_ns < self._down_until_ns[name]:
             return
         host = self._hosts[name]
-        if name == "controller":
-            self.plant.start_controller(host)
+        if name in self.story.controllers:
+            self.plant.start_controller(name)
         elif name.startswith("front"):
-            self.plant.start_front(name, host, self.controller_host)
+            self.plant.start_front(name, host)
         else:
-            self.plant.start_worker(name, host, self.controller_host, self.story.num_pages)
+            self.plant.start_worker(name, host, self.story.num_pages)
         process = self.process(name)
         assert process is not None
         # Whoever looks after processes starts it again, whyever it has ended.
@@ -389,7 +422,7 @@ class Play:
     @property
     def names(self) -> list[str]:
         """All that are to run."""
-        return [*self.story._names(), "controller"]
+        return [*self.story._names(), *self.story.controllers]
 
     # --- what goes wrong ------------------------------------------------------------------------
 
@@ -399,6 +432,10 @@ class Play:
             self._down_until_ns[name] = self.world.now_ns + down_ns
             process.kill(silently=silently)
         self.world.after(down_ns, lambda: self.start(name))
+
+    def terminate(self, name: str) -> None:
+        if (process := self.process(name)) is not None:
+            self.plant.terminate(process)
 
     def freeze(self, name: str, for_ns: int) -> None:
         if (process := self.process(name)) is not None:
@@ -493,6 +530,9 @@ class Play:
         self._keeps_promises()
         self._serves_again()
         self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
+        self._wait(
+            lambda: not checks.num_held_bytes(plant), _RETURN_LIMIT_NS, "slabs are held for nobody"
+        )
         checks.at_rest(plant, self.clients)
 
     def _heal(self) -> None:
@@ -520,8 +560,13 @@ class Play:
             self.world.run(self.world.now_ns + _STEP_NS)
 
     def _is_ready(self) -> bool:
-        controller = self.plant.controller
-        if controller is None or controller.fronts.num_fronts < self.story.num_fronts:
+        plant = self.plant
+        controller = plant.controller
+        if (
+            controller is None
+            or plant.num_leading != 1
+            or controller.fronts.num_fronts < self.story.num_fronts
+        ):
             return False
         statistics = controller.runtime.statistics()
         # What a worker was too slow for is tried there again when it is asked for, and not before.

@@ -59,6 +59,8 @@ class Host:
     no_memory_until_ns: int = 0
     #: How long work in a thread takes beside what it waits for.
     work_ns: int = 100 * NS_PER_US
+    #: Its clocks have jumped.
+    has_jumped: bool = False
     processes: list[Process] = field(default_factory=list)
 
     def clock_ns(self) -> int:
@@ -85,6 +87,7 @@ class Host:
 
     def jump(self, by_ns: int) -> None:
         """The monotonic clock jumps forward."""
+        self.has_jumped = True
         self.base_ns, self.since_ns = self.clock_ns() + by_ns, self.world.now_ns
         for process in self.processes:
             process.wake(self.world.now_ns)
@@ -229,6 +232,15 @@ class Process:
     def freeze(self, for_ns: int) -> None:
         """Nothing of it runs for a while, as after SIGSTOP."""
         self.frozen_until_ns = max(self.frozen_until_ns, self.world.now_ns + for_ns)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, as soon as its loop turns; one that it does not listen to ends it."""
+        handler = self.loop.signal_handlers.get(number)
+        if handler is None:
+            self.kill()
+        else:
+            callback, args = handler
+            self.loop.call_soon(callback, *args)
 
     def kill(self, *, silently: bool = False) -> None:
         """It ends at once, as by SIGKILL: its kernel closes its sockets.
@@ -479,6 +491,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         #: Sockets that something may be done with now.
         self._marked: dict[Any, None] = {}
         self._tasks: dict[_Task[Any], None] = {}
+        self.signal_handlers: dict[int, tuple[Any, tuple[Any, ...]]] = {}
 
     # --- time ---------------------------------------------------------------------------------
 
@@ -677,11 +690,11 @@ class WorldLoop(asyncio.AbstractEventLoop):
 
     @override
     def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> None:  # type: ignore[override]
-        pass
+        self.signal_handlers[sig] = callback, args
 
     @override
     def remove_signal_handler(self, sig: int) -> bool:
-        return True
+        return self.signal_handlers.pop(sig, None) is not None
 
     @override
     def get_debug(self) -> bool:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from clockwright.errors import ProtocolError
 from clockwright.shared_memory import map_shared
 from controller.slab_book import BLOCK_BYTES_MIN, SlabBook
-from controller.slabs import Arena, Slabs
+from controller.slabs import Arena, MappedMemory, Slabs
 
 KIB64 = BLOCK_BYTES_MIN
 #: A size to take, or which of those taken is given back.
@@ -256,3 +256,20 @@ def test_memory_that_is_smaller_than_said_or_may_shrink_is_not_mapped() -> None:
     with pytest.raises(ProtocolError, match="cannot be relied on"):
         map_shared(loose, KIB64, to_write=True)
     os.close(loose)
+
+
+def test_a_slab_of_mapped_memory_is_told_of_when_the_last_view_goes_though_the_memory_is_forgotten() -> (
+    None
+):
+    arena = Arena("outputs", 4 * KIB64, workers_write=True)
+    told: list[str] = []
+    memory = MappedMemory(1, arena.fd, arena.num_bytes)
+    view = memory.look(KIB64, KIB64, lambda: told.append("over"))
+    part = view[10:20]
+    # As when the worker that it belongs to is gone.
+    del memory, view
+    gc.collect()
+    assert told == []
+    del part
+    assert told == ["over"]
+    arena.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -21,8 +22,8 @@ from controller.front.http2 import Http2Connection
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
 from controller.slab_book import SlabBook
-from experiments.faults.device import FoldingModel
-from experiments.faults.story import Story, play
+from experiments.faults.device import FoldingModel, ModelSpec
+from experiments.faults.story import Happening, Play, Story, play
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -47,6 +48,35 @@ def test_whatever_goes_wrong_each_request_gets_one_answer_and_all_is_well_afterw
         assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
         ends += outcome.outcomes
     assert ends["answered"] > ends.total() / 2
+
+
+def test_outputs_that_a_front_looked_at_as_its_connection_broke_come_back() -> None:
+    def ask(play: Play) -> None:
+        play.clients.ask("large", front="front0", slo_ns=2000 * NS_PER_MS, rows=3)
+
+    def cut_clients_off(play: Play) -> None:
+        play.cut("front0", "clients", 300 * NS_PER_MS)
+
+    def break_the_connection(play: Play) -> None:
+        front = play.process("front0")
+        assert front is not None
+        for sock in list(front.sockets):
+            if sock.peer is not None and sock.peer.process.name == "controller0":
+                sock.peer.reset(errno.ECONNRESET)
+                sock.reset(errno.ECONNRESET)
+
+    story = Story(0, num_requests=0, kinds=(), lease="")
+    story.num_workers = story.num_fronts = 1
+    story.near, story.put = {"worker0", "front0"}, set()
+    story.specs = {"large": ModelSpec("large", 2, 16_384, 1, 1000, 8000)}
+    happenings = [
+        *[Happening(NS_PER_MS, "a request", ask)] * 8,
+        Happening(5 * NS_PER_MS, "clients are cut off", cut_clients_off),
+        Happening(150 * NS_PER_MS, "the connection breaks", break_the_connection),
+    ]
+    outcome = play(story, happenings)
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    assert outcome.outcomes["answered"] >= 8
 
 
 _DIGESTS = """
