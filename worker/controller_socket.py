@@ -190,7 +190,8 @@ class ControllerSocket:
         try:
             while num_bytes:
                 for frame in reader.received(num_bytes):
-                    if self._is_closed:
+                    # One that others have followed is not listened to while its session ends.
+                    if self._is_closed or self.oldest > self._welcome.generation:
                         break
                     order, payload, room = decode_order(frame, memory, oldest=self.oldest)
                     if isinstance(order, MemoryOffer):
