@@ -18,6 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from clockwright.actions import Action, ActionError, FromFronts, Infer, Result
 from clockwright.bulk import Buffer
@@ -42,7 +43,19 @@ _EARLY_BYTES_MAX = 64 << 20
 # A front that leaves so many bytes of outputs unread is as good as gone.
 _UNREAD_BYTES_MAX = 256 << 20
 
-Submit = Callable[[Action, Sequence[Buffer], memoryview | None], None]
+
+class Submit(Protocol):
+    """Takes an Infer that is whole; called in any thread."""
+
+    def __call__(
+        self,
+        action: Action,
+        payload: Sequence[Buffer] = (),
+        room: memoryview | None = None,
+        *,
+        inline: bool = True,
+    ) -> None:
+        """Do what `LaneThreads.submit` does."""
 
 
 class FrontSockets:
@@ -58,7 +71,7 @@ class FrontSockets:
 
         Args:
             listener: takes the connections.
-            submit: takes an Infer that is whole; called in any thread.
+            submit: takes an Infer that is whole.
             refuse: takes the result of one that never will be, and of one that the lanes cannot take.
         """
         self._listener = listener
@@ -93,7 +106,7 @@ class FrontSockets:
         with self._lock:
             whole = self._inputs.take_action(action, payload, fronts)
         if whole is not None:
-            self._submit(whole.action, whole.payload, None)
+            self._submit(whole.action, whole.payload)
         if whole is None or self._paused:
             self._loop.call_soon_threadsafe(self._look)
 
@@ -220,7 +233,8 @@ class FrontSockets:
     def _submit_all(self, found: Sequence[WholeInfer]) -> None:
         for whole in found:
             try:
-                self._submit(whole.action, whole.payload, None)
+                # A step on the event loop's thread could keep heartbeats waiting for the device.
+                self._submit(whole.action, whole.payload, inline=False)
             except ProtocolError as error:
                 # The controller is to blame, and no front.
                 self._end(whole.action.action_id, ActionError.BAD_INPUT, str(error))
