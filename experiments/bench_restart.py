@@ -256,7 +256,7 @@ def account(asked: Sequence[Inquiry]) -> dict[str, float]:
 
 
 @dataclass(slots=True)
-class Process:
+class Deployed:
     """A process of the deployment, and how to start it again where it was."""
 
     command: list[str]
@@ -312,22 +312,22 @@ class Deployment:
     stack: ExitStack
     #: Where the first processes' modules are; None: here.
     source: Path | None = None
-    controllers: list[Process] = field(default_factory=list)
-    workers: list[Process] = field(default_factory=list)
-    fronts: list[Process] = field(default_factory=list)
+    controllers: list[Deployed] = field(default_factory=list)
+    workers: list[Deployed] = field(default_factory=list)
+    fronts: list[Deployed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         write_model("mlp-16-8-4", self.folder / "models" / "net" / "1" / "model.onnx")
 
-    def add(self, processes: list[Process], *command: str, source: Path | None = None) -> Process:
+    def add(self, processes: list[Deployed], *command: str, source: Path | None = None) -> Deployed:
         """Start one more."""
-        process = Process(list(command), folder=source or self.source)
+        process = Deployed(list(command), folder=source or self.source)
         self.stack.callback(process.end)
         process.start()
         processes.append(process)
         return process
 
-    def add_controller(self, name: str, *, lease: bool, source: Path | None = None) -> Process:
+    def add_controller(self, name: str, *, lease: bool, source: Path | None = None) -> Deployed:
         """Start a controller, with a lease or as the only one."""
         flags = [f"--models={self.folder}/models", "--port=0", f"--telemetry={self.folder}/{name}"]
         if lease:
@@ -336,7 +336,7 @@ class Deployment:
             flags += [f"--state={self.folder}/state"]
         return self.add(self.controllers, "controller", *flags, source=source)
 
-    def add_worker(self, name: str, source: Path | None = None) -> Process:
+    def add_worker(self, name: str, source: Path | None = None) -> Deployed:
         """Start a worker, which does not compute and takes half a millisecond for it."""
         return self.add(
             self.workers,
@@ -350,7 +350,7 @@ class Deployment:
             source=source,
         )
 
-    def add_front(self, source: Path | None = None) -> Process:
+    def add_front(self, source: Path | None = None) -> Deployed:
         """Start a front."""
         command = ("front", f"--controller={self.addresses}", "--port=0")
         return self.add(self.fronts, *command, source=source)
@@ -492,7 +492,7 @@ async def _fault(client: StreamClient, deployment: Deployment, target: str, numb
     return took_s
 
 
-async def _ended(process: Process) -> None:
+async def _ended(process: Deployed) -> None:
     assert process.popen is not None
     await asyncio.to_thread(process.popen.wait, _START_LIMIT_S)
 
@@ -521,7 +521,7 @@ def back(setting: Setting, folder: Path) -> dict[str, float]:
     return figures | {"controller_back_s": max(took_s)}
 
 
-async def _start_again(process: Process) -> None:
+async def _start_again(process: Deployed) -> None:
     await _ended(process)
     await asyncio.to_thread(process.start)
 
@@ -535,7 +535,7 @@ def upgrade(setting: Setting, folder: Path) -> dict[str, float]:
         old = deployment.controllers.pop()
         old.send(signal.SIGTERM)
         await _ended(old)
-        new = Process([*old.command, f"--state={folder}/state"])
+        new = Deployed([*old.command, f"--state={folder}/state"])
         deployment.stack.callback(new.end)
         await asyncio.to_thread(new.start)
         deployment.controllers.append(new)

@@ -49,7 +49,7 @@ _MODELS = ("steady", "further")
 
 
 @dataclass(slots=True)
-class Size:
+class Occupied:
     """What a process occupied, look by look."""
 
     rss_mib: list[float] = field(default_factory=list)
@@ -89,7 +89,7 @@ def produce(
     return figures
 
 
-def _looks_of(size: Size) -> dict[str, list[float]]:
+def _looks_of(size: Occupied) -> dict[str, list[float]]:
     """The looks at a process as a record keeps them."""
     return {
         "rss_mib": [round(value, 2) for value in size.rss_mib],
@@ -98,7 +98,7 @@ def _looks_of(size: Size) -> dict[str, list[float]]:
     }
 
 
-def figures_of(sizes: dict[str, Size], look_s: float) -> dict[str, float]:
+def figures_of(sizes: dict[str, Occupied], look_s: float) -> dict[str, float]:
     """Slopes per hour, of each process and of all; by how much handles and threads rose from the first half to the second."""
     figures: dict[str, float] = {}
     for name, size in sizes.items():
@@ -139,7 +139,7 @@ def _server() -> Iterator[tuple[LocalServer, str]]:
 
 def _soak(
     server: LocalServer, controller: str, seconds: float, look_s: float
-) -> tuple[dict[str, Size], int, int]:
+) -> tuple[dict[str, Occupied], int, int]:
     load = ClientLoad(
         address=server.address, models=_MODELS, slo_ms=100, seconds=seconds, rate=_STEADY_RPS, seed=2
     )  # fmt: skip
@@ -149,7 +149,7 @@ def _soak(
         if name != "other"
         for number, pid in enumerate(found)
     }
-    sizes = {name: Size() for name in pids}
+    sizes = {name: Occupied() for name in pids}
     over = threading.Event()
     turns = 0
     failures: list[BaseException] = []
@@ -186,7 +186,7 @@ def _soak(
     return sizes, turns, sum(account.others.values()) + account.num_late
 
 
-def _look(pid: int, size: Size) -> None:
+def _look(pid: int, size: Occupied) -> None:
     process = Path(f"/proc/{pid}")
     pages = int((process / "statm").read_text().split()[1])
     size.rss_mib.append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)

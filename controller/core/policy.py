@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,10 +80,6 @@ class Policy(Protocol):
     def has_share_left(self, request: Request, now_ns: int) -> bool:
         """Whether who asks is within its fair share while others are beyond theirs: the gate lets it in."""
         return False
-
-    def weigh_tenants(self, weights: Mapping[str, float]) -> None:
-        """Tenants' shares of the GPUs are other ones from now on; those that are not named have the configured."""
-        return  # Most policies know no shares.
 
     def infer_ended(self, sent: SentAction, event: ActionSucceeded, now_ns: int) -> None:
         """An Infer succeeded; its copy holds one pin less."""

@@ -310,7 +310,8 @@ class Scheduler:
         if model is None:
             self._refuse_unknown(event)
             return None
-        self._resort(model)
+        if model.suspended:
+            self._resort(model)
         slo_ns = event.slo_ns
         deadline_ns = event.arrival_ns + slo_ns
         for copy in model.copies.values():
@@ -383,7 +384,10 @@ class Scheduler:
         return judge_without_prediction(request)
 
     def _tenants_weighed(self, event: TenantsWeighed) -> None:
-        self._policy.weigh_tenants(event.weights)
+        # Most policies know no shares, and none is asked to.
+        weigh = getattr(self._policy, "weigh_tenants", None)
+        if weigh is not None:
+            weigh(event.weights)
 
     def _resort(self, model: Model) -> None:
         """Where no worker offers the model that is trusted, take those that are not: slow beats never."""

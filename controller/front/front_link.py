@@ -412,8 +412,10 @@ class FrontLink:
         elif self._process >= 0:
             os.close(self._process)
         asked, self._open = list(self._open.values()), {}
+        # All first: as one is withdrawn, the scheduler may refuse others, whom nobody tells any more.
         for each in asked:
             each.end(self.links.door)
+        for each in asked:
             assert each.withdraw is not None
             each.withdraw()
 

@@ -116,7 +116,7 @@ class Story:
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
-        drawn = draw.choice(["", "", "", "", "", "", "file", "service"])
+        drawn = draw.choice([*[""] * 14, "file", "service"])
         self.lease = drawn if lease is None else lease
         self.controllers = ["controller0", "controller1"] if self.lease else ["controller0"]
         self.length_ns = max(length_ns, _LEASE_STORY_NS) if self.lease else length_ns

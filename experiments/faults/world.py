@@ -17,7 +17,7 @@ import random
 import sqlite3
 import traceback
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,7 +33,7 @@ T = TypeVar("T")
 # Callbacks of a turn take no time; between two turns of a loop passes so much.
 _TURN_NS = 20 * NS_PER_US
 # What writes to a disk, as threads are handed it.
-_WRITES = frozenset({"add", "finish", "write"})
+_WRITES = frozenset({"add", "finish", "write", "begin_term", "keep_digests"})
 # Waking a thread or a loop takes so long, at most.
 _WAKE_NS = 50 * NS_PER_US
 
@@ -73,16 +73,20 @@ class Host:
         passed_ns = clock_ns - self.base_ns
         return self.since_ns + -(-passed_ns * 10**6 // (10**6 + self.drift_ppm))
 
-    def before_work(self, work: Callable[..., object]) -> None:
+    def before_work(self, work: Callable[..., object], args: Sequence[object]) -> None:
         """Fail what would write, while the disk is full.
 
         Raises:
             OSError: it is.
+            sqlite3.OperationalError: it is, and a database would be written to.
         """
         if self.world.now_ns < self.disk_full_until_ns:
-            if isinstance(work, functools.partial) and len(work.args) > 0:
-                work = work.args[0]  # asyncio.to_thread has put it there
+            if isinstance(work, functools.partial):
+                # asyncio.to_thread has put it first.
+                work = work.args[0] if work.args else work.func
             if getattr(work, "__name__", "") in _WRITES:
+                if args and isinstance(args[0], sqlite3.Connection):
+                    raise sqlite3.OperationalError("database or disk is full")
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def jump(self, by_ns: int) -> None:
@@ -679,7 +683,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
             assert thread is not None
             thread.block(self._world.random.randrange(2 * process.host.work_ns))
             try:
-                process.host.before_work(func)
+                process.host.before_work(func, args)
                 result = func(*args)
             except Exception as error:
                 fault = error

@@ -16,6 +16,7 @@ import pytest
 from clockwright import Client, Feedback, UnknownModelError, wire
 from clockwright.frames import greeting, make_frame
 from clockwright.operator import Operator
+from clockwright.units import NS_PER_MS
 from clockwright.v1 import control_pb2, front_pb2
 from clockwright.v1 import inference_pb2 as pb
 from controller import front_process
@@ -121,6 +122,30 @@ def test_requests_of_a_front_that_is_gone_are_withdrawn_and_others_are_served(
                 await asyncio.wait(open_)
             await until(lambda: front_end.runtime.num_waiting == 0)
             assert first(await other.unary_unary(INFER)(request(4))) == 8
+
+    asyncio.run(main())
+
+
+def test_a_front_is_given_up_though_its_requests_are_refused_as_others_of_it_are_withdrawn(
+    tmp_path: Path,
+) -> None:
+    ahead_ns = 0
+
+    async def main() -> None:
+        nonlocal ahead_ns
+        async with serving(tmp_path, clock=lambda: time.monotonic_ns() + ahead_ns) as front_end:
+            front_end.worker.slow.add("double")
+            async with front(front_end.controller) as channel:
+                infer = channel.unary_unary(INFER)
+                asked = [asyncio.ensure_future(infer(request(n))) for n in range(40)]
+                await until(lambda: front_end.runtime.num_waiting == 40)
+                # All are late now, and the scheduler finds that out as the first is withdrawn.
+                ahead_ns = 2 * PATIENT_MS * NS_PER_MS
+                assert front_end.fronts is not None
+                front_end.fronts.close()
+                assert front_end.runtime.num_waiting == 0
+                for each in asked:
+                    each.cancel()
 
     asyncio.run(main())
 

@@ -304,6 +304,9 @@ def test_an_attacker_is_told_what_was_wrong(
     ):
         send_all(attacker, attack())
         said = SAID.get(attack.__name__)
+        if attack is data_behind_the_end and attacker.closed:
+            # The call may be over, and nobody remembers it, or not yet.
+            said = "found DATA behind the end of stream 1"
         if said is None:
             assert not attacker.closed
             return

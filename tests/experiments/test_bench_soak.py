@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from experiments.bench_soak import Size, figures_of
+from experiments.bench_soak import Occupied, figures_of
 
 
 def test_slopes_are_per_hour_and_rises_compare_the_halves() -> None:
     sizes = {
-        "controller": Size([100.0, 101.0, 102.0, 103.0], [10, 10, 12, 11], [3, 3, 3, 3]),
-        "worker": Size([50.0, 50.0, 50.0, 50.0], [9, 9, 9, 9], [2, 4, 3, 3]),
+        "controller": Occupied([100.0, 101.0, 102.0, 103.0], [10, 10, 12, 11], [3, 3, 3, 3]),
+        "worker": Occupied([50.0, 50.0, 50.0, 50.0], [9, 9, 9, 9], [2, 4, 3, 3]),
     }
     figures = figures_of(sizes, look_s=30)
     assert figures["soak_controller_rss_slope_mib_per_h"] == pytest.approx(120)

@@ -51,6 +51,7 @@ def test_a_fault_s_share_is_that_of_its_worst_case_and_hangs_of_both_kinds_are_o
     assert figures["edf_mh_1of2_fast_fail_mid_run_x0.8_share"] == 0.96
 
 
+@pytest.mark.long
 def test_a_short_run_leaves_a_row_for_each_way_to_break(tmp_path: Path) -> None:
     setting = Setting(
         policies=("edf_mh",), clusters=(2,), faults=("fast_fail",), overloaded=(), num_models=2,

@@ -53,6 +53,7 @@ def test_a_flooding_tenant_gets_no_more_than_eight_others_together(name: str) ->
     assert answered(case, "flood", isolation=0.0) > 4 * answered(case, "innocent", isolation=0.0)
 
 
+@pytest.mark.long
 def test_where_nobody_floods_isolation_costs_a_zoo_next_to_nothing() -> None:
     (scenario,) = (each for each in scenarios() if each.key == "zoo_zoo600_slo100")
     case = scenario.case(1)

@@ -77,6 +77,7 @@ def test_a_flood_s_goodput_is_that_of_both_clients_and_a_pause_has_no_time_to_re
     assert figures["flood_late_successes"] == 0
 
 
+@pytest.mark.long
 def test_a_short_run_leaves_a_row_for_each_client_of_each_case(tmp_path: Path) -> None:
     setting = Setting(
         multiples=(0.5,), slos_ms=(100,), concurrencies=(2,), seconds=0.5, num_models=(2,), flood_rps=200,

@@ -45,6 +45,7 @@ def test_on_kinds_that_differ_by_one_factor_the_schedule_is_the_same() -> None:
     assert summary_of(case) == summary_of(case, suits=False)
 
 
+@pytest.mark.long
 def test_models_are_left_to_the_kinds_that_suit_them() -> None:
     case = replace(unlike.nine(1, 1.5), duration_ns=2 * NS_PER_S)
     steered, other = summary_of(case).total(), summary_of(case, suits=False).total()

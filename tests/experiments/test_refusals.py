@@ -26,7 +26,9 @@ def under(case: Case, policy: str = "edf_mh", **pieces: float) -> Run:
     return run(replace(case, scheduler=config), bucket_ns=SLO_NS)
 
 
-@pytest.mark.parametrize("name", ["refusal_15", "refusal_15_deep", "refusal_600"])
+@pytest.mark.parametrize(
+    "name", ["refusal_15", "refusal_15_deep", pytest.param("refusal_600", marks=pytest.mark.long)]
+)
 def test_most_refusals_leave_at_once_however_many_models_there_are(name: str) -> None:
     case = case_of(name)
     waiting, gated = under(case, at_once=0.0), under(case, at_once=0.62)

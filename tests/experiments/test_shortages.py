@@ -67,6 +67,7 @@ def test_a_cluster_with_room_is_short_of_nothing() -> None:
     assert kind.run_rps == pytest.approx(600, rel=0.1)
 
 
+@pytest.mark.long
 def test_overload_is_a_want_of_exec_time_and_one_more_worker_answers_what_is_foretold() -> None:
     for workers, rate_rps in ((1, 1200), (3, 3000), (2, 4000)):
         given = case(workers=workers, rate_rps=rate_rps, models=12)

@@ -21,6 +21,7 @@ from controller.front.calls import Call, Late
 from controller.front.http2 import Http2Connection
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
+from controller.lease import lease as lease_rules
 from controller.slab_book import SlabBook
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
@@ -34,17 +35,17 @@ _LENGTH_NS = 500 * NS_PER_MS
 _STORIES_MAX = 60
 
 
-def story_of(seed: int, kinds: Sequence[str] | None = None) -> Story:
-    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS, kinds=kinds)
+def story_of(seed: int, kinds: Sequence[str] | None = None, lease: str | None = "") -> Story:
+    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS, kinds=kinds, lease=lease)
 
 
-@pytest.mark.seeds(10)
+@pytest.mark.seeds(6)
 def test_whatever_goes_wrong_each_request_gets_one_answer_and_all_is_well_afterwards(
     seed: int,
 ) -> None:
     ends: Counter[str] = Counter()
     for number in range(_STORIES):
-        outcome = play(story_of(seed * _STORIES + number))
+        outcome = play(story_of(seed * _STORIES + number, lease=None))
         assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
         ends += outcome.outcomes
     assert ends["answered"] > ends.total() / 2
@@ -102,10 +103,22 @@ def test_a_seed_tells_one_story_in_every_process() -> None:
     assert told == {f"{here}\n"}
 
 
-def first_violation(words: str, kinds: Sequence[str] = ("hang", "slow", "reset")) -> None:
+@pytest.mark.parametrize("lease", ["file", "service"])
+def test_a_standby_that_takes_over_under_faults_answers_each_request_once(lease: str) -> None:
+    generations: Counter[str] = Counter()
+    for seed in range(6):
+        outcome = play(story_of(seed, ("crash", "terminate", "hang"), lease=lease))
+        assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
+        generations.update(re.findall("leading, in generation .*", "\n".join(outcome.transcript)))
+    assert generations["leading, in generation 2"] >= 3
+
+
+def first_violation(
+    words: str, kinds: Sequence[str] = ("hang", "slow", "reset"), lease: str = ""
+) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed, kinds))
+        outcome = play(story_of(seed, kinds, lease))
         if outcome.violation:
             assert re.search(words, outcome.violation), outcome.violation
             return
@@ -187,3 +200,10 @@ def test_a_model_that_a_restart_forgets_is_noticed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Catalogue, "restore", forget)
     first_violation("is to be", kinds=("crash",))
+
+
+def test_a_leader_that_counts_on_its_lease_for_too_long_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lease_rules, "HELD_NS", 10 * lease_rules.LEASE_NS)
+    first_violation("lead at once", kinds=("partition",) * 4, lease="service")

@@ -302,8 +302,8 @@ class EdfMhPolicy(Policy):
     def has_share_left(self, request: Request, now_ns: int) -> bool:
         return self._fairness.has_share_left(request, now_ns)
 
-    @override
     def weigh_tenants(self, weights: Mapping[str, float]) -> None:
+        """Let tenants' shares be other ones from now on; those that are not named have the configured."""
         self._fairness.weigh(weights)
 
     @override
