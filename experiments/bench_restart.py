@@ -266,6 +266,7 @@ class Deployed:
 
     def start(self) -> None:
         """Start it, and wait until it listens or stands by; a worker does neither."""
+        self._close()
         self.popen = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", *self.command],
             stdout=subprocess.PIPE,
@@ -302,6 +303,11 @@ class Deployed:
         if self.popen is not None:
             self.popen.kill()
             self.popen.wait()
+            self._close()
+
+    def _close(self) -> None:
+        if self.popen is not None and self.popen.stdout is not None:
+            self.popen.stdout.close()
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -27,7 +28,7 @@ def _nothing() -> None:
     pass
 
 
-class LocalProcesses(Generic[F]):
+class LocalProcesses(ABC, Generic[F]):
     """Started together, watched, and gone when this process goes, whichever way it goes.
 
     When one ends that nobody told to leave, standard error hears of it. Where `start` is told how, one that
@@ -103,9 +104,9 @@ class LocalProcesses(Generic[F]):
             *("--parent-pid", str(os.getpid())),
         ]
 
+    @abstractmethod
     def _arguments(self, controller: str, name: str) -> list[str]:
         """What of that is its own."""
-        raise NotImplementedError
 
     @property
     def num_planned(self) -> int:

@@ -13,7 +13,7 @@ from clockwright.v1 import inference_pb2 as pb
 from experiments.faults.device import ModelSpec
 from experiments.faults.plant import Plant
 from experiments.faults.rpc import EOF, Channel, WorldCall
-from experiments.faults.world import Host, Process
+from experiments.faults.world import Host, WorldProcess
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 _FLOAT_BYTES = 4
@@ -46,7 +46,7 @@ class WorldClients:
 
     plant: Plant
     host: Host
-    process: Process = field(init=False)
+    process: WorldProcess = field(init=False)
     #: What each model is, or was, or may become.
     versions: dict[str, list[ModelSpec]] = field(default_factory=dict)
     asked: list[AskedRequest] = field(default_factory=list)
@@ -58,7 +58,7 @@ class WorldClients:
 
     def __post_init__(self) -> None:
         self.versions = {name: [spec] for name, spec in self.plant.specs.items()}
-        self.process = Process(self.plant.world, self.host, "clients")
+        self.process = WorldProcess(self.plant.world, self.host, "clients")
 
         async def main() -> None:
             await asyncio.Event().wait()

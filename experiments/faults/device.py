@@ -17,7 +17,7 @@ from clockwright.bulk import Buffer
 from clockwright.errors import ModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, NS_PER_US, PAGE_BYTES, ActionId, ArchitectureId
-from experiments.faults.world import Process
+from experiments.faults.world import WorldProcess
 from worker.compiling.compiler import CompilerKilledError
 from worker.core.lanes import Lane, Step
 from worker.devices.device import Device, DeviceLostError
@@ -85,7 +85,7 @@ class FoldingDevice(Device[FoldingModel]):
     exec_core_is_own = False
 
     def __init__(
-        self, process: Process, *, limits: Limits, io_pool_bytes: int, files: FileStore
+        self, process: WorldProcess, *, limits: Limits, io_pool_bytes: int, files: FileStore
     ) -> None:
         self.limits = limits
         self.io_pool_bytes = io_pool_bytes

@@ -9,7 +9,7 @@ from clockwright.units import NS_PER_MS, NS_PER_US
 from controller.lease.lease import Lease, LeaseRecord, Standing
 from controller.lease.stores import FoundRecord
 from experiments.faults.sockets import NetworkLink, WorldNetwork
-from experiments.faults.world import Host, Process, World, current_thread
+from experiments.faults.world import Host, World, WorldProcess, current_thread
 
 # Whoever is asked answers within so long, or somebody else is asked.
 _LIMIT_NS = 700 * NS_PER_MS
@@ -27,11 +27,11 @@ class LeasePlace:
     record: LeaseRecord | None = None
     revision: int = 0
     #: Who has put the record.
-    holder: Process | None = None
+    holder: WorldProcess | None = None
     #: Every controller's view of it.
-    views: dict[Process, Lease] = field(default_factory=dict)
+    views: dict[WorldProcess, Lease] = field(default_factory=dict)
 
-    def open(self, _setting: str) -> WorldLease:
+    def open(self) -> WorldLease:
         """Make the store of the process that runs."""
         assert self.world.current is not None
         return WorldLease(self, self.world.current)
@@ -42,7 +42,7 @@ class LeasePlace:
         lease = self.views[self.world.current] = Lease(holder, lineage=lineage)
         return lease
 
-    def leaders(self) -> list[Process]:
+    def leaders(self) -> list[WorldProcess]:
         """Who may lead, as each sees it by its own clock."""
         return [
             process
@@ -56,7 +56,7 @@ class WorldLease:
     """A `LeaseStore`, in one process."""
 
     place: LeasePlace
-    process: Process
+    process: WorldProcess
 
     def read(self) -> FoundRecord:
         """Do what `LeaseStore` says."""

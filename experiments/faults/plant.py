@@ -29,10 +29,11 @@ from controller.core import Scheduler, SchedulerConfig
 from controller.core.events import Command, Event
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
+from controller.lease.lease import Lease
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
-from experiments.faults.leases import LeasePlace
+from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
-from experiments.faults.world import Host, Process, World
+from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
 from worker.controller_socket import ControllerSocket, Order
 from worker.core.lanes import Core
@@ -124,7 +125,7 @@ class CheckedScheduler(Scheduler):
 class RunningController:
     """A controller process that runs."""
 
-    process: Process
+    process: WorldProcess
     #: While it leads.
     controller: Controller | None = None
     generation: int = 0
@@ -134,7 +135,7 @@ class RunningController:
 class RunningWorker:
     """A worker process that runs."""
 
-    process: Process
+    process: WorldProcess
     device: FoldingDevice
     link: ControllerLink[FoldingModel]
     core: ObservedCore
@@ -155,8 +156,8 @@ class Plant:
     lease: LeasePlace | None = None
     controllers: dict[str, RunningController] = field(default_factory=dict)
     #: What each worker process knows of those who led.
-    fences: dict[Process, Fence] = field(default_factory=dict)
-    fronts: dict[str, Process] = field(default_factory=dict)
+    fences: dict[WorldProcess, Fence] = field(default_factory=dict)
+    fronts: dict[str, WorldProcess] = field(default_factory=dict)
     workers: dict[str, RunningWorker] = field(default_factory=dict)
     #: Settings that a story draws.
     heartbeat_ms: int = 50
@@ -181,12 +182,11 @@ class Plant:
             return fence
 
         ObservedSocket.plant = self
-        lease = self.lease or LeasePlace(self.world, self.network, None)
         with (
             mock.patch.object(controller.app, "running", self._running),
             mock.patch.object(controller.app, "freeze_garbage"),
-            mock.patch.object(controller.app, "open_store", lease.open),
-            mock.patch.object(controller.lease.keeper, "Lease", lease.view),
+            mock.patch.object(controller.app, "open_store", self._open_lease),
+            mock.patch.object(controller.lease.keeper, "Lease", self._view_lease),
             mock.patch.object(worker.link, "Fence", make_fence),
             mock.patch.object(worker.link, "ControllerSocket", ObservedSocket),
             mock.patch.object(worker.lane_threads, "Core", make_core),
@@ -228,6 +228,14 @@ class Plant:
     def _controller_addresses(self) -> str:
         return ",".join(map(self._controller_address, self.controller_hosts))
 
+    def _open_lease(self, _setting: str) -> WorldLease:
+        assert self.lease is not None
+        return self.lease.open()
+
+    def _view_lease(self, holder: str, *, lineage: str) -> Lease:
+        assert self.lease is not None
+        return self.lease.view(holder, lineage=lineage)
+
     @asynccontextmanager
     async def _running(
         self,
@@ -245,10 +253,10 @@ class Plant:
             finally:
                 own.controller = None
 
-    def start_controller(self, name: str) -> Process:
+    def start_controller(self, name: str) -> WorldProcess:
         """Start a controller."""
         host = self.controller_hosts[name]
-        process = Process(self.world, host, name)
+        process = WorldProcess(self.world, host, name)
         lease = self.lease
         # On one host all have one folder, and each of several hosts has its own.
         state = "state" if lease is None or lease.host is None else f"state of {name}"
@@ -281,7 +289,7 @@ class Plant:
         process.start(main)
         return process
 
-    def terminate(self, process: Process) -> None:
+    def terminate(self, process: WorldProcess) -> None:
         """Tell a controller or a worker to leave, as by SIGTERM."""
         worker = self.workers.get(process.name)
         if worker is not None:
@@ -291,9 +299,9 @@ class Plant:
 
     # --- fronts ---------------------------------------------------------------------------------
 
-    def start_front(self, name: str, host: Host) -> Process:
+    def start_front(self, name: str, host: Host) -> WorldProcess:
         """Start a front."""
-        process = self.fronts[name] = Process(self.world, host, name)
+        process = self.fronts[name] = WorldProcess(self.world, host, name)
         config = FrontConfig(
             controller=self._controller_addresses,
             host=self.network.address(host),
@@ -318,9 +326,9 @@ class Plant:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def start_worker(self, name: str, host: Host, num_pages: int) -> Process:
+    def start_worker(self, name: str, host: Host, num_pages: int) -> WorldProcess:
         """Start a worker."""
-        process = Process(self.world, host, name)
+        process = WorldProcess(self.world, host, name)
         config = WorkerConfig(
             controller=self._controller_addresses,
             device="simulated",

@@ -18,12 +18,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
-from experiments.faults.world import Host, Process, World, current_thread
+from experiments.faults.world import Host, World, WorldProcess, current_thread
 
 # What the kernels hold on both sides of a pipe together.
 _PIPE_BYTES = 256 << 10
 # Behind a cut link a connection is given up after this.
 _GIVEN_UP_NS = 15 * NS_PER_S
+# How long a kernel that has no room at the other end waits before it asks for some.
+_PROBE_NS = 200 * NS_PER_MS
 _SO_TIMESTAMPNS = 35
 _EPHEMERAL_PORT = 32768
 
@@ -107,7 +109,8 @@ class _Pipe:
         self._link = link
         self._reader = reader
         self._world = reader.process.world
-        #: On their way, and received.
+        #: On their way, None is the end, and received.
+        self._under_way: deque[_Segment | None] = deque()
         self.received: deque[_Segment] = deque()
         self.num_bytes = 0
         self.writer: Socket | None = None
@@ -143,19 +146,21 @@ class _Pipe:
         if arrival_ns > self._world.now_ns + _GIVEN_UP_NS:
             self._world.after(_GIVEN_UP_NS, self._give_up)
             return
-        self._world.at(arrival_ns, lambda: self._arrived(segment))
+        self._under_way.append(segment)
+        self._world.at(arrival_ns, self._arrived)
 
     def _give_up(self) -> None:
         for each in (self._reader, self.writer):
             if each is not None:
                 each.reset(errno.ETIMEDOUT)
 
-    def _arrived(self, segment: _Segment | None) -> None:
+    def _arrived(self) -> None:
         if self._world.now_ns < self._link.cut_until_ns:
-            # What was on its way when the link was cut is sent again, with all behind it.
-            at_ns = self._last_ns = max(self._last_ns, self._link.cut_until_ns)
-            self._world.at(at_ns, lambda: self._arrived(segment))
+            # What was on its way when the link was cut is sent again.
+            self._world.at(self._link.cut_until_ns, self._arrived)
             return
+        # Whichever this was to be: none overtakes another.
+        segment = self._under_way.popleft()
         reader = self._reader
         if reader.is_closed:
             if segment is not None and self.writer is not None:
@@ -210,7 +215,7 @@ class Socket:
         world = self.network.world
         assert world.current is not None, "a socket outside of the world's processes"
         self.family, self.type, self.proto = family, type, proto
-        self.process: Process = world.current
+        self.process: WorldProcess = world.current
         self.is_closed = False
         self.has_end = False
         #: When what was read last was sent, and arrived.
@@ -534,7 +539,9 @@ class Socket:
                     os.close(fd)
             self._incoming.received.clear()
             if silently:
-                pass
+                if not self._incoming.room():
+                    # The peer has more to send, and its kernel asks for room until somebody answers that nobody is there.
+                    self.network.world.after(_PROBE_NS, self._outgoing.break_off)
             elif unread and not self._error:
                 self._outgoing.break_off()
             else:

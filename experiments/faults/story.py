@@ -30,7 +30,7 @@ from experiments.faults.interpose import interposed
 from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
-from experiments.faults.world import Process, Violation, World
+from experiments.faults.world import Violation, World, WorldProcess
 
 # Where folders are made that last as long as a story.
 _SCRATCH = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -139,7 +139,8 @@ class Story:
                 self._say(self._operation(name, number))
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
-        self.kinds = draw.sample(list(FAULTS), draw.randint(1, 4)) if seed % 16 else []
+        known = [kind for kind in FAULTS if kind != "lease" or self.lease == "service"]
+        self.kinds = draw.sample(known, draw.randint(1, 4)) if seed % 16 else []
         if kinds is not None:
             self.kinds = list(kinds)
         for kind in self.kinds:
@@ -345,6 +346,14 @@ def _slow_device(story: Story) -> tuple[str, Act]:
     )
 
 
+def _lease_out_of_reach(story: Story) -> tuple[str, Act]:
+    name, for_ns = story.somebody("controller"), (2 + story.number(5)) * NS_PER_S
+    return (
+        f"{name} does not reach the lease for {_ms(for_ns)}",
+        lambda play: play.cut(name, "lease", for_ns),
+    )
+
+
 FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "crash": _crash,
     "terminate": _terminate,
@@ -361,6 +370,7 @@ FAULTS: dict[str, Callable[[Story], tuple[str, Act]]] = {
     "memory refused": _no_memory,
     "device": _device,
     "slow device": _slow_device,
+    "lease": _lease_out_of_reach,
 }
 
 
@@ -412,7 +422,7 @@ class Play:
         # Whoever looks after processes starts it again, whyever it has ended.
         process.on_end.append(lambda: self.world.after(_RESTART_NS, lambda: self.start(name)))
 
-    def process(self, name: str) -> Process | None:
+    def process(self, name: str) -> WorldProcess | None:
         """Find a process that runs."""
         for process in self.world.processes:
             if process.name == name and process.alive:
@@ -455,7 +465,7 @@ class Play:
     def cut(self, one: str, other: str, for_ns: int) -> None:
         if self._hosts[one] is not self._hosts[other]:
             link = self.plant.network.link(self._hosts[one], self._hosts[other])
-            link.cut_until_ns = self.world.now_ns + for_ns
+            link.cut_until_ns = max(link.cut_until_ns, self.world.now_ns + for_ns)
 
     def hiccup(self, one: str, other: str, one_in: int, hiccup_ns: int) -> None:
         if self._hosts[one] is not self._hosts[other]:

@@ -61,7 +61,7 @@ class Host:
     work_ns: int = 100 * NS_PER_US
     #: Its clocks have jumped.
     has_jumped: bool = False
-    processes: list[Process] = field(default_factory=list)
+    processes: list[WorldProcess] = field(default_factory=list)
 
     def clock_ns(self) -> int:
         """The monotonic clock."""
@@ -104,9 +104,9 @@ class World:
         self.random = random.Random(seed)
         self.draw = self.random.random
         self.now_ns = NS_PER_S
-        self.current: Process | None = None
+        self.current: WorldProcess | None = None
         self.hosts: dict[str, Host] = {}
-        self.processes: list[Process] = []
+        self.processes: list[WorldProcess] = []
         #: What happened, a line each, with its time.
         self.transcript: list[str] = []
         self.num_events = 0
@@ -184,7 +184,7 @@ class World:
             process.vanish()
 
 
-class Process:
+class WorldProcess:
     """A process: an event loop and threads, on a host."""
 
     def __init__(self, world: World, host: Host, name: str) -> None:
@@ -280,7 +280,7 @@ class Process:
                 with parts[1].open("ab") as wal:
                     wal.write(torn)
         self.databases.clear()
-        for fd in self.files:
+        for fd in list(self.files):
             os.close(fd)
             PROCESS_FILES.pop(fd, None)
         self.files.clear()
@@ -370,7 +370,7 @@ class WorldThread:
     """A thread of a process. Its code runs until it blocks."""
 
     def __init__(
-        self, process: Process, target: Callable[..., object], args: tuple[Any, ...] = ()
+        self, process: WorldProcess, target: Callable[..., object], args: tuple[Any, ...] = ()
     ) -> None:
         self.process = process
         self.is_over = False
@@ -485,7 +485,7 @@ class _Future(asyncio.Future[T]):
 class WorldLoop(asyncio.AbstractEventLoop):
     """The event loop of a process. Its time is its host's monotonic clock."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: WorldProcess) -> None:
         self._process = process
         self._world = process.world
         self._ready: deque[asyncio.Handle] = deque()
@@ -724,7 +724,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
 class ProcessFile:
     """Readable when a process has ended, as Linux's pidfd."""
 
-    def __init__(self, process: Process, watcher: Process) -> None:
+    def __init__(self, process: WorldProcess, watcher: WorldProcess) -> None:
         self._process = process
         self._number = process.world.number()
 

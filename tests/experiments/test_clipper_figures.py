@@ -74,6 +74,7 @@ def test_figure_10_compares_one_model_for_all_with_ones_own(tmp_path: Path) -> N
     assert (tmp_path / "clipper_fig10.png").stat().st_size > 5_000
 
 
+@pytest.mark.long
 def test_figure_9_counts_every_query_of_a_live_run(tmp_path: Path) -> None:
     setting = clipper_fig9.Setting(sizes=(2,), seconds=0.5, rate_qps=20.0, slo_ms=5_000.0)
     mitigated, blocking = clipper_fig9.produce(setting, tmp_path)
@@ -143,6 +144,7 @@ def test_selection_s_cost_is_compared_inside_a_round() -> None:
     assert "whole_path_model_p50_ratio" not in figures
 
 
+@pytest.mark.long
 def test_an_application_is_asked_beside_its_model() -> None:
     paths, feedbacks = bench_selection.measure_live(num_inputs=8, rounds=1)
     (row,) = paths

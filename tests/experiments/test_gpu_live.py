@@ -104,6 +104,7 @@ def test_figure_2_runs_captured_kernels_of_its_own_beside_each_other(tmp_path: P
     assert wanted_of("fig2") <= figures.keys()
 
 
+@pytest.mark.long
 def test_all_live_workloads_are_played_on_a_server_with_more_instances_than_pages(
     tmp_path: Path,
 ) -> None:

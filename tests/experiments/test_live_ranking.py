@@ -131,12 +131,14 @@ def produced(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RankingLine
     return lines, started, directory
 
 
+@pytest.mark.long
 def test_every_policy_has_a_server_of_its_own_on_every_device_after_the_calibration(
     produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:
     assert produced[1] == ["edf_mh", *SETTING.policies] * len(loads(SETTING))
 
 
+@pytest.mark.long
 def test_both_sides_of_every_run_are_in_the_files(
     produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:
@@ -160,6 +162,7 @@ def test_both_sides_of_every_run_are_in_the_files(
     assert (directory / "live_ranking.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_what_is_simulated_is_the_policy_that_was_played(
     produced: tuple[list[RankingLine], list[str], Path],
 ) -> None:

@@ -40,6 +40,7 @@ def learned_alone(run: PoisonedRun) -> tuple[list[int], list[tuple[float, ...]]]
     return answers, weights
 
 
+@pytest.mark.long
 def test_a_poisoned_model_loses_its_weight_and_gets_it_back(tmp_path: Path) -> None:
     run = poisoned.produce(QUICK, tmp_path)
     assert [len(run.of(phase)) for phase in PHASES] == list(QUICK.num_queries)

@@ -27,7 +27,12 @@ def under(case: Case, policy: str = "edf_mh", **pieces: float) -> Run:
 
 
 @pytest.mark.parametrize(
-    "name", ["refusal_15", "refusal_15_deep", pytest.param("refusal_600", marks=pytest.mark.long)]
+    "name",
+    [
+        "refusal_15",
+        pytest.param("refusal_15_deep", marks=pytest.mark.long),
+        pytest.param("refusal_600", marks=pytest.mark.long),
+    ],
 )
 def test_most_refusals_leave_at_once_however_many_models_there_are(name: str) -> None:
     case = case_of(name)

@@ -164,6 +164,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.long
 def test_every_case_has_a_line_for_every_metric(table: Path) -> None:
     names = [case.name for case in truth.cases(SETTING)]
     with (table / "truth.csv").open(newline="") as file:
@@ -178,6 +179,7 @@ def test_every_case_has_a_line_for_every_metric(table: Path) -> None:
     assert (table / "truth.png").stat().st_size > 10_000
 
 
+@pytest.mark.long
 def test_the_worst_gaps_stand_beside_those_of_each_case(table: Path) -> None:
     record = json.loads((table / "truth.json").read_text())
     figures = record["figures"]
@@ -210,6 +212,7 @@ def test_slower_devices_are_asked_as_much_less() -> None:
             assert slowed_loop.slo_ns == factor * loop.slo_ns
 
 
+@pytest.mark.long
 def test_a_live_run_is_simulated_with_its_requests_as_they_arrived(table: Path) -> None:
     record = json.loads((table / "truth.json").read_text())
     for case in truth.cases(SETTING):
@@ -221,6 +224,7 @@ def test_a_live_run_is_simulated_with_its_requests_as_they_arrived(table: Path) 
             assert asked == [figures["arrived"] for figures in described["live"]]
 
 
+@pytest.mark.long
 def test_both_sides_are_asked_the_same(table: Path) -> None:
     record = json.loads((table / "truth.json").read_text())
     for case in truth.cases(SETTING):
@@ -236,6 +240,7 @@ def test_both_sides_are_asked_the_same(table: Path) -> None:
             assert figures["arrived"] == len(due), case.name
 
 
+@pytest.mark.long
 def test_a_live_server_answers_what_the_simulator_says_where_the_device_sets_the_pace() -> None:
     # 20 of 40 requests per second, and what fits into an SLO of 500 ms. A machine that stands still for a
     # tenth of a second costs two answers of 60; a policy or an estimate that is another one live, dozens.

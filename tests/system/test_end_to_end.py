@@ -322,7 +322,9 @@ def test_workers_wait_for_a_controller_that_was_stopped_and_serve_when_it_is_bac
             assert ": no worker is connected\n" in told
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGINT]
+)
 def test_up_ends_although_its_worker_and_the_compiler_do_not_listen(
     tmp_path: Path, number: signal.Signals, capfd: pytest.CaptureFixture[str]
 ) -> None:

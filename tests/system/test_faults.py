@@ -256,8 +256,10 @@ def test_a_model_too_large_for_the_cache_is_not_added(server: LocalServer, tmp_p
 
 @pytest.mark.parametrize(
     ("model", "limit"),
-    [(bomb(3 << 30), "--compile-memory-mib"), (endless(), "--compile-cpu-s")],
-    ids=["memory", "time"],
+    [
+        pytest.param(bomb(3 << 30), "--compile-memory-mib", id="memory"),
+        pytest.param(endless(), "--compile-cpu-s", id="time", marks=pytest.mark.long),
+    ],
 )
 def test_a_model_that_wants_everything_is_refused_by_a_limit_while_others_are_served(
     server: LocalServer, tmp_path: Path, model: onnx.ModelProto, limit: str
