@@ -6,9 +6,10 @@ import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from typing_extensions import override
@@ -182,17 +183,21 @@ class Plant:
             return fence
 
         ObservedSocket.plant = self
-        with (
-            mock.patch.object(controller.app, "running", self._running),
-            mock.patch.object(controller.app, "freeze_garbage"),
-            mock.patch.object(controller.app, "open_store", self._open_lease),
-            mock.patch.object(controller.lease.keeper, "Lease", self._view_lease),
-            mock.patch.object(worker.link, "Fence", make_fence),
-            mock.patch.object(worker.link, "ControllerSocket", ObservedSocket),
-            mock.patch.object(worker.lane_threads, "Core", make_core),
-            mock.patch.object(worker.lane_threads, "freeze_garbage"),
-            mock.patch.object(controller.app, "make_scheduler", CheckedScheduler),
-        ):
+        with ExitStack() as stack:
+
+            def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
+                door = self.world.door(inside, getattr(owner, name))
+                stack.enter_context(mock.patch.object(owner, name, door))
+
+            put(controller.app, "running", self._running)
+            put(controller.app, "freeze_garbage", lambda: None)
+            put(controller.app, "open_store", self._open_lease)
+            put(controller.app, "make_scheduler", CheckedScheduler)
+            put(controller.lease.keeper, "Lease", self._view_lease)
+            put(worker.link, "Fence", make_fence)
+            put(worker.link, "ControllerSocket", ObservedSocket)
+            put(worker.lane_threads, "Core", make_core)
+            put(worker.lane_threads, "freeze_garbage", lambda: None)
             yield
 
     def address(self, host: Host, port: int) -> str:
