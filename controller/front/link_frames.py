@@ -317,6 +317,12 @@ def encode_one(message: LentMemory) -> bytes:
     return bytes(frame)
 
 
+def encode_for_the_first(message: Described) -> list[Buffer]:
+    """Make the frame of a description for a front of the first release, whose last field is `not_yet`."""
+    fields = msgspec.structs.astuple(message)
+    return make_frame(_encode((_DESCRIBED, *fields[:-1])), ())
+
+
 def described(query_id: int, number: int, servable: Servable, *, is_held: bool) -> Described:
     """Make the answer to a `Describe`; `is_held`: inputs may stay with the front."""
     found = _Servable(
