@@ -27,9 +27,9 @@ _LIMIT_S: Final = 0.7
 class EtcdTls:
     """PEM files by which a member of etcd and this controller know each other."""
 
-    #: Of the authorities that may have signed the members' certificates.
+    #: Certificates of the authorities that may have signed the members'.
     ca: Path
-    #: Of this controller's certificate and its key; None: the members ask for none.
+    #: What this controller shows, and its key; None: the members ask for nothing.
     certificate: Path | None = None
     key: Path | None = None
 
