@@ -5,7 +5,9 @@ by streams of both fronts, 200 requests per second, half of them with an SLO tha
 controllers, half with 100 ms. A request whose stream breaks is asked again at the other front, as gRPC's clients
 do. Every request is counted by its id:
 
-* `lost`: no end, or, with the long SLO, an end that is not its answer; a short SLO may be refused by name.
+* `lost`: no end, or, with the long SLO, an end that is not its answer; a short SLO may be refused by name. Those
+  `lost_by_name` were refused by name all the same: on a machine with other things to do the throttle keeps requests
+  out while a loop waits for its processor.
 * `double`: a second end on one stream.
 * `late_success`: an answer that came after its SLO. Time for which the client's own event loop stood still between
   question and answer, or the machine let the client's other threads wait, does not count.
@@ -285,6 +287,7 @@ def account(asked: Sequence[Inquiry]) -> dict[str, float]:
         "answered": sum(each.end == "OK" for each in asked),
         "asked_again": sum(bool(each.num_again) for each in asked),
         "lost": sum(not each.end or (each.kind == "long" and each.end != "OK") for each in asked),
+        "lost_by_name": sum(each.kind == "long" and each.end not in ("", "OK") for each in asked),
         "double": sum(each.num_ends > 1 for each in asked),
         "late_success": sum(each.is_late for each in asked),
     }

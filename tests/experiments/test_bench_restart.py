@@ -36,12 +36,15 @@ def test_what_has_no_end_two_ends_or_a_late_answer_is_counted() -> None:
         "answered": 2,
         "asked_again": 0,
         "lost": 0,
+        "lost_by_name": 0,
         "double": 0,
         "late_success": 0,
     }
-    assert account([Inquiry("short", 100.0)])["lost"] == 1
+    vanished = account([Inquiry("short", 100.0)])
+    assert (vanished["lost"], vanished["lost_by_name"]) == (1, 0)
     # Its slack would have sufficed.
-    assert account([ended("long", "NO_WORKER", 5.0)])["lost"] == 1
+    refused = account([ended("long", "NO_WORKER", 5.0)])
+    assert (refused["lost"], refused["lost_by_name"]) == (1, 1)
     assert account([ended("short", "OK", 0.05, num_ends=2)])["double"] == 1
     assert account([ended("short", "OK", 0.12)])["late_success"] == 1
     # The client itself stood still for longer than that.
