@@ -12,9 +12,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from clockwright.actions import Action, ActionError, Result
+from clockwright.actions import ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
@@ -33,6 +32,7 @@ from controller.core.events import (
 )
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
+from controller.parties import Link, Waiter
 from controller.telemetry import Telemetry
 
 # Takes the outputs of one request.
@@ -76,38 +76,6 @@ class NoAnswerError(RefusedError):
         super().__init__(refusal, f"model {model_id}", figures=figures)
         self.model_id = model_id
         self.detail = detail
-
-
-class Waiter(Protocol):
-    """Whoever waits for an answer; `asyncio.Future` is one. Neither setter may raise or take long."""
-
-    def done(self) -> bool:
-        """Whether nobody waits any more."""
-
-    def set_result(self, result: Answer, /) -> None:
-        """Take the answer, which is in time now."""
-
-    def set_exception(self, exception: NoAnswerError, /) -> None:
-        """Hear why there is no answer in time."""
-
-
-class Link(Protocol):
-    """The way to one worker. None of these blocks or raises."""
-
-    def send(self, action: Action, payload: Sequence[Buffer]) -> None:
-        """Send an action at the next `flush`; `payload` is per request, per input tensor."""
-
-    def flush(self, *, now: bool) -> None:
-        """Have the actions leave: now, or with whatever else is sent in this turn of the event loop."""
-
-    def withdraw_action(self, action_id: ActionId) -> None:
-        """Tell the worker to drop an action that it has not begun."""
-
-    def forget_model(self, model_id: ModelId) -> None:
-        """Tell the worker to drop a model."""
-
-    def close(self, reason: str) -> None:
-        """Tell the worker to leave, and close."""
 
 
 @dataclass(slots=True)

@@ -29,14 +29,12 @@ from clockwright.actions import Action, ActionError, Infer
 from clockwright.bulk import Buffer, check_fields, join_bulk
 from clockwright.errors import ProtocolError
 from clockwright.foreign import TEXT_CHARS_MAX, printable
+from clockwright.frame_headers import APART, PLACE_BITS, WORDS_CHARS_MAX
 from clockwright.frame_socket import FrameSocket, SocketListener
 from clockwright.frames import (
-    APART,
     DIRECT_BYTES,
     LENGTH_BYTES,
-    PLACE_BITS,
     PLAIN_HEADER_BYTES,
-    WORDS_CHARS_MAX,
     Frame,
     decode_result,
     encode_action,

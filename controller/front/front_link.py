@@ -40,15 +40,9 @@ from clockwright.errors import (
     RefusedError,
 )
 from clockwright.foreign import printable
+from clockwright.frame_headers import APART, HEADER_BYTES_MAX, PLACE_BITS, TOKEN_BYTES
 from clockwright.frame_socket import FrameSocket
-from clockwright.frames import (
-    APART,
-    DIRECT_BYTES,
-    HEADER_BYTES_MAX,
-    PLACE_BITS,
-    TOKEN_BYTES,
-    Frame,
-)
+from clockwright.frames import DIRECT_BYTES, Frame
 from clockwright.leadership import Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import front_pb2 as pb
