@@ -54,6 +54,7 @@ from clockwright.units import ActionId, ModelId
 
 #: Bytes of the header and of the payload.
 PREFIX: Final = struct.Struct("<II")
+PREFIX_BYTES: Final = PREFIX.size
 
 _MAGIC: Final = b"CWF4"
 GREETING_BYTES: Final = len(_MAGIC) + TOKEN_BYTES
@@ -283,10 +284,10 @@ def encode_result(
         result.error,
         message,
         result.received_ns + shift_ns,
-        _encode_step(result.load, shift_ns),
-        _encode_step(result.input, shift_ns),
-        _encode_step(result.exec, shift_ns),
-        _encode_step(result.output, shift_ns),
+        None if result.load is None else _encode_step(result.load, shift_ns),
+        None if result.input is None else _encode_step(result.input, shift_ns),
+        None if result.exec is None else _encode_step(result.exec, shift_ns),
+        None if result.output is None else _encode_step(result.output, shift_ns),
         [len(tensor) for tensor in outputs],
     )
     if sent:
@@ -398,10 +399,10 @@ def decode_result(
         error=found.error,
         message=found.message,
         received_ns=found.received_ns + shift_ns,
-        load=_decode_step(found.load, shift_ns),
-        input=_decode_step(found.input, shift_ns),
-        exec=_decode_step(found.exec, shift_ns),
-        output=_decode_step(found.output, shift_ns),
+        load=None if found.load is None else _decode_step(found.load, shift_ns),
+        input=None if found.input is None else _decode_step(found.input, shift_ns),
+        exec=None if found.exec is None else _decode_step(found.exec, shift_ns),
+        output=None if found.output is None else _decode_step(found.output, shift_ns),
     )
     return result, _cut(found.action_id, payload, found.lengths), found.sent
 
@@ -493,15 +494,11 @@ def _look(action_id: int, memory: memoryview, begin: int, num_bytes: int) -> mem
     return memory[begin : begin + num_bytes]
 
 
-def _encode_step(step: StepTime | None, shift_ns: int) -> tuple[int, int, int] | None:
-    if step is None:
-        return None
+def _encode_step(step: StepTime, shift_ns: int) -> tuple[int, int, int]:
     return step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns
 
 
-def _decode_step(step: headers.StepHeader | None, shift_ns: int) -> StepTime | None:
-    if step is None:
-        return None
+def _decode_step(step: headers.StepHeader, shift_ns: int) -> StepTime:
     return StepTime(step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns)
 
 
@@ -541,14 +538,16 @@ class FrameReader:
             if self._own_end < len(own):
                 return []
             self._own = None
-            return [(own[PREFIX.size : self._own_payload], own[self._own_payload :])]
-        gathered = self._gathered
+            return [(own[PREFIX_BYTES : self._own_payload], own[self._own_payload :])]
+        gathered, data = self._gathered, b""
         begin, end = 0, self._end + num_bytes
         frames: list[Frame] = []
-        while end - begin >= PREFIX.size:
+        while end - begin >= PREFIX_BYTES:
             header_bytes, payload_bytes = PREFIX.unpack_from(gathered, begin)
-            self._check(header_bytes, payload_bytes)
-            payload_begin = begin + PREFIX.size + header_bytes
+            if header_bytes > self.header_bytes_max or payload_bytes > self.payload_bytes_max:
+                raise self._too_long(header_bytes, payload_bytes)
+            header_begin = begin + PREFIX_BYTES
+            payload_begin = header_begin + header_bytes
             frame_end = payload_begin + payload_bytes
             if frame_end > end:
                 if frame_end - begin > _OWN_BYTES:
@@ -557,20 +556,21 @@ class FrameReader:
                     self._own_payload, self._own_end = payload_begin - begin, end - begin
                     begin = end
                 break
-            header = bytes(gathered[begin + PREFIX.size : payload_begin])
-            frames.append((header, bytes(gathered[payload_begin:frame_end])))
+            if not data:
+                # Parts of bytes are cheap; parts of a view are views first.
+                data = bytes(gathered[:end])
+            frames.append((data[header_begin:payload_begin], data[payload_begin:frame_end]))
             begin = frame_end
-        if begin:
-            gathered[: end - begin] = gathered[begin:end]
         self._end = end - begin
+        if begin and self._end:
+            gathered[: self._end] = gathered[begin:end]
         return frames
 
-    def _check(self, header_bytes: int, payload_bytes: int) -> None:
-        if header_bytes > self.header_bytes_max or payload_bytes > self.payload_bytes_max:
-            raise ProtocolError(
-                f"a frame with a header of {header_bytes} bytes and a payload of {payload_bytes},"
-                f" expected {self.header_bytes_max} and {self.payload_bytes_max} at most"
-            )
+    def _too_long(self, header_bytes: int, payload_bytes: int) -> ProtocolError:
+        return ProtocolError(
+            f"a frame with a header of {header_bytes} bytes and a payload of {payload_bytes},"
+            f" expected {self.header_bytes_max} and {self.payload_bytes_max} at most"
+        )
 
 
 class SendQueue:
