@@ -24,7 +24,6 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
@@ -79,13 +78,16 @@ _JOINED_BYTES: Final = 16 << 10
 _BUFFERS_MAX: Final = 512
 
 
-@dataclass(slots=True)
 class Memory:
     """A controller's memory as a worker has it mapped."""
 
-    #: By number; 0: the controller's own.
-    inputs: dict[int, memoryview]
-    outputs: memoryview
+    # No dataclass, because mypyc finds no type of the name memoryview for it.
+    __slots__ = ("inputs", "outputs")
+
+    def __init__(self, inputs: dict[int, memoryview], outputs: memoryview) -> None:
+        #: By number; 0: the controller's own.
+        self.inputs = inputs
+        self.outputs = outputs
 
 
 # No result is so short.
