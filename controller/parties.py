@@ -6,14 +6,11 @@ Apart from it, because protocols that mypyc compiles (`make native`) would take 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from clockwright.actions import Action
 from clockwright.bulk import Buffer
 from clockwright.units import ActionId, ModelId
-
-if TYPE_CHECKING:
-    from controller.runtime import Answer, NoAnswerError
 
 
 class Waiter(Protocol):
@@ -22,11 +19,11 @@ class Waiter(Protocol):
     def done(self) -> bool:
         """Whether nobody waits any more."""
 
-    def set_result(self, result: Answer, /) -> None:
-        """Take the answer, which is in time now."""
+    def set_result(self, result: Any, /) -> None:  # noqa: ANN401  it is an Answer
+        """Take the answer, a `controller.runtime.Answer`, which is in time now."""
 
-    def set_exception(self, exception: NoAnswerError, /) -> None:
-        """Hear why there is no answer in time."""
+    def set_exception(self, exception: Any, /) -> None:  # noqa: ANN401  it is a NoAnswerError
+        """Hear, as a `controller.runtime.NoAnswerError`, why there is no answer in time."""
 
 
 class Link(Protocol):

@@ -176,7 +176,6 @@ def test_tensors_come_together_wherever_each_of_them_lies(
         ({"places": [(1 << 62) + 1]}, "no action"),
         ({"room": (-1, 2)}, "no action"),
         ({"room": (0, -1)}, "no action"),
-        ({"room": (0, 1, 2)}, "no action"),
     ],
 )
 def test_what_does_not_lie_in_the_memory_is_a_protocol_error(
@@ -184,6 +183,12 @@ def test_what_does_not_lie_in_the_memory_is_a_protocol_error(
 ) -> None:
     with pytest.raises(ProtocolError, match=words):
         frames.decode_order(sent([bytes(10)], **where), mapped())
+
+
+def test_a_room_of_three_figures_is_no_action() -> None:
+    infer = (frame_headers.INFER, 1, "m", 1, (1,), 1, 2, 3, [10], [], (0, 1, 2))
+    with pytest.raises(ProtocolError, match="no action"):
+        frames.decode_order((frame_headers.encode(infer), bytes(10)), mapped())
 
 
 def test_as_many_places_as_tensors_are_expected() -> None:
