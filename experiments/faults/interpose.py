@@ -42,7 +42,6 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         folder: temporary files lie there.
     """
     network = WorldNetwork(world)
-    Socket.network = network
     real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
     real_connect = sqlite3.connect
 
@@ -119,6 +118,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
             door = world.door(inside, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, door))
 
+        stack.enter_context(mock.patch.object(Socket, "network", network, create=True))
         put(time, "monotonic_ns", monotonic_ns)
         put(time, "monotonic", lambda: monotonic_ns() / NS_PER_S)
         put(time, "time_ns", wall_ns)
@@ -159,6 +159,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         # Nobody of the world is ever busy: turns take no time.
         put(controller.front.http2_server, "thread_times", lambda: lambda: (0, 0))
         yield network
+    network.drop(list(network.files))
 
 
 def _only_here(world: World, work: Callable[..., Any], *args: Any) -> Any:

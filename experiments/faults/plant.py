@@ -181,8 +181,8 @@ class Plant:
             fence = self.fences[self.world.current] = Fence()
             return fence
 
-        ObservedSocket.plant = self
         with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(ObservedSocket, "plant", self, create=True))
 
             def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
                 door = self.world.door(inside, getattr(owner, name))

@@ -37,6 +37,7 @@ from controller.lease import lease as lease_rules
 from controller.slab_book import SlabBook
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
+from experiments.faults.world import World
 from worker import lane_threads
 from worker.core.lanes import Core
 
@@ -166,6 +167,18 @@ def test_what_else_a_process_does_tells_in_no_story(
     assert [digest(seed) for seed in (3, 7)] == alone
     assert len(seen) > 20
     assert set(seen) == {expected}
+
+
+def test_a_story_leaves_nothing_behind() -> None:
+    def there() -> tuple[int, int, int]:
+        worlds = sum(isinstance(each, World) for each in gc.get_objects())
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), worlds
+
+    play(story_of(1018))
+    gc.collect()
+    before = there()
+    assert not play(story_of(1018)).violation
+    assert there() == before
 
 
 @pytest.mark.parametrize("lease", ["file", "service"])
