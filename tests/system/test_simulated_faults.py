@@ -38,7 +38,7 @@ from controller.slab_book import SlabBook
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
-from worker import lane_threads
+from worker import controller_socket, lane_threads
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -295,3 +295,34 @@ def test_a_leader_that_counts_on_its_lease_for_too_long_is_noticed(
     assert "leading, in generation 2" in "\n".join(outcome.transcript)
     monkeypatch.setattr(lease_rules, "HELD_NS", 2 * lease_rules.LEASE_NS)
     assert "lead at once" in play(story, happenings).violation
+
+
+def test_a_worker_that_takes_orders_of_a_leader_that_was_followed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def let_another_lead(play: Play) -> None:
+        assert play.plant.lease is not None
+        (leader,) = play.plant.lease.leaders()
+        (other,) = {*story.controllers} - {leader.name}
+        # Its clock says that the lease has lapsed. Workers hear of it, and the front does not, which asks on.
+        play.jump(other, 5 * NS_PER_S)
+        play.cut("front0", other, 2 * NS_PER_S)
+        play.slow("worker0", NS_PER_S, 32)
+
+    def ask(play: Play) -> None:
+        play.clients.ask("m0", front="front0", slo_ns=500 * NS_PER_MS)
+
+    story = story_of(0, kinds=(), lease="service")
+    story.num_workers = story.num_fronts = 1
+    story.specs, story.put, story.near = {"m0": ModelSpec("m0", 2, 1, 1, 500, 200)}, set(), set()
+    asking = [Happening((500 + 2 * number) * NS_PER_MS, "a request", ask) for number in range(150)]
+    happenings = [Happening(500 * NS_PER_MS, "the clock jumps", let_another_lead), *asking]
+    outcome = play(story, happenings)
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    assert "leading, in generation 2" in "\n".join(outcome.transcript)
+    decode_order = controller_socket.decode_order
+    anyone = partial(decode_order, oldest=0)
+    monkeypatch.setattr(
+        controller_socket, "decode_order", lambda frame, memory, *, oldest: anyone(frame, memory)
+    )
+    assert "a worker obeys generation 1" in play(story, happenings).violation
