@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -74,7 +74,7 @@ class ModelOperator:
                 )
                 yield message.SerializeToString()
 
-        call = channel.stream_stream(f"{_CONTROL}/AddModel")(messages())
+        call = channel.stream_stream(f"{_CONTROL}/AddModel")(messages(), metadata=self._metadata)
         async for _ in call:
             pass
 
@@ -82,4 +82,8 @@ class ModelOperator:
         remove = channel.unary_unary(
             f"{_CONTROL}/RemoveModel", pb.RemoveModelRequest.SerializeToString
         )
-        await remove(pb.RemoveModelRequest(model_id=name))
+        await remove(pb.RemoveModelRequest(model_id=name), metadata=self._metadata)
+
+    @property
+    def _metadata(self) -> Sequence[tuple[str, str]]:
+        return self.plant.shown_by("operator").metadata

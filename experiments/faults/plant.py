@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,19 +19,22 @@ import worker.lane_threads
 import worker.link
 from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
+from clockwright.channel import Access
 from clockwright.frames import Withdrawal
 from clockwright.leadership import Fence, Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import worker_pb2
 from controller.access.config import AccessConfig
 from controller.app import Controller, running, serve
+from controller.catalogue import name_of
 from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.events import Command, Event
+from controller.core.events import Command, Event, RequestArrived, RequestsArrived
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
 from controller.lease.lease import Lease
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
+from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
@@ -110,15 +113,25 @@ class ObservedSocket(ControllerSocket):
 class CheckedScheduler(Scheduler):
     """A scheduler whose books are looked at after every so many events."""
 
+    plant: Plant  # that runs
     num_events = 0
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        if isinstance(event, RequestArrived | RequestsArrived):
+            self._look_whose(event.requests if isinstance(event, RequestsArrived) else (event,))
         commands = super().handle(event, now_ns=now_ns)
         self.num_events += 1
         if self.num_events % 16 == 0:
             check_books(self)
         return commands
+
+    def _look_whose(self, requests: Sequence[RequestArrived]) -> None:
+        plant = self.plant
+        for request in requests:
+            model = name_of(request.model_id)
+            if request.tenant != plant.tenants.get(model, request.tenant):
+                plant.world.fail(f"a request to {model} counts as that of {request.tenant!r}")
 
 
 @dataclass
@@ -163,6 +176,10 @@ class Plant:
     heartbeat_ms: int = 50
     silence_ms: int = 500
     keeps_state: bool = True
+    #: Who may do what; None: everybody who gets there may do everything.
+    keys: KeyFile | None = None
+    #: Whose all requests to a model are, where keys say so.
+    tenants: Mapping[str, str] = field(default_factory=dict)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     _ports: dict[str, int] = field(default_factory=dict)
@@ -182,7 +199,8 @@ class Plant:
             return fence
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(ObservedSocket, "plant", self, create=True))
+            for kind in (ObservedSocket, CheckedScheduler):
+                stack.enter_context(mock.patch.object(kind, "plant", self, create=True))
 
             def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
                 door = self.world.door(inside, getattr(owner, name))
@@ -198,6 +216,14 @@ class Plant:
             put(worker.lane_threads, "Core", make_core)
             put(worker.lane_threads, "freeze_garbage", lambda: None)
             yield
+
+    def shown_by(self, name: str) -> Access:
+        """What somebody shows whom he calls."""
+        return Access() if self.keys is None else self.keys.access(name)
+
+    @property
+    def _access(self) -> AccessConfig:
+        return AccessConfig(insecure=True, keys_file=None if self.keys is None else self.keys.path)
 
     def address(self, host: Host, port: int) -> str:
         """HOST:PORT."""
@@ -276,7 +302,7 @@ class Plant:
             default_slo_ns=200 * NS_PER_MS,
             state_dir=self.folder / state if self.keeps_state else None,
             lease=None if lease is None else "file:the world's",
-            access=AccessConfig(insecure=True),
+            access=self._access,
             telemetry_capacity=1000,
         )
 
@@ -312,7 +338,8 @@ class Plant:
             port=FRONT_PORT + len(self.fronts) if name not in self._ports else self._ports[name],
             shared_memory_bytes=_SHARED_BYTES,
             memory_limit_bytes=_MEMORY_BYTES,
-            access=AccessConfig(insecure=True),
+            access=self._access,
+            joining=self.shown_by("front"),
         )
         self._ports[name] = config.port
 
@@ -335,6 +362,7 @@ class Plant:
         process = WorldProcess(self.world, host, name)
         config = WorkerConfig(
             controller=self._controller_addresses,
+            access=self.shown_by("worker"),
             device="simulated",
             worker_id=name,
             num_pages=num_pages,

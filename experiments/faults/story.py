@@ -29,6 +29,7 @@ from experiments.faults import checks
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
 from experiments.faults.interpose import interposed
+from experiments.faults.keys import UNWELCOME, KeyFile
 from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
@@ -106,6 +107,7 @@ class Story:
         length_ns: int = 500 * NS_PER_MS,
         kinds: Sequence[str] | None = None,
         lease: str | None = None,
+        keyed: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -115,6 +117,7 @@ class Story:
             length_ns: how long things go on, and wrong.
             kinds: what goes wrong; None: the seed says, and in one story of sixteen nothing does.
             lease: where two controllers keep who leads, `file` or `service`; empty: there is one; None: the seed says.
+            keyed: callers show keys; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -130,6 +133,8 @@ class Story:
         self.num_pages = draw.choice([4, 6, 16])
         self.silence_ms = draw.choice([200, 500])
         self.action_timeout_ns = draw.choice([100, 400]) * NS_PER_MS
+        #: Callers show keys, and all requests to a model are those of one tenant.
+        self.is_keyed = draw.random() < 0.25 if keyed is None else keyed
         self.specs = {f"m{number}": self._spec(number) for number in range(draw.randint(1, 4))}
         self.happenings: list[Happening] = []
         # Models that an operator adds, replaces and removes, all of one shape, so that clients need not know.
@@ -139,6 +144,11 @@ class Story:
         for name in sorted(self.put):
             for number in range(draw.randint(1, 4)):
                 self._say(self._operation(name, number))
+        self.tenants = {
+            model: draw.choice(["gold", "tin"])
+            for model in [*self.specs, *sorted(self.put)]
+            if self.is_keyed
+        }
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
         known = [kind for kind in FAULTS if kind != "lease" or self.lease == "service"]
@@ -194,7 +204,14 @@ class Story:
         slo_ms = draw.choice(_SLO_MS)
         most = self.specs[model].batch_sizes[-1] if model in self.specs else 4
         rows = min(draw.choice([1, 1, 1, 2, 3]), most)
-        tenant = draw.choice(["", "", "gold", "tin"])
+        tenant, caller = draw.choice(["", "", "gold", "tin"]), ""
+        if self.is_keyed:
+            # Some show a key that does not allow it, or none, or say that they are another tenant.
+            caller = self.tenants[model]
+            if draw.random() < 0.1:
+                caller = draw.choice([*UNWELCOME, ""])
+            tenant = draw.choice(["", "", "", tenant])
+        by_stream = draw.random() < 0.15
         cancel_ns = draw.randrange(slo_ms * NS_PER_MS) if draw.random() < 0.05 else None
         deadline_s = draw.choice([None, None, slo_ms / 500])
 
@@ -207,9 +224,12 @@ class Story:
                 tenant=tenant,
                 cancel_after_ns=cancel_ns,
                 deadline_s=deadline_s,
+                caller=caller,
+                by_stream=by_stream,
             )
 
-        return f"a request to {model} by {front}, {slo_ms} ms", act
+        how = f"{f' of {caller}' if caller else ''}{' in a stream' if by_stream else ''}"
+        return f"a request to {model} by {front}, {slo_ms} ms{how}", act
 
     # --- drawing --------------------------------------------------------------------------------
 
@@ -640,7 +660,8 @@ class Play:
             present = [model for model, spec in self.operator.certain.items() if spec is not None]
             for model in [*self.story.specs, *present]:
                 for _ in range(30):
-                    self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS)
+                    caller = self.story.tenants.get(model, "")
+                    self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS, caller=caller)
                     asked = self.clients.asked[-1]
                     limit_ns = 10 * NS_PER_S
                     self._wait(self._is_quiet, limit_ns, "no answer")
@@ -718,6 +739,8 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
                 silence_ms=story.silence_ms,
                 scheduler=scheduler,
             )
+            if story.is_keyed:
+                plant.keys, plant.tenants = KeyFile(folder / "keys"), story.tenants
             with plant.observed():
                 played = Play(story, world, plant)
                 outcomes = played.clients.outcomes

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
@@ -26,8 +27,13 @@ import pytest
 
 from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
+from clockwright.errors import DeniedError
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
+from controller.access.authoriser import Authoriser, Credentials
+from controller.access.caller import Caller
+from controller.access.roles import EVERY_ROLE
 from controller.catalogue import Catalogue
+from controller.front import server as front_server
 from controller.front.backend import Asker
 from controller.front.calls import Call, Late
 from controller.front.http2 import Http2Connection
@@ -49,8 +55,20 @@ _LENGTH_NS = 500 * NS_PER_MS
 _STORIES_MAX = 60
 
 
-def story_of(seed: int, kinds: Sequence[str] | None = None, lease: str | None = "") -> Story:
-    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS, kinds=kinds, lease=lease)
+def story_of(
+    seed: int,
+    kinds: Sequence[str] | None = None,
+    lease: str | None = "",
+    keyed: bool | None = None,
+) -> Story:
+    return Story(
+        seed,
+        num_requests=_NUM_REQUESTS,
+        length_ns=_LENGTH_NS,
+        kinds=kinds,
+        lease=lease,
+        keyed=keyed,
+    )
 
 
 @pytest.mark.seeds(6)
@@ -192,11 +210,14 @@ def test_a_standby_that_takes_over_under_faults_answers_each_request_once(lease:
 
 
 def first_violation(
-    words: str, kinds: Sequence[str] = ("hang", "slow", "reset"), lease: str = ""
+    words: str,
+    kinds: Sequence[str] = ("hang", "slow", "reset"),
+    lease: str = "",
+    keyed: bool | None = None,
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed, kinds, lease))
+        outcome = play(story_of(seed, kinds, lease, keyed))
         if outcome.violation:
             assert re.search(words, outcome.violation), outcome.violation
             return
@@ -248,6 +269,42 @@ def test_a_second_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Http2Connection, "answer", answer_twice)
     first_violation("got 2 answers")
+
+
+def test_an_answer_in_a_stream_that_is_given_again_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrap, first = front_server.wrap_for_stream, list[bytes]()
+
+    def wrap_the_first(answer: Sequence[Buffer]) -> Sequence[Buffer]:
+        first.extend([b"".join(answer)] if not first else [])
+        return wrap(first)
+
+    monkeypatch.setattr(front_server, "wrap_for_stream", wrap_the_first)
+    first_violation("a stream gave an answer to '.*' again")
+
+
+def test_a_key_that_opens_without_being_known_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Authoriser.admit
+
+    def welcome(self: Authoriser, path: str, credentials: Credentials, *, now_s: float) -> Caller:
+        try:
+            return admit(self, path, credentials, now_s=now_s)
+        except DeniedError:
+            return Caller("somebody", EVERY_ROLE, "gold")
+
+    monkeypatch.setattr(Authoriser, "admit", welcome)
+    first_violation("was answered, and who asked may not|counts as that of 'gold'", keyed=True)
+
+
+def test_a_tenant_that_is_not_the_keys_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Authoriser.admit
+
+    def believe(self: Authoriser, path: str, credentials: Credentials, *, now_s: float) -> Caller:
+        return replace(admit(self, path, credentials, now_s=now_s), tenant=None)
+
+    monkeypatch.setattr(Authoriser, "admit", believe)
+    first_violation("counts as that of", keyed=True)
 
 
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
