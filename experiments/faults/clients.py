@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
 
 from clockwright.units import NS_PER_MS
+from clockwright.v1 import control_pb2
 from clockwright.v1 import inference_pb2 as pb
 from experiments.faults.device import ModelSpec
 from experiments.faults.keys import HOLDERS, UNWELCOME
@@ -18,6 +20,7 @@ from experiments.faults.rpc import EOF, Channel, WorldCall
 from experiments.faults.world import Host, WorldProcess
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+FEEDBACK = "/clockwright.v1.ControlService/Feedback"
 STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 _FLOAT_BYTES = 4
 # Stands for a model that was never there.
@@ -41,8 +44,11 @@ class AskedRequest:
     #: How often it ended. More than once is one answer too many.
     num_ends: int = 0
     cancelled: bool = False
-    #: Whoever asks may; None: nobody looks who asks.
+    #: Whose key is shown; whether that allows it, None: nobody looks who asks.
+    caller: str = ""
     is_welcome: bool | None = None
+    #: Who says afterwards what became of the answer of an application.
+    judges: Sequence[str] = ()
     #: In a stream: where the request begins there; 0: it had to wait for room, or has a call of its own.
     position: int = 0
 
@@ -69,8 +75,10 @@ class WorldClients:
     num_open: int = 0
     #: Since somebody looked.
     just_ended: list[AskedRequest] = field(default_factory=list)
-    #: Ids of all answers of applications.
-    query_ids: set[str] = field(default_factory=set)
+    #: How often something was learned of each answer of an application, and how often nobody knows.
+    learned: Counter[str] = field(default_factory=Counter)
+    in_doubt: int = 0
+    _query_ids: set[str] = field(default_factory=set)
     _channels: dict[str, Channel] = field(default_factory=dict)
     _streams: dict[tuple[str, str], _Stream] = field(default_factory=dict)
 
@@ -96,6 +104,7 @@ class WorldClients:
         caller: str = "",
         by_stream: bool = False,
         context: str = "",
+        judges: Sequence[str] = (),
     ) -> None:
         """Have a client ask, soon.
 
@@ -110,12 +119,14 @@ class WorldClients:
             caller: whose key is shown, where there are keys.
             by_stream: together with others.
             context: for whom an application answers.
+            judges: who says afterwards what became of that.
         """
         world = self.plant.world
         spec = self.versions[model][-1] if model in self.versions else _UNKNOWN
         number = len(self.asked) + 1
         content = world.random.randbytes(8) * (spec.num_inputs * _FLOAT_BYTES * rows // 8)
         asked = AskedRequest(number, model, slo_ns, rows, front, content)
+        asked.caller, asked.judges = caller, judges
         self.asked.append(asked)
         self.num_open += 1
         request = pb.ModelInferRequest(model_name=model, id=str(number))
@@ -135,9 +146,9 @@ class WorldClients:
 
         def begin() -> None:
             work = (
-                self._ask_in_stream(asked, message, caller)
+                self._ask_in_stream(asked, message)
                 if by_stream
-                else self._ask(asked, message, deadline_s, caller)
+                else self._ask(asked, message, deadline_s)
             )
             task = self.process.loop.create_task(work)
             if cancel_after_ns is not None:
@@ -146,15 +157,13 @@ class WorldClients:
 
         self.process.loop.call_soon(begin)
 
-    async def _ask(
-        self, asked: AskedRequest, message: bytes, deadline_s: float | None, caller: str
-    ) -> None:
+    async def _ask(self, asked: AskedRequest, message: bytes, deadline_s: float | None) -> None:
         world = self.plant.world
         asked.begun_ns = world.now_ns
         call: WorldCall | None = None
         try:
             channel = self._channel(asked.front)
-            metadata = self.plant.shown_by(caller).metadata
+            metadata = self.plant.shown_by(asked.caller).metadata
             call = channel.stream_stream(INFER)(None, timeout=deadline_s, metadata=metadata)
             answers: list[bytes] = []
             try:
@@ -179,9 +188,35 @@ class WorldClients:
                 call.cancel()
             self._end(asked, "cancelled")
 
+    async def _tell(self, asked: AskedRequest, query_id: str, judge: str) -> None:
+        """Say what became of an answer."""
+        world = self.plant.world
+        item = control_pb2.FeedbackItem(query_id=query_id, reward=asked.number % 2)
+        try:
+            call = self._channel(asked.front).unary_unary(
+                FEEDBACK,
+                control_pb2.FeedbackRequest.SerializeToString,
+                control_pb2.FeedbackResponse.FromString,
+            )
+            request = control_pb2.FeedbackRequest(items=[item])
+            said = await call(request, metadata=self.plant.shown_by(judge).metadata)
+            status = said.outcomes[0].status
+            self.learned[query_id] += status == "APPLIED"
+            if self.learned[query_id] > 1:
+                world.fail(f"twice something was learned of request {asked.number}")
+            if self.plant.keys is not None and judge != asked.caller and status != "UNKNOWN":
+                world.fail(f"{judge} judges the answer to {asked.caller}: {status}")
+        except grpc.aio.AioRpcError as error:
+            status = error.code().name
+            self.in_doubt += 1
+        finally:
+            self.num_open -= 1
+        world.say(f"{judge or 'somebody'} judges the answer to request {asked.number}: {status}")
+
     # --- streams --------------------------------------------------------------------------------
 
-    async def _ask_in_stream(self, asked: AskedRequest, message: bytes, caller: str) -> None:
+    async def _ask_in_stream(self, asked: AskedRequest, message: bytes) -> None:
+        caller = asked.caller
         asked.begun_ns = self.plant.world.now_ns
         stream = self._streams.get((asked.front, caller))
         if stream is None:
@@ -251,6 +286,13 @@ class WorldClients:
             world.fail(f"request {asked.number} got the answer of {response.id}")
         if response.raw_output_contents[0] not in self._right(asked):
             world.fail(f"request {asked.number} to {asked.model} got a wrong answer")
+        if query_id := response.parameters["query_id"].string_param:
+            if query_id in self._query_ids:
+                world.fail(f"two answers of {asked.model} have the id {query_id}")
+            self._query_ids.add(query_id)
+            for judge in asked.judges:
+                self.num_open += 1
+                self.process.loop.create_task(self._tell(asked, query_id, judge))
         took_ns = ended_ns - asked.begun_ns
         # What the client's own network holds up is late by no fault of the server.
         if came_ns == 0 or call.was_held_up(came_ns):

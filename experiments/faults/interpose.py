@@ -102,6 +102,10 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
 
     def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
         assert world.current is not None
+        for process in world.processes:
+            others = process.databases.values() if process.alive else ()
+            if str(path) in others and str(path) != ":memory:" and process is not world.current:
+                world.fail(f"{world.current.name} opens the state of {process.name}, which runs")
         connection: sqlite3.Connection = real_connect(path, *args, **kwargs)
         world.current.databases[connection] = str(path)
         return connection

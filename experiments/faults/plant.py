@@ -168,6 +168,8 @@ class Plant:
     #: Says which of several leads; None: there is one.
     lease: LeasePlace | None = None
     controllers: dict[str, RunningController] = field(default_factory=dict)
+    #: How many controllers have ended.
+    num_ended: int = 0
     #: What each worker process knows of those who led.
     fences: dict[WorldProcess, Fence] = field(default_factory=dict)
     fronts: dict[str, WorldProcess] = field(default_factory=dict)
@@ -312,6 +314,7 @@ class Plant:
         own = self.controllers[name] = RunningController(process)
 
         def ended() -> None:
+            self.num_ended += 1
             if self.controllers.get(name) is own:
                 del self.controllers[name]
 

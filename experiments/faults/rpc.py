@@ -7,6 +7,7 @@ pieces and over connections that break.
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import struct
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 import grpc
 from hpack import Decoder
+from hpack.hpack import encode_integer
 
 from experiments.faults.sockets import Socket, create_connection
 
@@ -37,8 +39,13 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes
     return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
 
 
-def _literal(name: str, value: str) -> bytes:
-    return b"\x00" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
+def _literal(name: str, value: str | bytes) -> bytes:
+    texts = name.encode(), value.encode() if isinstance(value, str) else _text_of(value)
+    return b"\x00" + b"".join(encode_integer(len(text), 7) + text for text in texts)
+
+
+def _text_of(value: bytes) -> bytes:
+    return base64.b64encode(value).rstrip(b"=")
 
 
 class WorldCall:
@@ -49,7 +56,7 @@ class WorldCall:
         channel: Channel,
         method: str,
         timeout: float | None,
-        metadata: Sequence[tuple[str, str]],
+        metadata: Sequence[tuple[str, str | bytes]],
     ) -> None:
         self.metadata = metadata
         self._channel = channel
@@ -254,7 +261,7 @@ class Channel:
         def begin(
             requests: AsyncIterator[bytes] | None = None,
             timeout: float | None = None,
-            metadata: Sequence[tuple[str, str]] = (),
+            metadata: Sequence[tuple[str, str | bytes]] = (),
         ) -> WorldCall:
             call = WorldCall(self, method, timeout, metadata)
             self._begin(call)
@@ -276,7 +283,7 @@ class Channel:
         async def ask(
             request: Any,
             timeout: float | None = None,
-            metadata: Sequence[tuple[str, str]] = (),
+            metadata: Sequence[tuple[str, str | bytes]] = (),
         ) -> Any:
             call = WorldCall(self, method, timeout, metadata)
             self._begin(call)
@@ -488,8 +495,6 @@ def _text(name: str | bytes) -> str:
 
 def _value(name: str | bytes, value: str | bytes) -> str | bytes:
     if _text(name).endswith("-bin"):
-        import base64
-
         data = value.encode() if isinstance(value, str) else value
         return base64.b64decode(data + b"=" * (-len(data) % 4))
     return value if isinstance(value, str) else value.decode()

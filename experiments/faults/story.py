@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
+from controller.selection.policies.tallies import Tallies
 from experiments.faults import checks
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
@@ -48,7 +49,12 @@ _RETURN_LIMIT_NS = NS_PER_S
 _LEASE_STORY_NS = 6 * NS_PER_S
 _LEASE_WHILE_MS = 5000
 _WHILE_MS = 900
+# What was learned is on the disk after so long.
+_KEPT_NS = 3 * NS_PER_S
 _SLO_MS = (5, 20, 50, 100, 200, 500)
+
+#: The application, and the models that it chooses from.
+APPLICATION, LEARNED = "app", ("a0", "a1")
 
 Act = Callable[["Play"], object]
 
@@ -108,6 +114,7 @@ class Story:
         kinds: Sequence[str] | None = None,
         lease: str | None = None,
         keyed: bool | None = None,
+        learns: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -118,6 +125,7 @@ class Story:
             kinds: what goes wrong; None: the seed says, and in one story of sixteen nothing does.
             lease: where two controllers keep who leads, `file` or `service`; empty: there is one; None: the seed says.
             keyed: callers show keys; None: the seed says.
+            learns: there is an application that learns from feedback; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -144,11 +152,20 @@ class Story:
         for name in sorted(self.put):
             for number in range(draw.randint(1, 4)):
                 self._say(self._operation(name, number))
-        self.tenants = {
-            model: draw.choice(["gold", "tin"])
-            for model in [*self.specs, *sorted(self.put)]
-            if self.is_keyed
-        }
+        # An application lives with its models' controller, as theirs does.
+        self.learns = self.lease != "service" and (
+            draw.random() < 0.2 if learns is None else learns
+        )
+        if self.learns:
+            for name in LEARNED:
+                self.specs[name] = ModelSpec(f"{name} of {seed}", 16, 2, 1, 500, 400, (1, 2, 4))
+            put = "an application is to be put", lambda play: play.put_application()
+            self.happenings.append(Happening(0, *put))
+        names = [*self.specs, *sorted(self.put), *([APPLICATION] if self.learns else [])]
+        self.tenants = {name: draw.choice(["gold", "tin"]) for name in names if self.is_keyed}
+        if self.is_keyed and self.learns:
+            self.tenants |= dict.fromkeys(LEARNED, self.tenants[APPLICATION])
+        self._names_asked = names
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
         known = [kind for kind in FAULTS if kind != "lease" or self.lease == "service"]
@@ -199,11 +216,11 @@ class Story:
 
     def _request(self) -> tuple[str, Act]:
         draw = self._draw
-        model = draw.choice([*self.specs, *sorted(self.put)])
+        model = draw.choice(self._names_asked)
         front = draw.choice([name for name in self._names() if name.startswith("front")])
         slo_ms = draw.choice(_SLO_MS)
         most = self.specs[model].batch_sizes[-1] if model in self.specs else 4
-        rows = min(draw.choice([1, 1, 1, 2, 3]), most)
+        rows = min(draw.choice([1, 1, 1, 2, 3]), 1 if model == APPLICATION else most)
         tenant, caller = draw.choice(["", "", "gold", "tin"]), ""
         if self.is_keyed:
             # Some show a key that does not allow it, or none, or say that they are another tenant.
@@ -212,6 +229,11 @@ class Story:
                 caller = draw.choice([*UNWELCOME, ""])
             tenant = draw.choice(["", "", "", tenant])
         by_stream = draw.random() < 0.15
+        context = draw.choice(["", "anna", "berta"]) if model == APPLICATION else ""
+        # Some are told of twice at once, some by who has not asked.
+        judges = [caller] * draw.choice([0, 1, 1, 2])
+        if self.is_keyed and draw.random() < 0.3:
+            judges.append("tin" if caller == "gold" else "gold")
         cancel_ns = draw.randrange(slo_ms * NS_PER_MS) if draw.random() < 0.05 else None
         deadline_s = draw.choice([None, None, slo_ms / 500])
 
@@ -226,6 +248,8 @@ class Story:
                 deadline_s=deadline_s,
                 caller=caller,
                 by_stream=by_stream,
+                context=context,
+                judges=judges,
             )
 
         how = f"{f' of {caller}' if caller else ''}{' in a stream' if by_stream else ''}"
@@ -541,6 +565,11 @@ class Play:
 
         self.world.after(for_ns, mend)
 
+    def put_application(self) -> None:
+        versions = self.clients.versions
+        versions[APPLICATION] = [spec for name in LEARNED for spec in versions[name]]
+        self.operator.put_application(APPLICATION, LEARNED)
+
     # --- the course -----------------------------------------------------------------------------
 
     def run(self, happenings: Sequence[Happening]) -> None:
@@ -561,6 +590,8 @@ class Play:
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         self._keeps_promises()
         self._serves_again()
+        if self.story.learns:
+            self._remembers()
         self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
         self._wait(
             lambda: not checks.num_held_bytes(plant), _RETURN_LIMIT_NS, "slabs are held for nobody"
@@ -643,6 +674,32 @@ class Play:
                 raise Violation(
                     f"{model} is to be {spec}, and is {controller.catalogue.find(model)}"
                 )
+        for name in self.operator.applications:
+            if controller.applications.find(name) is None:
+                raise Violation(f"application {name} is to be there, and is not")
+
+    def _remembers(self) -> None:
+        """Look whether each feedback has taught something once, and whether that outlives the controller."""
+        clients, plant = self.clients, self.plant
+        told = clients.learned.total()
+        before = self._num_learned()
+        if before > told + clients.in_doubt or (not plant.num_ended and before < told):
+            raise Violation(f"{before} feedbacks have taught something, and {told} were to")
+        self.world.run(self.world.now_ns + _KEPT_NS)
+        for name in self.story.controllers:
+            self.crash(name, 0)
+        self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
+        if (after := self._num_learned()) != before:
+            raise Violation(f"{before} feedbacks had taught something, and {after} are remembered")
+
+    def _num_learned(self) -> int:
+        controller = self.plant.controller
+        assert controller is not None
+        application = controller.applications.find(APPLICATION)
+        if application is None:
+            raise Violation(f"application {APPLICATION} is gone")
+        tallies: Tallies = application.state
+        return round(sum(tallies.rewards) + sum(tallies.losses))
 
     def _is_idle(self) -> bool:
         controller = self.plant.controller
@@ -653,12 +710,15 @@ class Play:
 
     def _serves_again(self) -> None:
         """Ask each model by each front until it answers, which it does soon."""
+        if self.story.learns and not self.operator.applications:
+            self.put_application()
+            self._wait(self._is_quiet, _RECOVERY_LIMIT_NS, "the operator waits")
         for front in self.plant.fronts:
             for model, spec in self.operator.certain.items():
                 if spec is not None:
                     self.clients.versions[model] = [spec]
             present = [model for model, spec in self.operator.certain.items() if spec is not None]
-            for model in [*self.story.specs, *present]:
+            for model in [*self.story.specs, *present, *sorted(self.operator.applications)]:
                 for _ in range(30):
                     caller = self.story.tenants.get(model, "")
                     self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS, caller=caller)

@@ -35,6 +35,8 @@ T = TypeVar("T")
 _TURN_NS = 20 * NS_PER_US
 # What writes to a disk, as threads are handed it.
 _WRITES = frozenset({"add", "finish", "write", "begin_term", "keep_digests"})
+# Likewise in the store of applications, where it has the names of those who ask for it.
+_STORE_WRITES = ("Store.save", "Store.remove_application", "Store.erase")
 # Waking a thread or a loop takes so long, at most.
 _WAKE_NS = 50 * NS_PER_US
 
@@ -85,8 +87,9 @@ class Host:
             if isinstance(work, functools.partial):
                 # asyncio.to_thread has put it first.
                 work = work.args[0] if work.args else work.func
-            if getattr(work, "__name__", "") in _WRITES:
-                if args and isinstance(args[0], sqlite3.Connection):
+            is_store = getattr(work, "__qualname__", "").startswith(_STORE_WRITES)
+            if is_store or getattr(work, "__name__", "") in _WRITES:
+                if is_store or (args and isinstance(args[0], sqlite3.Connection)):
                     raise sqlite3.OperationalError("database or disk is full")
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -28,23 +28,26 @@ import pytest
 from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
 from clockwright.errors import DeniedError
+from clockwright.frames import decode_order
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
 from controller.access.authoriser import Authoriser, Credentials
 from controller.access.caller import Caller
 from controller.access.roles import EVERY_ROLE
 from controller.catalogue import Catalogue
-from controller.front import server as front_server
 from controller.front.backend import Asker
 from controller.front.calls import Call, Late
 from controller.front.http2 import Http2Connection
+from controller.front.oip import wrap_for_stream
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
 from controller.lease import lease as lease_rules
+from controller.selection.context_states import ContextStates
+from controller.selection.core.journal import FeedbackItem, Joined, Journal
 from controller.slab_book import SlabBook
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
-from worker import controller_socket, lane_threads
+from worker import lane_threads
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -59,7 +62,9 @@ def story_of(
     seed: int,
     kinds: Sequence[str] | None = None,
     lease: str | None = "",
+    *,
     keyed: bool | None = None,
+    learns: bool | None = None,
 ) -> Story:
     return Story(
         seed,
@@ -68,6 +73,7 @@ def story_of(
         kinds=kinds,
         lease=lease,
         keyed=keyed,
+        learns=learns,
     )
 
 
@@ -212,12 +218,13 @@ def test_a_standby_that_takes_over_under_faults_answers_each_request_once(lease:
 def first_violation(
     words: str,
     kinds: Sequence[str] = ("hang", "slow", "reset"),
-    lease: str = "",
+    *,
     keyed: bool | None = None,
+    learns: bool | None = None,
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed, kinds, lease, keyed))
+        outcome = play(story_of(seed, kinds, keyed=keyed, learns=learns))
         if outcome.violation:
             assert re.search(words, outcome.violation), outcome.violation
             return
@@ -274,13 +281,13 @@ def test_a_second_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_answer_in_a_stream_that_is_given_again_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    wrap, first = front_server.wrap_for_stream, list[bytes]()
+    first = list[bytes]()
 
     def wrap_the_first(answer: Sequence[Buffer]) -> Sequence[Buffer]:
         first.extend([b"".join(answer)] if not first else [])
-        return wrap(first)
+        return wrap_for_stream(first)
 
-    monkeypatch.setattr(front_server, "wrap_for_stream", wrap_the_first)
+    monkeypatch.setattr("controller.front.server.wrap_for_stream", wrap_the_first)
     first_violation("a stream gave an answer to '.*' again")
 
 
@@ -305,6 +312,31 @@ def test_a_tenant_that_is_not_the_keys_is_noticed(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Authoriser, "admit", believe)
     first_violation("counts as that of", keyed=True)
+
+
+def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = Journal.join
+
+    def join_again(self: Journal, item: FeedbackItem, *, now_ns: int) -> Joined:
+        if (record := self.find(item.query_id, now_ns=now_ns)) is not None:
+            record.closed = False
+        return join(self, item, now_ns=now_ns)
+
+    monkeypatch.setattr(Journal, "join", join_again)
+    first_violation("twice something was learned", learns=True)
+
+
+def test_a_feedback_of_somebody_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Caller, "owner", "anybody")
+    first_violation("judges the answer to", keyed=True, learns=True)
+
+
+def test_what_was_learned_and_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(self: ContextStates) -> None:
+        """Write nothing."""
+
+    monkeypatch.setattr(ContextStates, "flush", forget)
+    first_violation("had taught something, and 0 are remembered", learns=True)
 
 
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,9 +409,24 @@ def test_a_worker_that_takes_orders_of_a_leader_that_was_followed_is_noticed(
     outcome = play(story, happenings)
     assert not outcome.violation, "\n".join(outcome.transcript)
     assert "leading, in generation 2" in "\n".join(outcome.transcript)
-    decode_order = controller_socket.decode_order
     anyone = partial(decode_order, oldest=0)
     monkeypatch.setattr(
-        controller_socket, "decode_order", lambda frame, memory, *, oldest: anyone(frame, memory)
+        "worker.controller_socket.decode_order",
+        lambda frame, memory, *, oldest: anyone(frame, memory),
     )
     assert "a worker obeys generation 1" in play(story, happenings).violation
+
+
+def test_a_second_owner_of_a_controllers_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_another(play: Play) -> None:
+        hosts = play.plant.controller_hosts
+        hosts["another"] = hosts["controller0"]
+        play.plant.start_controller("another")
+
+    story = story_of(1, kinds=())
+    happenings = [Happening(NS_PER_MS, "another controller is started", start_another)]
+    outcome = play(story, happenings)
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    assert "expected one controller at a time" in "\n".join(outcome.transcript)
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    assert "another opens the state of controller0" in play(story, happenings).violation
