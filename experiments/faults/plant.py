@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -17,10 +18,9 @@ import controller.app
 import controller.lease.keeper
 import worker.lane_threads
 import worker.link
-from clockwright.actions import Action, ActionError, Result
+from clockwright.actions import ActionError, FromFronts, Result
 from clockwright.bulk import Buffer
 from clockwright.channel import Access
-from clockwright.frames import Withdrawal
 from clockwright.leadership import Fence, Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import worker_pb2
@@ -39,7 +39,7 @@ from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
-from worker.controller_socket import ControllerSocket
+from worker.controller_socket import ControllerSocket, Order
 from worker.core.lanes import Core
 from worker.link import ControllerLink
 from worker.models.file_store import FileStore
@@ -90,7 +90,8 @@ class ObservedSocket(ControllerSocket):
         self,
         host: str,
         welcome: worker_pb2.Welcome,
-        take: Callable[[Action | Withdrawal, Sequence[Buffer], memoryview | None], None],
+        tls: ssl.SSLContext | None,
+        take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
     ) -> None:
         plant = self.plant
         assert plant.world.current is not None
@@ -98,16 +99,16 @@ class ObservedSocket(ControllerSocket):
         term = Term(welcome.lineage, welcome.generation)
 
         def take_in_turn(
-            order: Action | Withdrawal, payload: Sequence[Buffer], room: memoryview | None
+            order: Order, payload: Sequence[Buffer], where: memoryview | FromFronts | None
         ) -> None:
             if term.is_older_than(fence.newest):
                 plant.world.fail(
                     f"a worker obeys generation {term.generation}, and knows that"
                     f" {fence.newest.generation} has followed it"
                 )
-            take(order, payload, room)
+            take(order, payload, where)
 
-        super().__init__(host, welcome, take_in_turn)
+        super().__init__(host, welcome, tls, take_in_turn)
 
 
 class CheckedScheduler(Scheduler):
@@ -370,6 +371,7 @@ class Plant:
             worker_id=name,
             num_pages=num_pages,
             cache_dir=self.folder / host.name,
+            payload_host=self.network.address(host),
         )
         limits = Limits(arena_bytes=_ARENA_BYTES, num_pages=num_pages, io_bytes=_IO_BYTES // 4)
 
