@@ -59,6 +59,7 @@ class _Stream:
 
     call: WorldCall
     open: dict[str, AskedRequest] = field(default_factory=dict)
+    answered: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -235,10 +236,14 @@ class WorldClients:
         try:
             while (data := await call.read()) is not EOF:
                 answer = pb.ModelStreamInferResponse.FromString(data)
-                asked = stream.open.pop(answer.infer_response.id, None)
+                name = answer.infer_response.id
+                asked = stream.open.pop(name, None)
                 if asked is None:
-                    world.fail(f"a stream gave an answer to {answer.infer_response.id!r} again")
-                elif answer.error_message:
+                    again = " again" if name in stream.answered else ""
+                    world.fail(f"a stream got the answer of {name!r}{again}")
+                    continue
+                stream.answered.add(name)
+                if answer.error_message:
                     words = answer.error_message
                     self._end(asked, f"in a stream {words.split(' ', 1)[0].rstrip(':')}", words)
                 else:

@@ -28,7 +28,6 @@ import pytest
 from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
 from clockwright.errors import DeniedError
-from clockwright.frames import decode_order
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
 from controller.access.authoriser import Authoriser, Credentials
 from controller.access.caller import Caller
@@ -48,6 +47,7 @@ from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
 from worker import lane_threads
+from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -208,11 +208,11 @@ def test_a_story_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize("lease", ["file", "service"])
 def test_a_standby_that_takes_over_under_faults_answers_each_request_once(lease: str) -> None:
     generations: Counter[str] = Counter()
-    for seed in range(5):
+    for seed in (0, 1, 6, 7, 9):
         outcome = play(story_of(seed, ("crash", "terminate", "hang"), lease=lease))
         assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
         generations.update(re.findall("leading, in generation .*", "\n".join(outcome.transcript)))
-    assert generations["leading, in generation 2"] >= 3
+    assert generations["leading, in generation 2"] >= 4
 
 
 def first_violation(
@@ -288,7 +288,7 @@ def test_an_answer_in_a_stream_that_is_given_again_is_noticed(
         return wrap_for_stream(first)
 
     monkeypatch.setattr("controller.front.server.wrap_for_stream", wrap_the_first)
-    first_violation("a stream gave an answer to '.*' again")
+    first_violation("a stream got the answer of '.*' again")
 
 
 def test_a_key_that_opens_without_being_known_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,11 +409,8 @@ def test_a_worker_that_takes_orders_of_a_leader_that_was_followed_is_noticed(
     outcome = play(story, happenings)
     assert not outcome.violation, "\n".join(outcome.transcript)
     assert "leading, in generation 2" in "\n".join(outcome.transcript)
-    anyone = partial(decode_order, oldest=0)
-    monkeypatch.setattr(
-        "worker.controller_socket.decode_order",
-        lambda frame, memory, *, oldest: anyone(frame, memory),
-    )
+    anyone = property(lambda _: 0, lambda *_: None)
+    monkeypatch.setattr(ControllerSocket, "oldest", anyone, raising=False)
     assert "a worker obeys generation 1" in play(story, happenings).violation
 
 
