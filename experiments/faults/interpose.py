@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import functools
 import gc
 import os
@@ -29,6 +31,7 @@ from clockwright.units import NS_PER_S
 from experiments.faults import rpc, threads
 from experiments.faults.sockets import Poll, Socket, WorldNetwork, create_connection
 from experiments.faults.world import PROCESS_FILES, ProcessFile, World, current_thread
+from experiments.faults.writer import start_writer
 
 
 @contextmanager
@@ -43,7 +46,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     """
     network = WorldNetwork(world)
     real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
-    real_connect = sqlite3.connect
+    real_connect, real_write = sqlite3.connect, os.write
 
     def monotonic_ns() -> int:
         assert world.current is not None
@@ -93,6 +96,18 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         return kept(real_open(path, flags, mode, dir_fd=dir_fd))
 
+    def write_file(fd: int, data: Any) -> int:
+        process = world.current
+        assert process is not None
+        if fd not in process.files:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if world.now_ns < process.host.disk_full_until_ns:
+            # Some of it may find room.
+            if world.below(2) or len(data) < 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[: len(data) // 2]
+        return real_write(fd, data)
+
     def close_file(fd: int) -> None:
         process = world.current
         assert process is not None
@@ -133,6 +148,8 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(os, "memfd_create", shared_memory)
         put(os, "open", open_file)
         put(os, "close", close_file)
+        put(os, "write", write_file)
+        put(asyncio, "create_subprocess_exec", start_writer)
         put(sqlite3, "connect", connect)
         put(os, "pidfd_open", open_process)
         names = map("{:08x}".format, count(1))

@@ -33,6 +33,8 @@ from controller.core.events import Command, Event, RequestArrived, RequestsArriv
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
 from controller.lease.lease import Lease
+from controller.telemetry import ActionRow, RequestRow
+from controller.telemetry_writer import TelemetryWriter
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
 from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
@@ -111,6 +113,17 @@ class ObservedSocket(ControllerSocket):
         super().__init__(host, welcome, tls, take_in_turn)
 
 
+class CountingWriter(TelemetryWriter):
+    """A writer of telemetry that counts what it is given."""
+
+    num_requests = 0
+
+    @override
+    def add(self, row: RequestRow | ActionRow) -> None:
+        self.num_requests += isinstance(row, RequestRow)
+        super().add(row)
+
+
 class CheckedScheduler(Scheduler):
     """A scheduler whose books are looked at after every so many events."""
 
@@ -143,6 +156,8 @@ class RunningController:
     #: While it leads.
     controller: Controller | None = None
     generation: int = 0
+    #: Its telemetry, if that is written.
+    writer: CountingWriter | None = None
 
 
 @dataclass
@@ -179,6 +194,7 @@ class Plant:
     heartbeat_ms: int = 50
     silence_ms: int = 500
     keeps_state: bool = True
+    writes_telemetry: bool = False
     #: Who may do what; None: everybody who gets there may do everything.
     keys: KeyFile | None = None
     #: Whose all requests to a model are, where keys say so.
@@ -201,6 +217,12 @@ class Plant:
             fence = self.fences[self.world.current] = Fence()
             return fence
 
+        def make_writer(folder: Path) -> CountingWriter:
+            assert self.world.current is not None
+            own = self.controllers[self.world.current.name]
+            own.writer = CountingWriter(folder)
+            return own.writer
+
         with ExitStack() as stack:
             for kind in (ObservedSocket, CheckedScheduler):
                 stack.enter_context(mock.patch.object(kind, "plant", self, create=True))
@@ -213,6 +235,7 @@ class Plant:
             put(controller.app, "freeze_garbage", lambda: None)
             put(controller.app, "open_store", self._open_lease)
             put(controller.app, "make_scheduler", CheckedScheduler)
+            put(controller.app, "TelemetryWriter", make_writer)
             put(controller.lease.keeper, "Lease", self._view_lease)
             put(worker.link, "Fence", make_fence)
             put(worker.link, "ControllerSocket", ObservedSocket)
@@ -307,6 +330,7 @@ class Plant:
             lease=None if lease is None else "file:the world's",
             access=self._access,
             telemetry_capacity=1000,
+            telemetry_dir=self.telemetry_folder(name) if self.writes_telemetry else None,
         )
 
         async def main() -> None:
@@ -322,6 +346,10 @@ class Plant:
         process.on_end.append(ended)
         process.start(main)
         return process
+
+    def telemetry_folder(self, name: str) -> Path:
+        """Where a controller's telemetry is written."""
+        return self.folder / f"telemetry of {name}"
 
     def terminate(self, process: WorldProcess) -> None:
         """Tell a controller or a worker to leave, as by SIGTERM."""

@@ -6,6 +6,7 @@ fewer happenings.
 
 from __future__ import annotations
 
+import csv
 import gc
 import logging
 import math
@@ -26,6 +27,7 @@ from typing_extensions import override
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
 from controller.selection.policies.tallies import Tallies
+from controller.telemetry_files import REQUEST_COLUMNS
 from experiments.faults import checks
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
@@ -49,6 +51,8 @@ _RETURN_LIMIT_NS = NS_PER_S
 _LEASE_STORY_NS = 6 * NS_PER_S
 _LEASE_WHILE_MS = 5000
 _WHILE_MS = 900
+# Telemetry is written once a second.
+_WRITING_NS = 2500 * NS_PER_MS
 # What was learned is on the disk after so long.
 _KEPT_NS = 3 * NS_PER_S
 _SLO_MS = (5, 20, 50, 100, 200, 500)
@@ -98,7 +102,8 @@ class _Log(logging.Handler):
         if record.exc_info:
             words += f"\n{logging.Formatter().formatException(record.exc_info)}"
         world.say(words)
-        if record.levelno == logging.ERROR:
+        # A full disk is no bug, and neither is a writer that was killed.
+        if record.levelno == logging.ERROR and not record.name.startswith("controller.telemetry"):
             world.fail(words)
 
 
@@ -115,6 +120,7 @@ class Story:
         lease: str | None = None,
         keyed: bool | None = None,
         learns: bool | None = None,
+        writes: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -126,6 +132,7 @@ class Story:
             lease: where two controllers keep who leads, `file` or `service`; empty: there is one; None: the seed says.
             keyed: callers show keys; None: the seed says.
             learns: there is an application that learns from feedback; None: the seed says.
+            writes: controllers write telemetry to files; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -166,6 +173,9 @@ class Story:
         if self.is_keyed and self.learns:
             self.tenants |= dict.fromkeys(LEARNED, self.tenants[APPLICATION])
         self._names_asked = names
+        self.writes_telemetry = draw.random() < 0.2 if writes is None else writes
+        if self.writes_telemetry:
+            self.length_ns = max(self.length_ns, _WRITING_NS)
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
         known = [kind for kind in FAULTS if kind != "lease" or self.lease == "service"]
@@ -265,7 +275,7 @@ class Story:
     def a_while_ns(self, most_ms: int | None = None) -> int:
         """Draw how long something lasts: often short, sometimes up to the most."""
         if most_ms is None:
-            most_ms = _LEASE_WHILE_MS if self.lease else _WHILE_MS
+            most_ms = _LEASE_WHILE_MS if self.lease or self.writes_telemetry else _WHILE_MS
         return round(math.pow(most_ms, self._draw.random()) * NS_PER_MS)
 
     def someplace(self) -> str:
@@ -590,6 +600,8 @@ class Play:
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         self._keeps_promises()
         self._serves_again()
+        if self.story.writes_telemetry:
+            self._is_written()
         if self.story.learns:
             self._remembers()
         self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
@@ -691,6 +703,24 @@ class Play:
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         if (after := self._num_learned()) != before:
             raise Violation(f"{before} feedbacks had taught something, and {after} are remembered")
+
+    def _is_written(self) -> None:
+        """Look whether telemetry is whole: rows, once each, and all those of a controller that nothing has befallen."""
+        self.world.run(self.world.now_ns + _KEPT_NS)
+        for name, running in self.plant.controllers.items():
+            if running.writer is None:
+                continue  # It stands by.
+            seen: Counter[tuple[str, str]] = Counter()
+            with (self.plant.telemetry_folder(name) / "requests.csv").open(newline="") as file:
+                for row in csv.reader(file):
+                    if len(row) != len(REQUEST_COLUMNS):
+                        raise Violation(f"telemetry of {name} has a row {row}")
+                    seen[row[0], row[2]] += 1
+            if max(seen.values()) > 1:
+                raise Violation(f"telemetry of {name} has a request twice")
+            number, given = len(seen) - 1, running.writer.num_requests  # one is the columns' names
+            if number != given and not self.plant.num_ended:
+                raise Violation(f"telemetry of {name} has {number} requests of {given}")
 
     def _num_learned(self) -> int:
         controller = self.plant.controller
@@ -801,6 +831,7 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
             )
             if story.is_keyed:
                 plant.keys, plant.tenants = KeyFile(folder / "keys"), story.tenants
+            plant.writes_telemetry = story.writes_telemetry
             with plant.observed():
                 played = Play(story, world, plant)
                 outcomes = played.clients.outcomes

@@ -43,6 +43,7 @@ from controller.lease import lease as lease_rules
 from controller.selection.context_states import ContextStates
 from controller.selection.core.journal import FeedbackItem, Joined, Journal
 from controller.slab_book import SlabBook
+from controller.telemetry_files import TableFile
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
 from experiments.faults.world import World
@@ -65,6 +66,7 @@ def story_of(
     *,
     keyed: bool | None = None,
     learns: bool | None = None,
+    writes: bool | None = None,
 ) -> Story:
     return Story(
         seed,
@@ -74,6 +76,7 @@ def story_of(
         lease=lease,
         keyed=keyed,
         learns=learns,
+        writes=writes,
     )
 
 
@@ -221,10 +224,11 @@ def first_violation(
     *,
     keyed: bool | None = None,
     learns: bool | None = None,
+    writes: bool | None = None,
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed, kinds, keyed=keyed, learns=learns))
+        outcome = play(story_of(seed, kinds, keyed=keyed, learns=learns, writes=writes))
         if outcome.violation:
             assert re.search(words, outcome.violation), outcome.violation
             return
@@ -337,6 +341,33 @@ def test_what_was_learned_and_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(ContextStates, "flush", forget)
     first_violation("had taught something, and 0 are remembered", learns=True)
+
+
+def test_telemetry_waits_for_room_on_the_disk_and_is_whole_afterwards() -> None:
+    def fill(play: Play) -> None:
+        play.fill("controller0", 2 * NS_PER_S)
+
+    story = story_of(1, kinds=(), keyed=False, learns=False, writes=True)
+    full = Happening(100 * NS_PER_MS, "the disk is full", fill)
+    outcome = play(story, sorted([full, *story.happenings], key=attrgetter("at_ns")))
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    said = "\n".join(outcome.transcript)
+    assert "telemetry waits in memory until it can be written" in said
+    assert "telemetry is written; dropped before: 0 requests" in said
+
+
+@pytest.mark.parametrize(("times", "words"), [(2, "has a request twice"), (0, "has 0 requests of")])
+def test_rows_of_telemetry_that_are_lost_or_double_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, times: int, words: str
+) -> None:
+    add = TableFile.add
+
+    def add_so_often(self: TableFile[object], row: object) -> None:
+        for _ in range(times):
+            add(self, row)
+
+    monkeypatch.setattr(TableFile, "add", add_so_often)
+    first_violation(words, kinds=("disk full",), writes=True)
 
 
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
