@@ -186,7 +186,7 @@ def test_what_does_not_lie_in_the_memory_is_a_protocol_error(
 
 
 def test_a_room_of_three_figures_is_no_action() -> None:
-    infer = (frame_headers.INFER, 1, "m", 1, (1,), 1, 2, 3, [10], [], (0, 1, 2))
+    infer: Any = (frame_headers.INFER, 1, "m", 1, (1,), 1, 2, 3, [10], [], (0, 1, 2))
     with pytest.raises(ProtocolError, match="no action"):
         frames.decode_order((frame_headers.encode(infer), bytes(10)), mapped())
 
