@@ -232,7 +232,7 @@ class Plant:
                 stack.enter_context(mock.patch.object(owner, name, door))
 
             put(controller.app, "running", self._running)
-            put(controller.app, "freeze_garbage", lambda: None)
+            put(controller.app, "freeze_garbage", lambda **_: None)
             put(controller.app, "open_store", self._open_lease)
             put(controller.app, "make_scheduler", CheckedScheduler)
             put(controller.app, "TelemetryWriter", make_writer)
@@ -240,7 +240,7 @@ class Plant:
             put(worker.link, "Fence", make_fence)
             put(worker.link, "ControllerSocket", ObservedSocket)
             put(worker.lane_threads, "Core", make_core)
-            put(worker.lane_threads, "freeze_garbage", lambda: None)
+            put(worker.lane_threads, "freeze_garbage", lambda **_: None)
             yield
 
     def shown_by(self, name: str) -> Access:

@@ -52,7 +52,7 @@ from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
-_STORIES = 15
+_STORIES = 12
 _NUM_REQUESTS = 40
 _LENGTH_NS = 500 * NS_PER_MS
 # A rule that is broken is found by one of so many.
