@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+import ssl
+from typing import Protocol
+
 from controller.access.guard import Guard
 from controller.config import ControllerConfig, FrontConfig
-from controller.front.http2_server import Http2Server
 from controller.front.tls import server_context
 
 
-def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: Guard) -> None:
+class TlsServer(Protocol):
+    """A server that may have TLS."""
+
+    #: For those who connect from now on; None: nobody has it.
+    tls: ssl.SSLContext | None
+
+
+def use_tls(
+    server: TlsServer,
+    config: ControllerConfig | FrontConfig,
+    guard: Guard,
+    *,
+    protocol: str = "h2",
+) -> None:
     """Have a server show its certificate, and those who connect once it has changed the new one.
+
+    Args:
+        server: which.
+        config: names the files.
+        guard: looks whether they change.
+        protocol: what is spoken behind TLS, by its name in ALPN.
 
     Raises:
         ConfigError: the files cannot be used.
@@ -20,7 +41,7 @@ def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: 
     client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
 
     def read() -> None:
-        server.tls = server_context(certificate, key, client_ca, worker_ca)
+        server.tls = server_context(certificate, key, client_ca, worker_ca, protocol=protocol)
 
     # First, so that what changes while it is read is read again.
     files = (certificate, key, client_ca, worker_ca)

@@ -18,6 +18,7 @@ from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
+from controller.front.rest import RestApp
 from controller.front.server import SERVICE
 from controller.front.statuses import fail
 from controller.runtime import Runtime
@@ -68,7 +69,7 @@ class RepositoryService:
         self._door = door
         self._client_shm = client_shm
 
-    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
+    def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
         """Have a server serve this."""
         methods = {
             "ServerLive": unary("ServerLive", pb.ServerLiveRequest, self._server_live),

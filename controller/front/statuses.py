@@ -38,6 +38,8 @@ from controller.runtime import NoAnswerError
 
 log = logging.getLogger(__name__)
 
+#: Trailing metadata: a serialised `google.rpc.Status`.
+DETAILS = "grpc-status-details-bin"
 _DOMAIN = b"clockwright"
 _ERROR_INFO = b"type.googleapis.com/google.rpc.ErrorInfo"
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
@@ -159,7 +161,7 @@ def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[
         seconds, rest_ns = map(encode_varint, divmod(retry_ns, NS_PER_S))
         retry = _message((1, b"\x08" + seconds + b"\x10" + rest_ns))
         status += _message((3, _message((1, _RETRY_INFO), (2, retry))))
-    return (("grpc-status-details-bin", status),)
+    return ((DETAILS, status),)
 
 
 def _message(*fields: tuple[int, bytes]) -> bytes:
