@@ -726,7 +726,7 @@ def _find(verb: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
 
 
 def _split(raw_path: bytes) -> list[bytes]:
-    return raw_path.strip(b"/").split(b"/")
+    return raw_path.removeprefix(b"/").removesuffix(b"/").split(b"/")
 
 
 def _match(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | None:

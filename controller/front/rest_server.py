@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -43,6 +44,8 @@ _SPARE_CONNECTIONS = 64
 _ACCEPTS_PER_TURN = 64
 #: A read that brings so much may have left something behind.
 _READ_BYTES_LEAST = 192 << 10
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 
 _SWEEP_S = 1.0
 #: Sweeps within which a request has to have come, however large.
@@ -336,6 +339,8 @@ class _Connection(HttpToolsProtocol):
         if self._emptied:
             self._floor_ns = max(self._floor_ns, turns.bound_ns)
         self._num_pending_bytes += len(data)
+        if not self._coming and b"pgrade" in data:
+            data = _without_upgrade(data)
         super().data_received(data)
         self._emptied = len(data) < _READ_BYTES_LEAST and not self.flow.read_paused
         if self._num_pending_bytes > HEADERS_BYTES_MAX and not self.transport.is_closing():
@@ -422,3 +427,12 @@ class _Connection(HttpToolsProtocol):
         if never_began or self._sweeps > _COMING_MAX or self._stalled_sweeps > _STALL_MAX:
             log.debug("connection of %s: the client is too slow", self.peer)
             self.transport.abort()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Take the offer of another protocol (`Upgrade: h2c`) out of a request, which is answered as it is then.
+
+    Java's client and curl's `--http2` offer it with every request, and httptools would leave the body to it.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body
