@@ -81,8 +81,9 @@ class FrontEnd:
     controller: str = ""
     fronts: FrontLinks | None = None
     server: Http2Server | grpc.aio.Server | None = None
-    #: HOST:PORT of REST, where somebody asked for it.
+    #: HOST:PORT of REST, where somebody asked for it; and its server, unless the front is apart.
     rest: str = ""
+    rest_server: RestServer | None = None
     #: Whom the front apart lets in.
     guard: Guard | None = None
     #: Has the server look whether all who are inside may stay, as somebody does once a second.
@@ -247,6 +248,7 @@ async def serving(
                 rest_server = RestServer(
                     app, door=door, turns=turns, max_connections=max_connections, tls=rest_tls
                 )
+                front_end.rest_server = rest_server
                 front_end.rest = f"127.0.0.1:{rest_server.add_port(f'{host}:0')}"
                 await rest_server.start()
             try:
