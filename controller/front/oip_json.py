@@ -118,7 +118,11 @@ def read_request(
         BadRequestError: that is no request of the protocol, or too large for JSON.
     """
     text = body if json_bytes is None else memoryview(body)[:json_bytes]
-    check_json_bytes(len(text))
+    if len(text) > JSON_BYTES_MAX:
+        raise BadRequestError(
+            f"found {len(text)} bytes of JSON, expected {JSON_BYTES_MAX} at most; send tensors behind it"
+            f" ({_BINARY_SIZE}, Inference-Header-Content-Length)"
+        )
     request: _Request = read_json(text, _read_request)
     message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id or "")
     parameters = request.parameters or {}
@@ -207,19 +211,6 @@ def write_answer(message: Buffer, form: AnswerForm) -> tuple[bytes, Sequence[Buf
         answer["parameters"] = {name: _value(each) for name, each in response.parameters.items()}
     answer["outputs"] = outputs
     return write_json(answer), binary
-
-
-def check_json_bytes(num_bytes: int) -> None:
-    """Look whether so much JSON may be read.
-
-    Raises:
-        BadRequestError: it is more than JSON is for.
-    """
-    if num_bytes > JSON_BYTES_MAX:
-        raise BadRequestError(
-            f"found {num_bytes} bytes of JSON, expected {JSON_BYTES_MAX} at most; send tensors behind it"
-            f" ({_BINARY_SIZE}, Inference-Header-Content-Length)"
-        )
 
 
 def read_json(text: Buffer, decode: Any) -> Any:  # noqa: ANN401  what the decoder makes

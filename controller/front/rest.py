@@ -18,7 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import parse_qs, unquote_to_bytes
 
 import grpc
@@ -39,7 +39,6 @@ from controller.front.calls import AwaitedCall, Call
 from controller.front.door import Door
 from controller.front.oip import quote
 from controller.front.oip_json import (
-    check_json_bytes,
     fields_of,
     read_json,
     read_request,
@@ -60,6 +59,9 @@ REFUSED_HEADER: Final = "x-clockwright-refused"
 
 #: Of a binary request or answer, how many of its bytes are JSON.
 _JSON_BYTES: Final = "inference-header-content-length"
+
+# What is read in a millisecond or two, and longer than anything that is right.
+_BODY_BYTES_MAX: Final = 128 << 10
 
 _INFERENCE, _CONTROL = "/inference.GRPCInferenceService/", "/clockwright.v1.ControlService/"
 _INFER = _INFERENCE + "ModelInfer"
@@ -152,6 +154,8 @@ class Route:
     fill: Callable[[Message, Asked], None]
     #: Makes what is answered, as JSON can say it, and the status.
     tell: Callable[[Any, Asked], tuple[Any, int]]
+    #: Longest body that is taken, unless it is an inference's.
+    bytes_max: int
 
 
 class _RestCall(AwaitedCall):
@@ -322,7 +326,7 @@ class RestApp:
             _GoneError: the client hung up.
         """
         infers = route.path == _INFER
-        bytes_max = self._max_message_bytes if infers else HEADER_BYTES_MAX
+        bytes_max = self._max_message_bytes if infers else route.bytes_max
         if headers.get("content-encoding", "identity") != "identity":
             raise HttpError(
                 415,
@@ -447,10 +451,13 @@ def answer_of(status: Status) -> Answer:
     told: dict[str, Any] = {"error": status.text}
     headers: _Headers = []
     http = _HTTP.get(status.code, 500)
-    found = status_pb2.Status.FromString(bytes(dict(status.details).get(DETAILS, b"")))
+    found = status_pb2.Status()
+    for name, detail in status.details:
+        if name == DETAILS and isinstance(detail, bytes):
+            found.ParseFromString(detail)
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
-    for detail in found.details:
-        if detail.Unpack(info):
+    for each in found.details:
+        if each.Unpack(info):
             told["reason"] = info.reason
             headers.append((REFUSED_HEADER.encode(), info.reason.encode()))
             told["figures"] = {
@@ -458,7 +465,7 @@ def answer_of(status: Status) -> Answer:
                 for name, figure in sorted(info.metadata.items())
                 if figure.lstrip("-").isdecimal()
             }
-        elif detail.Unpack(retry):
+        elif each.Unpack(retry):
             retry_s = retry.retry_delay.ToNanoseconds() / NS_PER_S
             headers.append((b"retry-after", b"%d" % max(math.ceil(retry_s), 1)))
     if http == 401:
@@ -564,7 +571,6 @@ def _text(data: bytes) -> str:
 def _read_fields(body: Buffer) -> dict[str, Any]:
     if not body:
         return {}
-    check_json_bytes(len(body))
     fields: dict[str, Any] = read_json(body, _read_object)
     return fields
 
@@ -600,6 +606,23 @@ def _fill_put(message: Message, asked: Asked) -> None:
     message.replace = True
 
 
+class _FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
+    query_id: str
+    label: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    reward: float | None = None
+
+
+def _fill_feedback(message: Message, asked: Asked) -> None:
+    """Fill in feedback: there may be thousands of items, for which `json_format` takes too long."""
+    assert isinstance(message, control.FeedbackRequest)
+    try:
+        items = msgspec.convert(asked.fields.get("items", []), list[_FeedbackItem])
+    except msgspec.ValidationError as error:
+        raise BadRequestError(f"items: {error}") from None
+    for item in items:
+        message.items.add(query_id=item.query_id, label=item.label, reward=item.reward)
+
+
 def _fill_query(message: Message, asked: Asked) -> None:
     _fill(message, Asked(asked.query | asked.names, {}, {}))
 
@@ -628,19 +651,6 @@ _REGIONS = "v2/systemsharedmemory"
 _REGION = f"{_REGIONS}/region/{{name}}"
 
 
-def _route(
-    verb: str,
-    pattern: str,
-    path: str,
-    request: type[Message],
-    response: type[Message],
-    *,
-    fill: Callable[[Message, Asked], None] = _fill,
-    tell: Callable[[Any, Asked], tuple[Any, int]] = _tell,
-) -> Route:
-    return Route(verb, pattern, path, request, response, fill, tell)
-
-
 def _oip(
     verb: str,
     pattern: str,
@@ -650,7 +660,8 @@ def _oip(
     tell: Callable[[Any, Asked], tuple[Any, int]] = _tell,
 ) -> Route:
     request, response = getattr(pb, f"{method}Request"), getattr(pb, f"{method}Response")
-    return _route(verb, pattern, _INFERENCE + method, request, response, fill=fill, tell=tell)
+    path = _INFERENCE + method
+    return Route(verb, pattern, path, request, response, fill, tell, _BODY_BYTES_MAX)
 
 
 def _control(
@@ -659,9 +670,10 @@ def _control(
     method: str,
     *,
     fill: Callable[[Message, Asked], None] = _fill,
+    bytes_max: int = _BODY_BYTES_MAX,
 ) -> Route:
     request, response = getattr(control, f"{method}Request"), getattr(control, f"{method}Response")
-    return _route(verb, pattern, _CONTROL + method, request, response, fill=fill)
+    return Route(verb, pattern, _CONTROL + method, request, response, fill, _tell, bytes_max)
 
 
 ROUTES: Final = (
@@ -697,7 +709,7 @@ ROUTES: Final = (
     _control("PUT", "v2/applications/{name}", "PutApplication", fill=_fill_put),
     _control("DELETE", "v2/applications/{name}", "RemoveApplication"),
     _control("DELETE", "v2/applications/{application}/contexts/{context}", "EraseContext"),
-    _control("POST", "v2/feedback", "Feedback"),
+    _control("POST", "v2/feedback", "Feedback", fill=_fill_feedback, bytes_max=HEADER_BYTES_MAX),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import struct
@@ -216,12 +217,9 @@ def test_many_requests_of_httpx_are_open_together_on_connections_that_are_kept(
     async def ask() -> set[tuple[float, ...]]:
         limits = httpx.Limits(max_connections=8)
         async with httpx.AsyncClient(base_url=f"http://{server.rest}", limits=limits) as http:
-            tasks = [http.post("/v2/models/double/infer", json=question()) for _ in range(40)]
-            answers = [await task for task in tasks[:20]]
-            answers += await asyncio.gather(*tasks[20:])
+            asks = [http.post("/v2/models/double/infer", json=question()) for _ in range(40)]
+            answers = await asyncio.gather(*asks)
         return {tuple(answer.json()["outputs"][0]["data"]) for answer in answers}
-
-    import asyncio
 
     assert asyncio.run(ask()) == {(2.0, 4.0, 6.0)}
 
@@ -292,9 +290,9 @@ def test_what_does_not_fit_is_refused_in_words(
 
 def test_tensors_behind_the_json_have_to_be_as_long_as_it_says(server: FrontEndInThread) -> None:
     def ask(size: object, body: bytes, json_bytes: str | None = None) -> Any:  # noqa: ANN401
-        inputs = [{"name": "x", "shape": [1, 3], "datatype": "FP32"}]
-        inputs[0]["parameters"] = {"binary_data_size": size}
-        text = json.dumps({"inputs": inputs, "parameters": LONG}).encode()
+        parameters = {"binary_data_size": size}
+        tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": parameters}
+        text = json.dumps({"inputs": [tensor], "parameters": LONG}).encode()
         header = str(len(text)) if json_bytes is None else json_bytes
         return requests.post(
             f"http://{server.rest}/v2/models/double/infer",

@@ -101,7 +101,7 @@ def post(
 @pytest.mark.parametrize("front", ["http2", "grpc", "apart"])
 def test_a_client_that_hangs_up_withdraws_its_request(tmp_path: Path, front: str) -> None:
     with serving_in_thread(tmp_path, front=front, rest=True) as server:
-        server.do(lambda each: setattr(each.worker, "hold", True))
+        server.do(lambda front_end: setattr(front_end.worker, "hold", True))
         with dial(server.rest) as sock:
             sock.sendall(request_of())
             server.until(lambda each: each.runtime.num_waiting == 1)
@@ -160,9 +160,8 @@ def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
 
         def sweep(times: int) -> None:
             def work(_: FrontEnd) -> None:
-                for each in rest_server.connections:
-                    for _ in range(times):
-                        each.sweep()
+                for each in rest_server.connections * times:
+                    each.sweep()
 
             server.do(work)
 
