@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from clockwright.bulk import ENTRIES_MAX, Buffer, add_bulk, split_bulk
 from clockwright.errors import BadRequestError
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.classification import DTYPES, elements_of
 from controller.front.oip import RAW_INPUT_FIELD, RAW_OUTPUT_FIELD, quote
 
 #: Of a request, without the tensors behind it: an image of 600 kB takes 3 MiB, with all digits.
@@ -31,22 +32,6 @@ JSON_BYTES_MAX: Final = 4 << 20
 JSON_ELEMENTS_MAX: Final = 1 << 20
 #: Lists in each other.
 DIMENSIONS_MAX: Final = 32
-
-#: How numpy names an element of a datatype, little-endian.
-_DTYPES: Final = {
-    "BOOL": "?",
-    "INT8": "<i1",
-    "INT16": "<i2",
-    "INT32": "<i4",
-    "INT64": "<i8",
-    "UINT8": "<u1",
-    "UINT16": "<u2",
-    "UINT32": "<u4",
-    "UINT64": "<u8",
-    "FP16": "<f2",
-    "FP32": "<f4",
-    "FP64": "<f8",
-}
 
 _BINARY, _BINARY_SIZE, _BINARY_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
 
@@ -293,10 +278,10 @@ def _stated_ms(parameters: Mapping[str, _Parameter]) -> float:
 
 def _read_data(tensor: _Tensor, where: str) -> Buffer:
     """Read a tensor's elements, in a list or in lists in each other, row by row."""
-    dtype = _DTYPES.get(tensor.datatype)
+    dtype = DTYPES.get(tensor.datatype)
     if dtype is None:
         raise BadRequestError(
-            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(_DTYPES)},"
+            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(DTYPES)},"
             " or tensors behind the JSON"
         )
     text = bytes(tensor.data)
@@ -334,10 +319,7 @@ def _data_decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
 def _write_data(datatype: str, raw: Buffer) -> list[Any]:
     if datatype == "BYTES":
         return _read_bytes(raw)
-    if datatype == "BF16":
-        wide = np.frombuffer(raw, "<u2").astype("<u4") << 16
-        return wide.view("<f4").tolist()  # type: ignore[no-any-return]
-    return np.frombuffer(raw, _DTYPES[datatype]).tolist()  # type: ignore[no-any-return]
+    return elements_of(datatype, raw).tolist()  # type: ignore[no-any-return]
 
 
 def _read_bytes(raw: Buffer) -> list[str]:

@@ -31,7 +31,7 @@ SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
-EXTENSIONS = ("model_repository", "parameters")
+EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters")
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Triton's clients know ONNX models by this name.

@@ -400,7 +400,7 @@ class InferenceService:
             owner = call.caller.owner
             outputs = self._find_shared(asked, owner)
             served.shared(self._read_shared(asked, owner), outputs)
-        elif cut is not None and not servable.has_contexts:
+        elif cut is not None and not servable.has_contexts and not asked.classes:
             # What an application takes changes with its models, which the catalogue does not know.
             templates.add(cut, parsed, described, asked)
         served.asked(asked, described)

@@ -135,6 +135,30 @@ def test_json_can_say_every_number_of_a_datatype_and_none_beyond(
         assert ask([values[0], values[1] + 1]).status_code == 400
 
 
+@pytest.mark.parametrize("binary", [True, False])
+def test_classes_are_asked_for_over_rest_and_over_grpc(
+    client: triton.InferenceServerClient, server: FrontEndInThread, *, binary: bool
+) -> None:
+    rows = np.array([[1, 3, 2], [0.5, -1, 0.5]], np.float32)
+    expected = [[b"6.000000:1", b"4.000000:2"], [b"1.000000:0", b"1.000000:2"]]
+    wanted = triton.InferRequestedOutput("y", binary_data=binary, class_count=2)
+    for _ in range(2):
+        answer = client.infer("double", [tensor(rows)], outputs=[wanted], parameters=LONG)
+        assert answer.get_output("y")["datatype"] == "BYTES"
+        found = answer.as_numpy("y").tolist()
+        assert found == (expected if binary else [[e.decode() for e in row] for row in expected])
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        x = tritonclient.grpc.InferInput("x", [2, 3], "FP32")
+        x.set_data_from_numpy(rows)
+        y = tritonclient.grpc.InferRequestedOutput("y", class_count=9)
+        found = other.infer("double", [x], outputs=[y], parameters=LONG).as_numpy("y")
+        # There are no more than three.
+        assert found[0].tolist() == [*expected[0], b"2.000000:0"]
+        # The same request but for that gets its values.
+        found = other.infer("double", [x], parameters=LONG).as_numpy("y")
+        assert found.tolist() == (2 * rows).tolist()
+
+
 def test_tritons_client_sees_health_metadata_and_the_repository(
     client: triton.InferenceServerClient, server: FrontEndInThread
 ) -> None:

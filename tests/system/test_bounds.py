@@ -19,6 +19,7 @@ from clockwright import wire
 from clockwright.data_socket import dial
 from clockwright.errors import ClockwrightError
 from clockwright.frames import FrameReader, greeting
+from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import front_pb2 as front
@@ -30,8 +31,11 @@ from controller.config import ControllerConfig
 from controller.core import Scheduler
 from controller.core.quotas import Quota, Quotas
 from controller.front.backend import quota_refusal
+from controller.front.classification import CLASSES_MAX
 from controller.front.door import Door
 from controller.front.link_frames import decode_from_front, encode_asks
+from controller.front.oip import Servable, parse_request
+from controller.front.oip import read_request as check_request
 from controller.front.oip_json import AnswerForm, read_request, write_answer
 from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
@@ -164,6 +168,20 @@ def connections(place: Place) -> str:
         first.settle()
         (end,) = second.wait([second.infer(request().SerializeToString())])
         return end.text
+
+
+def many_classes(_: Place) -> str:
+    wanted = pb.ModelInferRequest.InferRequestedOutputTensor(name="y")
+    wanted.parameters["classification"].int64_param = CLASSES_MAX
+    message = request(outputs=[wanted])
+    message.inputs[0].shape[:] = [2, 3]
+    message.raw_input_contents[:] = [bytes(24)]
+    x, y = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (CLASSES_MAX,))
+    servable = Servable("double", "1", (x,), (y,), 16, None)
+    parsed = parse_request(message.SerializeToString())
+    return refusal(
+        lambda: check_request(parsed, servable, rpc_remaining_s=None, default_slo_ns=NS_PER_S)
+    )
 
 
 def connections_of_rest(place: Place) -> str:
@@ -444,6 +462,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "outputs asked for": lambda place: place.infer(
         outputs=[pb.ModelInferRequest.InferRequestedOutputTensor()] * 1025
     ),
+    "classes of an output, in all rows": many_classes,
     "rows of a request": lambda place: place.infer(
         inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1000, 3])]
     ),
