@@ -157,7 +157,8 @@ class CheckedRequest:
     shared_inputs: Sequence[tuple[int, SharedPart]] = ()
     #: Where each of `outputs` belongs in shared memory, None: in the answer; empty: all belong there.
     shared_outputs: Sequence[SharedPart | None] = ()
-    #: Of which of `outputs` texts are wanted, and how many per row, None: its values; empty: the values of all.
+    #: What classes are wanted of each of `outputs`: its spec, and how many per row; None: its values are. Empty:
+    #: the values of all are.
     classes: Sequence[tuple[TensorSpec, int] | None] = ()
     #: Who asks an application, and may say what became of the answer (`Caller.owner`).
     owner: str = ""

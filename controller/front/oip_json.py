@@ -26,7 +26,7 @@ from clockwright.v1 import inference_pb2 as pb
 from controller.front.classification import DTYPES, elements_of
 from controller.front.oip import RAW_INPUT_FIELD, RAW_OUTPUT_FIELD, quote
 
-#: Of a request, without the tensors behind it: an image of 600 kB takes 3 MiB, with all digits.
+#: A request's JSON, without the tensors behind it: an image of 600 kB takes 3 MiB, with all digits.
 JSON_BYTES_MAX: Final = 4 << 20
 #: Elements of an answer's outputs that are written as JSON, together.
 JSON_ELEMENTS_MAX: Final = 1 << 20

@@ -31,7 +31,13 @@ SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
-EXTENSIONS = ("binary_tensor_data", "classification", "model_repository", "parameters")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Triton's clients know ONNX models by this name.
@@ -79,6 +85,9 @@ class RepositoryService:
                 "ServerMetadata", pb.ServerMetadataRequest, self._server_metadata
             ),
             "ModelMetadata": unary("ModelMetadata", pb.ModelMetadataRequest, self._model_metadata),
+            "ModelStatistics": unary(
+                "ModelStatistics", pb.ModelStatisticsRequest, self._statistics
+            ),
             "RepositoryIndex": unary(
                 "RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index
             ),
@@ -145,6 +154,20 @@ class RepositoryService:
                 for spec in servable.outputs
             ],
         )
+
+    async def _statistics(self, request: pb.ModelStatisticsRequest) -> Message:
+        """What became of the requests to one model, or to each; applications are asked about elsewhere."""
+        models = self._catalogue.models
+        if request.name:
+            models = [self._backend.model(request.name, request.version)]
+        response = pb.ModelStatisticsResponse()
+        for model in models:
+            told = response.model_stats.add(name=model.name, version=model.version)
+            counts = self._runtime.telemetry.by_model.get(model.model_id)
+            if counts is not None:
+                told.inference_stats.success.count = counts.answered
+                told.inference_stats.fail.count = counts.refusals.total()
+        return response
 
     async def _health_check(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]

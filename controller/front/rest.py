@@ -57,7 +57,7 @@ TENANT_HEADER: Final = "x-clockwright-tenant"
 #: Header of refusals: which `Refusal` or `Denial` it is.
 REFUSED_HEADER: Final = "x-clockwright-refused"
 
-#: Of a binary request or answer, how many of its bytes are JSON.
+#: Header that says how many bytes of a request or an answer are JSON, with tensors behind them.
 _JSON_BYTES: Final = "inference-header-content-length"
 
 # What is read in a millisecond or two, and longer than anything that is right.
@@ -106,7 +106,7 @@ class Origin:
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """A response of HTTP."""
 
     status: int
@@ -115,12 +115,12 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Asked:
+class RestRequest:
     """What a path and a body say."""
 
-    #: Of the placeholders in the path's pattern.
+    #: What the placeholders in the path's pattern stand for.
     names: dict[str, str]
-    #: Of the query, the first of each name.
+    #: What the query says: the first value of each name.
     query: dict[str, str]
     #: What the body's JSON says; empty where there is none.
     fields: dict[str, Any]
@@ -151,9 +151,9 @@ class Route:
     request: type[Message]
     response: type[Message]
     #: Makes the request's message.
-    fill: Callable[[Message, Asked], None]
+    fill: Callable[[Message, RestRequest], None]
     #: Makes what is answered, as JSON can say it, and the status.
-    tell: Callable[[Any, Asked], tuple[Any, int]]
+    tell: Callable[[Any, RestRequest], tuple[Any, int]]
     #: Longest body that is taken, unless it is an inference's.
     bytes_max: int
 
@@ -279,7 +279,7 @@ class RestApp:
 
     async def _answer(
         self, scope: Mapping[str, Any], receive: Callable[[], Awaitable[Any]]
-    ) -> Answer:
+    ) -> Response:
         origin: Origin = scope["extensions"]["clockwright"]
         raw_path: bytes = scope["raw_path"]
         name = quote(raw_path.decode("latin-1"))
@@ -298,7 +298,7 @@ class RestApp:
             if route.path == _INFER:
                 return await self._answer_infer(names, headers, body, origin, caller)
             query = {key: each[0] for key, each in parse_qs(_text(scope["query_string"])).items()}
-            asked = Asked(names, query, _read_fields(body))
+            asked = RestRequest(names, query, _read_fields(body))
             return await self._answer_other(route, asked, origin, caller)
         except (_GoneError, asyncio.CancelledError):
             raise
@@ -333,7 +333,7 @@ class RestApp:
                 f"Content-Encoding: found {quote(headers['content-encoding'])}, expected identity",
             )
         length = headers.get("content-length", "")
-        # Of what is known to be too large nothing is kept.
+        # Nothing is kept of a body that is known to be too large.
         if len(length) > 18 or (length.isdecimal() and int(length) > bytes_max):
             raise _too_large(length[:20], bytes_max)
         door, held = self._door, 0
@@ -366,7 +366,7 @@ class RestApp:
         body: Buffer,
         origin: Origin,
         caller: Caller,
-    ) -> Answer:
+    ) -> Response:
         parts, form = read_request(
             body,
             _json_bytes(headers, len(body)),
@@ -393,8 +393,8 @@ class RestApp:
         if isinstance(message, Status):
             return answer_of(message)
         if not binary:
-            return Answer(200, (text,), [(b"content-type", b"application/json")])
-        return Answer(
+            return Response(200, (text,), [(b"content-type", b"application/json")])
+        return Response(
             200,
             (text, *binary),
             [
@@ -404,8 +404,8 @@ class RestApp:
         )
 
     async def _answer_other(
-        self, route: Route, asked: Asked, origin: Origin, caller: Caller
-    ) -> Answer:
+        self, route: Route, asked: RestRequest, origin: Origin, caller: Caller
+    ) -> Response:
         request = route.request()
         route.fill(request, asked)
         context: Any = _Context(origin.connection.peer)
@@ -417,7 +417,7 @@ class RestApp:
         response = route.response()
         response.ParseFromString(data)
         told, status = route.tell(response, asked)
-        return Answer(status, (write_json(told),), [(b"content-type", b"application/json")])
+        return Response(status, (write_json(told),), [(b"content-type", b"application/json")])
 
     async def _handle(self, path: str, data: bytes, context: Any) -> bytes:  # noqa: ANN401
         details = _CallDetails(path)
@@ -446,7 +446,7 @@ async def _once(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def answer_of(status: Status) -> Answer:
+def answer_of(status: Status) -> Response:
     """Make the response of a call that is not answered."""
     told: dict[str, Any] = {"error": status.text}
     headers: _Headers = []
@@ -473,11 +473,11 @@ def answer_of(status: Status) -> Answer:
     return _error(http, told, headers)
 
 
-def _error(status: int, told: str | dict[str, Any], headers: _Headers) -> Answer:
+def _error(status: int, told: str | dict[str, Any], headers: _Headers) -> Response:
     if isinstance(told, str):
         told = {"error": told}
     headers = [(b"content-type", b"application/json"), *headers]
-    return Answer(status, (write_json(told),), headers)
+    return Response(status, (write_json(told),), headers)
 
 
 def _too_large(found: str, bytes_max: int) -> HttpError:
@@ -578,7 +578,7 @@ def _read_fields(body: Buffer) -> dict[str, Any]:
 _read_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-def _fill(message: Message, asked: Asked) -> None:
+def _fill(message: Message, asked: RestRequest) -> None:
     """Fill in a message from the body's fields, and then the path's."""
     try:
         json_format.ParseDict(asked.fields, message)
@@ -588,11 +588,11 @@ def _fill(message: Message, asked: Asked) -> None:
         setattr(message, name, text)
 
 
-def _fill_parameters(message: Message, asked: Asked) -> None:
+def _fill_parameters(message: Message, asked: RestRequest) -> None:
     """Fill in what loads or unloads a model, whose parameters are plain values in JSON."""
     fields = dict(asked.fields)
     parameters = fields.pop("parameters", None) or {}
-    _fill(message, Asked(asked.names, asked.query, fields))
+    _fill(message, RestRequest(asked.names, asked.query, fields))
     if not isinstance(parameters, dict) or not all(
         isinstance(value, bool | int | str) for value in parameters.values()
     ):
@@ -600,7 +600,7 @@ def _fill_parameters(message: Message, asked: Asked) -> None:
     set_parameters(getattr(message, "parameters"), parameters, where="")  # noqa: B009
 
 
-def _fill_put(message: Message, asked: Asked) -> None:
+def _fill_put(message: Message, asked: RestRequest) -> None:
     assert isinstance(message, control.PutApplicationRequest)
     _fill(message.application, asked)
     message.replace = True
@@ -612,7 +612,7 @@ class _FeedbackItem(msgspec.Struct, forbid_unknown_fields=True):
     reward: float | None = None
 
 
-def _fill_feedback(message: Message, asked: Asked) -> None:
+def _fill_feedback(message: Message, asked: RestRequest) -> None:
     """Fill in feedback: there may be thousands of items, for which `json_format` takes too long."""
     assert isinstance(message, control.FeedbackRequest)
     try:
@@ -623,25 +623,25 @@ def _fill_feedback(message: Message, asked: Asked) -> None:
         message.items.add(query_id=item.query_id, label=item.label, reward=item.reward)
 
 
-def _fill_query(message: Message, asked: Asked) -> None:
-    _fill(message, Asked(asked.query | asked.names, {}, {}))
+def _fill_query(message: Message, asked: RestRequest) -> None:
+    _fill(message, RestRequest(asked.query | asked.names, {}, {}))
 
 
-def _tell(response: Message, _: Asked) -> tuple[Any, int]:
+def _tell(response: Message, _: RestRequest) -> tuple[Any, int]:
     return fields_of(response), 200
 
 
-def _tell_ready(response: Message, asked: Asked) -> tuple[Any, int]:
+def _tell_ready(response: Message, asked: RestRequest) -> tuple[Any, int]:
     """Say whether something is ready, in words and by the status: load balancers look at nothing else."""
     told = asked.names | fields_of(response)
     return told, 200 if any(value is True for value in told.values()) else 400
 
 
-def _tell_list(response: pb.RepositoryIndexResponse, _: Asked) -> tuple[Any, int]:
+def _tell_list(response: pb.RepositoryIndexResponse, _: RestRequest) -> tuple[Any, int]:
     return [fields_of(model) for model in response.models], 200
 
 
-def _tell_regions(response: pb.SystemSharedMemoryStatusResponse, _: Asked) -> tuple[Any, int]:
+def _tell_regions(response: pb.SystemSharedMemoryStatusResponse, _: RestRequest) -> tuple[Any, int]:
     return [fields_of(response.regions[name]) for name in sorted(response.regions)], 200
 
 
@@ -656,8 +656,8 @@ def _oip(
     pattern: str,
     method: str,
     *,
-    fill: Callable[[Message, Asked], None] = _fill,
-    tell: Callable[[Any, Asked], tuple[Any, int]] = _tell,
+    fill: Callable[[Message, RestRequest], None] = _fill,
+    tell: Callable[[Any, RestRequest], tuple[Any, int]] = _tell,
 ) -> Route:
     request, response = getattr(pb, f"{method}Request"), getattr(pb, f"{method}Response")
     path = _INFERENCE + method
@@ -669,7 +669,7 @@ def _control(
     pattern: str,
     method: str,
     *,
-    fill: Callable[[Message, Asked], None] = _fill,
+    fill: Callable[[Message, RestRequest], None] = _fill,
     bytes_max: int = _BODY_BYTES_MAX,
 ) -> Route:
     request, response = getattr(control, f"{method}Request"), getattr(control, f"{method}Response")
@@ -680,6 +680,10 @@ ROUTES: Final = (
     _oip("GET", "v2/health/live", "ServerLive", tell=_tell_ready),
     _oip("GET", "v2/health/ready", "ServerReady", tell=_tell_ready),
     _oip("GET", "v2", "ServerMetadata"),
+    # In front of the model of that name, as Triton has it.
+    _oip("GET", "v2/models/stats", "ModelStatistics"),
+    _oip("GET", f"{_MODEL}/stats", "ModelStatistics"),
+    _oip("GET", f"{_VERSION}/stats", "ModelStatistics"),
     _oip("GET", f"{_MODEL}/ready", "ModelReady", tell=_tell_ready),
     _oip("GET", f"{_VERSION}/ready", "ModelReady", tell=_tell_ready),
     _oip("GET", _MODEL, "ModelMetadata"),

@@ -35,7 +35,7 @@ from controller.front.turns import Turns
 
 log = logging.getLogger(__name__)
 
-#: Of a request: its first line and its headers, and whatever else is no body.
+#: A request's first line and its headers, and whatever else is no body.
 HEADERS_BYTES_MAX = 16 << 10
 
 #: Connections beyond `max_connections` that are kept to tell their requests why they are refused; those beyond
@@ -301,7 +301,7 @@ class _Connection(HttpToolsProtocol):
         # A request has begun to come, and has not ended.
         self._coming = False
         self._sweeps = 0
-        # Of the first line and the headers of the request that comes; and bytes since anything of one was complete.
+        # Bytes of the first line and the headers that come; and bytes since anything was complete.
         self._num_header_bytes = 0
         self._num_pending_bytes = 0
         self._stalled_sweeps = 0

@@ -183,6 +183,27 @@ def test_tritons_client_sees_health_metadata_and_the_repository(
         client.get_model_metadata("none")
 
 
+def test_statistics_count_what_became_of_requests(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    def counts(name: str) -> tuple[int, int]:
+        [found] = client.get_inference_statistics(name)["model_stats"]
+        told = found["inference_stats"]
+        return told["success"]["count"], told["fail"]["count"]
+
+    answered, refused = counts("double")
+    client.infer("double", [tensor(ROW)], parameters=LONG)
+    with pytest.raises(InferenceServerException, match="INFEASIBLE"):
+        client.infer("double", [tensor(ROW)], parameters={"slo_ms": 0.01})
+    assert counts("double") == (answered + 1, refused + 1)
+    every = client.get_inference_statistics()
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        assert fields_of(other.get_inference_statistics()) == every
+    assert {"double", "mixed"} <= {model["name"] for model in every["model_stats"]}
+    with pytest.raises(InferenceServerException, match="there is no model 'none'"):
+        client.get_inference_statistics("none")
+
+
 def client_ready(server: FrontEndInThread, name: str) -> bool:
     entry = server.front_end.catalogue.find(name)
     return entry is not None and server.front_end.catalogue.state(entry).value == "READY"
