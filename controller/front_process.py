@@ -49,6 +49,7 @@ class Front:
     #: Keeps the controller attached, and ends only by an error.
     attaching: asyncio.Task[None]
     slabs: Slabs
+    backend: RemoteBackend
     guard: Guard
 
 
@@ -103,7 +104,7 @@ async def serving(
             authoriser=guard.authoriser,
         )
         server.throttle.whose = "the front itself"
-        use_tls(server, config, guard)
+        use_tls((server,), config, guard)
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -147,7 +148,7 @@ async def serving(
         )
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
-        yield Front(config.host, port, http_port, attaching, slabs, guard)
+        yield Front(config.host, port, http_port, attaching, slabs, backend, guard)
 
 
 async def serve(config: FrontConfig, *, started: Callable[[Front], None] | None = None) -> int:

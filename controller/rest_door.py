@@ -71,7 +71,7 @@ async def rest_door(
     )
     mount(app)
     server = RestServer(app, door=door, turns=turns, max_connections=config.max_connections)
-    use_tls(server, config, guard, protocol="http/1.1")
+    use_tls((server,), config, guard, protocol="http/1.1")
     address = address_of(config.host, config.http_port)
     try:
         port = server.add_port(address, shared=shared)

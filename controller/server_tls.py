@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from typing import Protocol
 
 from controller.access.guard import Guard
@@ -10,24 +11,24 @@ from controller.config import ControllerConfig, FrontConfig
 from controller.front.tls import server_context
 
 
-class TlsServer(Protocol):
-    """A server that may have TLS."""
+class TlsDoor(Protocol):
+    """Whatever may have TLS."""
 
     #: For those who connect from now on; None: nobody has it.
     tls: ssl.SSLContext | None
 
 
 def use_tls(
-    server: TlsServer,
+    doors: Sequence[TlsDoor],
     config: ControllerConfig | FrontConfig,
     guard: Guard,
     *,
     protocol: str = "h2",
 ) -> None:
-    """Have a server show its certificate, and those who connect once it has changed the new one.
+    """Have doors show their certificate, and those who connect once it has changed the new one.
 
     Args:
-        server: which.
+        doors: which.
         config: names the files.
         guard: looks whether they change.
         protocol: what is spoken behind TLS, by its name in ALPN.
@@ -41,7 +42,9 @@ def use_tls(
     client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
 
     def read() -> None:
-        server.tls = server_context(certificate, key, client_ca, worker_ca, protocol=protocol)
+        context = server_context(certificate, key, client_ca, worker_ca, protocol=protocol)
+        for door in doors:
+            door.tls = context
 
     # First, so that what changes while it is read is read again.
     files = (certificate, key, client_ca, worker_ca)

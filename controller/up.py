@@ -116,6 +116,7 @@ def up(
                 rest_started=rest_started,
             )
         finally:
+            _catalogue_log.setLevel(logging.NOTSET)
             for processes, _ in reversed(local):
                 processes.stop()
     if any(processes.unable for processes, _ in local):
