@@ -349,7 +349,7 @@ async def serve(
         started: is called with the port once connections are accepted.
         draining: is called before the workers are left waiting.
         standing_by: is called with the port where it says that it is not ready yet.
-        rest_started: is called with the port of REST, if there is one, before `started`.
+        rest_started: is called with the port of REST, if there is one, after `started`.
 
     Returns:
         The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
@@ -402,10 +402,10 @@ async def _lead(
         loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
         # All objects made so far live as long as the process: the collector need not look at them.
         freeze_garbage()
-        if rest_started is not None and controller.http_port is not None:
-            rest_started(controller.http_port)
         if started is not None:
             started(controller.port)
+        if rest_started is not None and controller.http_port is not None:
+            rest_started(controller.http_port)
         told = asyncio.create_task(signals.get())
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if told.done():
