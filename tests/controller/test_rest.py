@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -22,7 +23,9 @@ import tritonclient.grpc
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException, shared_memory
 
+from controller.access.roles import ROLE_OF
 from controller.front.oip_json import fields_of
+from controller.front.rest import ROUTES
 from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
 
 SLO_MS = 600_000
@@ -413,6 +416,12 @@ def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> 
     )
     assert ask("GET", "/v2/models/%00").status_code == 404
     assert ask("GET", "/v2/models/" + "x" * 300).status_code in (400, 404)
+
+
+def test_every_path_is_on_the_page_with_its_role() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rest.md"
+    rows = re.findall(r"\| ([A-Z]+) \| `([^`]+)` \| ([a-z-]+) \|", page.read_text())
+    assert rows == [(route.verb, route.pattern, ROLE_OF[route.path].value) for route in ROUTES]
 
 
 def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread) -> None:
