@@ -299,6 +299,7 @@ async def running(
                 door=door,
                 throttle=throttle,
                 turns=turns,
+                slabs=slabs,
                 max_message_bytes=config.max_message_bytes,
                 mount=mount,
                 stop_grace_s=_STOP_GRACE_S,

@@ -140,6 +140,7 @@ async def serving(
                 door=door,
                 throttle=server.throttle,
                 turns=server.turns,
+                slabs=slabs,
                 max_message_bytes=backend.message_bytes_max,
                 mount=mount,
                 stop_grace_s=_STOP_GRACE_S,

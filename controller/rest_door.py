@@ -18,6 +18,7 @@ from controller.front.rest import RestApp
 from controller.front.throttle import Throttle
 from controller.front.turns import Turns
 from controller.server_tls import use_tls
+from controller.slabs import Slabs
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ async def rest_door(
     door: Door,
     throttle: Throttle,
     turns: Turns,
+    slabs: Slabs,
     max_message_bytes: int,
     mount: Callable[[RestApp], None],
     stop_grace_s: float,
@@ -45,6 +47,7 @@ async def rest_door(
         door: likewise.
         throttle: likewise.
         turns: likewise.
+        slabs: likewise.
         max_message_bytes: likewise.
         mount: has services answer.
         stop_grace_s: requests that are open at the end get this long.
@@ -66,6 +69,7 @@ async def rest_door(
         door=door,
         throttle=throttle,
         authoriser=guard.authoriser,
+        slabs=slabs,
         max_message_bytes=max_message_bytes,
         only_here=is_loopback(config.host),
     )

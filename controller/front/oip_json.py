@@ -303,8 +303,9 @@ def _read_data(tensor: _Tensor, where: str) -> Buffer:
     for _ in range(depth - 1):
         elements = chain.from_iterable(elements)
     try:
-        values: NDArray[Any] = np.array(list(elements), dtype=dtype)
-    except OverflowError as error:
+        with np.errstate(over="raise"):
+            values: NDArray[Any] = np.array(list(elements), dtype=dtype)
+    except (OverflowError, FloatingPointError) as error:
         raise BadRequestError(f"{where}data: {error}") from None
     return values.tobytes()
 

@@ -28,7 +28,7 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 from typing_extensions import override
 
-from clockwright.bulk import HEADER_BYTES_MAX, Buffer
+from clockwright.bulk import HEADER_BYTES_MAX, Buffer, total_bytes
 from clockwright.errors import BadRequestError, DeniedError, Refusal, RefusedError
 from clockwright.units import NS_PER_S, SLO_NS_MAX
 from clockwright.v1 import control_pb2 as control
@@ -48,6 +48,7 @@ from controller.front.oip_json import (
 )
 from controller.front.statuses import DETAILS, Status, status_of
 from controller.front.throttle import Throttle
+from controller.slabs import SLAB_BYTES_MIN, Slabs
 
 log = logging.getLogger(__name__)
 
@@ -225,6 +226,7 @@ class RestApp:
         door: Door,
         throttle: Throttle,
         authoriser: Authoriser,
+        slabs: Slabs,
         max_message_bytes: int,
         only_here: bool = False,
     ) -> None:
@@ -235,6 +237,7 @@ class RestApp:
             door: bounds what is open at once, together with the other door's.
             throttle: says for which requests the event loop has time.
             authoriser: says who may call what.
+            slabs: where large messages are put.
             max_message_bytes: longest body that is taken.
             only_here: clients of this machine alone reach it, so that a name which is none of this machine's is
                 somebody's trick (DNS rebinding).
@@ -243,6 +246,7 @@ class RestApp:
         self._door = door
         self._throttle = throttle
         self._authoriser = authoriser
+        self._slabs = slabs
         self._max_message_bytes = max_message_bytes
         self._only_here = only_here
         self._generic: list[grpc.GenericRpcHandler[Any, Any]] = []
@@ -379,7 +383,7 @@ class RestApp:
         connection = origin.connection
         connection.when_gone = lambda: _give_up(call)
         assert self._infer is not None
-        self._infer(call, parts[0] if len(parts) == 1 else b"".join(parts))
+        self._infer(call, self._whole(parts))
         try:
             await call.wait()
         finally:
@@ -402,6 +406,17 @@ class RestApp:
                 (_JSON_BYTES.encode(), b"%d" % len(text)),
             ],
         )
+
+    def _whole(self, parts: Sequence[Buffer]) -> Buffer:
+        """Put a message's parts behind each other; a large one where workers of this host can read it."""
+        num_bytes = total_bytes(parts)
+        if num_bytes < SLAB_BYTES_MIN:
+            return b"".join(parts)
+        room, position = self._slabs.room(num_bytes), 0
+        for part in parts:
+            room[position : position + len(part)] = part
+            position += len(part)
+        return room
 
     async def _answer_other(
         self, route: Route, asked: RestRequest, origin: Origin, caller: Caller

@@ -240,6 +240,7 @@ async def serving(
                     door=door,
                     throttle=rest_throttle,
                     authoriser=authoriser,
+                    slabs=front_end.slabs,
                     max_message_bytes=MESSAGE_BYTES_MAX,
                     only_here=host == "127.0.0.1",
                 )
