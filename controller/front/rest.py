@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 import time
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -63,6 +64,10 @@ _JSON_BYTES: Final = "inference-header-content-length"
 
 # What is read in a millisecond or two, and longer than anything that is right.
 _BODY_BYTES_MAX: Final = 128 << 10
+
+# How zlib names the packings that HTTP knows, and how much is unpacked in one turn of the loop.
+_WINDOW_BITS: Final = {"gzip": 31, "deflate": 15}
+_UNPACKED_BYTES: Final = 256 << 10
 
 _INFERENCE, _CONTROL = "/inference.GRPCInferenceService/", "/clockwright.v1.ControlService/"
 _INFER = _INFERENCE + "ModelInfer"
@@ -325,17 +330,13 @@ class RestApp:
         """Receive a body, of which no more is kept than may be.
 
         Raises:
-            HttpError: it is too large, or compressed.
+            HttpError: it is too large, or packed in an unknown way.
+            BadRequestError: it is packed wrongly.
             RefusedError: there is no room for it.
             _GoneError: the client hung up.
         """
         infers = route.path == _INFER
         bytes_max = self._max_message_bytes if infers else route.bytes_max
-        if headers.get("content-encoding", "identity") != "identity":
-            raise HttpError(
-                415,
-                f"Content-Encoding: found {quote(headers['content-encoding'])}, expected identity",
-            )
         length = headers.get("content-length", "")
         # Nothing is kept of a body that is known to be too large.
         if len(length) > 18 or (length.isdecimal() and int(length) > bytes_max):
@@ -343,11 +344,7 @@ class RestApp:
         door, held = self._door, 0
         parts: list[bytes] = []
         try:
-            while True:
-                event = await receive()
-                if event["type"] == "http.disconnect":
-                    raise _GoneError
-                part: bytes = event["body"]
+            async for part in _parts(receive, headers.get("content-encoding", "identity")):
                 parts.append(part)
                 held += len(part)
                 door.num_bytes += len(part)
@@ -355,10 +352,9 @@ class RestApp:
                     raise _too_large(f"more than {bytes_max}", bytes_max)
                 if infers and held >= door.refused_from:
                     raise door.no_memory()
-                if not event["more_body"]:
-                    return part if len(parts) == 1 else b"".join(parts)
                 if infers and not door.has_room:
                     raise door.no_room(held)
+            return parts[0] if len(parts) == 1 else b"".join(parts)
         finally:
             # From here on `Door.enter` counts what is asked.
             door.num_bytes -= held
@@ -455,6 +451,47 @@ def _give_up(call: _RestCall) -> None:
     if call.when_gone is not None:
         call.when_gone()
     call.fail(RefusedError(Refusal.LATE, "the client hung up"))
+
+
+async def _parts(receive: Callable[[], Awaitable[Any]], encoding: str) -> AsyncIterator[bytes]:
+    """Receive a body in parts, unpacked; nothing is held back, so that whoever takes them can stop.
+
+    Raises:
+        HttpError: it is packed in a way that nobody here knows.
+        BadRequestError: it is packed wrongly.
+        _GoneError: the client hung up.
+    """
+    unpacker = None
+    if encoding != "identity":
+        if encoding not in _WINDOW_BITS:
+            known = ", ".join(_WINDOW_BITS)
+            words = f"Content-Encoding: found {quote(encoding)}, expected {known} or identity"
+            raise HttpError(415, words, [(b"accept-encoding", known.encode())])
+        unpacker = zlib.decompressobj(_WINDOW_BITS[encoding])
+    more = True
+    while more:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise _GoneError
+        part: bytes = event["body"]
+        more = event["more_body"]
+        if unpacker is None:
+            yield part
+            continue
+        try:
+            # What is left inside comes out although nothing is put in.
+            while (unpacked := unpacker.decompress(part, _UNPACKED_BYTES)) or part:
+                yield unpacked
+                part = unpacker.unconsumed_tail
+                # A kilobyte may be a megabyte, and others wait.
+                await asyncio.sleep(0)
+        except zlib.error as error:
+            raise BadRequestError(f"the body is not {encoding}: {error}") from None
+        # What stands behind the end would be kept, however long it is.
+        if unpacker.unused_data or not (more or unpacker.eof):
+            raise BadRequestError(
+                f"the body is not {encoding}: it has another end than is expected"
+            )
 
 
 async def _once(data: bytes) -> AsyncIterator[bytes]:

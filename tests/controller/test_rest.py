@@ -243,6 +243,16 @@ def test_tritons_client_leaves_tensors_in_shared_memory_and_finds_them(
             client.infer("double", [x], outputs=[y], parameters=LONG)
 
 
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_tritons_client_packs_its_requests(
+    client: triton.InferenceServerClient, algorithm: str
+) -> None:
+    answer = client.infer(
+        "double", [tensor(ROW)], parameters=LONG, request_compression_algorithm=algorithm
+    )
+    assert answer.as_numpy("y").tolist() == (2 * ROW).tolist()
+
+
 def test_curl_asks_and_is_told(server: FrontEndInThread, tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         pytest.skip("curl is not installed")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -278,8 +280,32 @@ def test_a_body_that_is_too_large_is_not_kept_and_the_connection_goes_on(
         assert answer(sock)[0] == 413
         sock.sendall(request_of())
         assert answer(sock)[0] == 200
-        sock.sendall(request_of(BODY, INFER, "Content-Encoding: gzip"))
-        assert answer(sock)[0] == 415
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+def test_a_packed_body_is_unpacked_no_further_than_it_may_be(
+    server: FrontEndInThread, pack: Callable[[bytes], bytes]
+) -> None:
+    encoding = "Content-Encoding: " + ("gzip" if pack is gzip.compress else "deflate")
+    packed = pack(BODY)
+    with dial(server.rest) as sock:
+        for body, status in (
+            (packed, 200),
+            (pack(BODY + b" " * (1 << 20)), 200),
+            (pack(bytes(MESSAGE_BYTES_MAX + 1)), 413),
+            (pack(bytes(1 << 28)), 413),
+            (packed[:-5], 400),
+            (packed + b"x", 400),
+            (BODY, 400),
+            (b"", 400),
+            (packed, 200),
+        ):
+            sock.sendall(request_of(body, INFER, encoding))
+            assert answer(sock)[0] == status
+        sock.sendall(request_of(packed, INFER, "Content-Encoding: br"))
+        status, told = answer(sock)
+        assert status == 415
+        assert "expected gzip, deflate or identity" in told["error"]
 
 
 @pytest.mark.parametrize(
