@@ -52,7 +52,7 @@ threads that wake each other. `pygrpc-native` 0.5.0, which serves in Rust, is no
 first byte came.
 
 REST is uvicorn's business, for its requests are few beside gRPC's and HTTP/1.1 has more corners than a server of our
-own should have to know. A request there costs a third more than one of gRPC at 32 clients.
+own should have to know. A request there costs up to twice what one of gRPC costs.
 
 Each call passes the authoriser (`controller.access`) before anything of it is looked at but its headers. Whatever
 is answered later knows who asks: `Call.caller`, or `CALLER` in the tasks of handlers.

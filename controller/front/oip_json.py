@@ -10,6 +10,7 @@ everybody waits for it. So it has bounds of its own.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -176,7 +177,7 @@ def write_answer(message: Buffer, form: AnswerForm) -> tuple[bytes, Sequence[Buf
             parameters[_BINARY_SIZE] = len(raw[index])
             binary.append(raw[index])
         else:
-            num_elements += functools.reduce(int.__mul__, tensor.shape, 1)
+            num_elements += math.prod(tensor.shape)
             if num_elements > JSON_ELEMENTS_MAX:
                 raise BadRequestError(
                     f"output {quote(tensor.name)}: found {num_elements} elements to write, expected"

@@ -12,6 +12,7 @@ want of room or time, with `Retry-After` only where a retry can help; 504 for an
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import time
@@ -295,7 +296,8 @@ class RestApp:
         try:
             headers = _headers(scope["headers"])
             _check_site(headers, only_here=self._only_here)
-            route, names = _find(scope["method"], raw_path)
+            find = _find_known if len(raw_path) <= _PATH_BYTES_KEPT else _find
+            route, names = find(scope["method"], raw_path)
             name = route.path.rpartition("/")[2]
             caller = self._admit(route, headers, origin.connection)
             if origin.connection.crowded is not None:
@@ -791,6 +793,12 @@ def _find(verb: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
             405, f"{path}: found {quote(verb)}, expected {allow}", [(b"allow", allow.encode())]
         )
     raise HttpError(404, f"there is no {path} here")
+
+
+# Where paths lead is kept, which nobody changes: to find it takes as long as to read a small request. Longer
+# paths than this are a stranger's.
+_PATH_BYTES_KEPT: Final = 256
+_find_known = functools.lru_cache(maxsize=4096)(_find)
 
 
 def _split(raw_path: bytes) -> list[bytes]:
