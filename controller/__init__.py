@@ -11,7 +11,7 @@ shell never waits for a resource that another request might have got.
 
       clients                    operators                 workers, one stream each
        |   ^                      |   ^                       |   ^
-    ---|---|------- gRPC ---------|---|-----------------------|---|--------------
+    ---|---|--- gRPC, REST ------|---|-----------------------|---|--------------
        v   |                      v   |                       v   |
       front: server, oip         front: control            worker_link, clock_sync
       |bytes, refusals' texts|                             |streams, clocks, files on their way|

@@ -35,6 +35,7 @@ from controller.front.interceptor import AccessInterceptor
 from controller.front.leadership import leadership_handler
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
+from controller.front.rest import RestApp
 from controller.front.server import InferenceService
 from controller.front.throttle import Throttle, thread_times
 from controller.front.turns import Turns
@@ -42,6 +43,7 @@ from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
 from controller.quota_book import QuotaBook
+from controller.rest_door import rest_door
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
@@ -69,6 +71,7 @@ class Controller:
         self,
         *,
         port: int,
+        http_port: int | None,
         runtime: Runtime,
         catalogue: Catalogue,
         links: WorkerLinks,
@@ -80,6 +83,8 @@ class Controller:
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
+        #: Where it listens for REST; None: nowhere.
+        self.http_port = http_port
         self.runtime = runtime
         self.catalogue = catalogue
         self.links = links
@@ -237,15 +242,17 @@ async def running(
             default_slo_ns=config.default_slo_ns,
             quotas=quotas.quotas,
         )
-        InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
-        RepositoryService(
+        inference = InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns)
+        repository = RepositoryService(
             runtime,
             catalogue,
             backend,
             applications,
             door=door,
             client_shm=regions is not None,
-        ).mount(server)
+        )
+        inference.mount(server)
+        repository.mount(server)
         fronts = FrontLinks(
             backend,
             catalogue,
@@ -278,6 +285,26 @@ async def running(
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+
+        def mount(app: RestApp) -> None:
+            inference.mount(app)
+            repository.mount(app)
+            app.add_generic_rpc_handlers(control.handlers())
+
+        http_port = await stack.enter_async_context(
+            rest_door(
+                config,
+                guard,
+                clock=runtime.clock,
+                door=door,
+                throttle=throttle,
+                turns=turns,
+                slabs=slabs,
+                max_message_bytes=config.max_message_bytes,
+                mount=mount,
+                stop_grace_s=_STOP_GRACE_S,
+            )
+        )
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
@@ -286,6 +313,7 @@ async def running(
             log.warning("--insecure on %s: %s", config.host, danger)
         yield Controller(
             port=port,
+            http_port=http_port,
             runtime=runtime,
             catalogue=catalogue,
             links=links,
@@ -309,6 +337,7 @@ async def serve(
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
     standing_by: Callable[[int], None] | None = None,
+    rest_started: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
 
@@ -321,6 +350,7 @@ async def serve(
         started: is called with the port once connections are accepted.
         draining: is called before the workers are left waiting.
         standing_by: is called with the port where it says that it is not ready yet.
+        rest_started: is called with the port of REST, if there is one, after `started`.
 
     Returns:
         The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
@@ -331,7 +361,7 @@ async def serve(
     with signals_to_end() as signals:
         if config.lease is None:
             never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            return await _lead(config, Term(), signals, never, started, draining)
+            return await _lead(config, Term(), signals, never, started, draining, rest_started)
         store = open_store(config.lease)
         async with standing_by_at(config) as port:
             if standing_by is not None:
@@ -350,7 +380,7 @@ async def serve(
             if is_told:
                 return 0
             log.warning("leading, in generation %d", keeper.term.generation)
-            return await _lead(config, keeper.term, signals, lost, started, draining)
+            return await _lead(config, keeper.term, signals, lost, started, draining, rest_started)
         finally:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
@@ -365,6 +395,7 @@ async def _lead(
     lost: asyncio.Future[str],
     started: Callable[[int], None] | None,
     draining: Callable[[], None] | None,
+    rest_started: Callable[[int], None] | None,
 ) -> int:
     """Do what `serve` says, as the leader; `lost` says why it leads no more."""
     async with running(config, term) as controller:
@@ -374,6 +405,8 @@ async def _lead(
         freeze_garbage(collect=False)
         if started is not None:
             started(controller.port)
+        if rest_started is not None and controller.http_port is not None:
+            rest_started(controller.http_port)
         told = asyncio.create_task(signals.get())
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if told.done():
@@ -420,9 +453,16 @@ def run(
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
     standing_by: Callable[[int], None] | None = None,
+    rest_started: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller process until it is told to leave; the arguments are those of `serve`."""
-    main = serve(config, started=started, draining=draining, standing_by=standing_by)
+    main = serve(
+        config,
+        started=started,
+        draining=draining,
+        standing_by=standing_by,
+        rest_started=rest_started,
+    )
     return run_loop(main)
 
 

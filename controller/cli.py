@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from controller.access.config import AccessConfig
     from controller.config import ControllerConfig
     from controller.core import SchedulerConfig
+    from controller.front_process import Front
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +191,8 @@ class ControllerFlags(FrontFlags):
             scheduler=scheduler.config(),
             host=host,
             port=self.port,
+            http_port=self.rest_port,
+            http_optional=self.http_port is None,
             worker_port=self.worker_port,
             models_dir=self.models,
             state_dir=self.state,
@@ -290,7 +292,7 @@ def up(
     local_fronts: LocalFronts | None = None
     if fronts:
         local_fronts = LocalFronts(fronts, flags.for_clients(), verbose=worker.verbose)
-        config = replace(config, port=controller_port)
+        config = replace(config, port=controller_port, http_port=None)
     raise typer.Exit(run_up(config, local, local_fronts, words))
 
 
@@ -355,6 +357,8 @@ def front(
             controller=controller,
             host=host,
             port=flags.port,
+            http_port=flags.rest_port,
+            http_optional=flags.http_port is None,
             shares_port=share_port,
             tls_certificate=flags.tls_cert,
             tls_key=flags.tls_key,
@@ -367,7 +371,8 @@ def front(
             allow_client_shm=flags.allow_client_shm,
             memory_limit_bytes=flags.memory_limit_bytes,
         )
-        code = run_front(config, started=None if parent_pid is not None else _say_where(host))
+        words = None if parent_pid is not None else _say_where
+        code = run_front(config, started=words)
     except ConfigError as error:
         if parent_pid is None:
             raise
@@ -377,8 +382,10 @@ def front(
     raise typer.Exit(code)
 
 
-def _say_where(host: str) -> Callable[[int], None]:
-    return lambda port: print(f"listening on {host}:{port}", flush=True)
+def _say_where(front: Front) -> None:
+    print(f"listening on {front.host}:{front.port}", flush=True)
+    if front.http_port is not None:
+        print(f"REST on {front.host}:{front.http_port}", flush=True)
 
 
 def _tenant_weight(text: str) -> tuple[str, float]:

@@ -46,6 +46,8 @@ class FrontConfig:
     port: int = 8001
     #: Other fronts may listen on the same port of this machine, which spreads connections over all.
     shares_port: bool = False
+    http_port: int | None = None
+    http_optional: bool = False
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     #: Whom it lets in. Where the controller knows callers, a front has to: nobody else looks who asks here.
@@ -67,8 +69,9 @@ class FrontConfig:
             raise ConfigError(
                 f"memory_limit_bytes is {self.memory_limit_bytes}, expected more than 0"
             )
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port is {self.port}, expected 0 to 65535")
+        for name in ("port", "http_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
+                raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 65535")
         if not self.host:
             raise ConfigError("host is empty, expected an address such as 127.0.0.1 or 0.0.0.0")
         for name in ("max_open_requests", "max_open_bytes", "max_connections"):
@@ -83,7 +86,7 @@ class FrontConfig:
     @property
     def address(self) -> str:
         """Host and port in gRPC's form, with an IPv6 host in brackets."""
-        return _address(self.host, self.port)
+        return address_of(self.host, self.port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,10 @@ class ControllerConfig:
     host: str = "127.0.0.1"
     #: One port for clients, workers and operators; 0 takes any free one.
     port: int = 8001
+    #: The port of REST, on the same address; 0 takes any free one, and None is for none.
+    http_port: int | None = None
+    #: Where that port is taken there is no REST, and the log says so.
+    http_optional: bool = False
     #: Workers on other machines get actions and send results here; 0 takes any free one. Fix it where a
     #: firewall stands between.
     worker_port: int = 0
@@ -162,8 +169,8 @@ class ControllerConfig:
     drain_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("port", "worker_port"):
-            if not 0 <= getattr(self, name) <= 65535:
+        for name in ("port", "worker_port", "http_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 65535")
         if not self.host:
             raise ConfigError("host is empty, expected an address such as 127.0.0.1 or 0.0.0.0")
@@ -210,8 +217,9 @@ class ControllerConfig:
     @property
     def address(self) -> str:
         """Host and port in gRPC's form, with an IPv6 host in brackets."""
-        return _address(self.host, self.port)
+        return address_of(self.host, self.port)
 
 
-def _address(host: str, port: int) -> str:
+def address_of(host: str, port: int) -> str:
+    """Write a host and a port in gRPC's form, with an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

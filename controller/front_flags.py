@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from controller.access.config import AccessConfig
 
 
+# Triton's.
+_HTTP_PORT = 8000
+
+
 @dataclass(frozen=True, kw_only=True)
 class FrontFlags:
     """Flags that say where clients are served, and how many."""
@@ -20,6 +24,13 @@ class FrontFlags:
     port: Annotated[
         int, typer.Option(help="Of clients, workers and operators alike; 0: any free one.")
     ] = 8001
+    http_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Of clients that speak REST; 0: any free one. Unset: 8000, and none where that is taken."
+        ),
+    ] = None
+    no_http: Annotated[bool, typer.Option("--no-http", help="Serve gRPC only, no REST.")] = False
     tls_cert: Annotated[
         Path | None,
         typer.Option(help="PEM file: other machines have to use TLS then (http2)."),
@@ -90,6 +101,13 @@ class FrontFlags:
             help="Clients of this machine may keep tensors in shared memory of theirs (Triton's extension).",
         ),
     ] = False
+
+    @property
+    def rest_port(self) -> int | None:
+        """Where REST is served; None: nowhere."""
+        if self.no_http:
+            return None
+        return _HTTP_PORT if self.http_port is None else self.http_port
 
     @property
     def shared_memory_bytes(self) -> int:

@@ -24,8 +24,10 @@ from controller.front.forwarding import Forwarding
 from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
+from controller.front.rest import RestApp
 from controller.front.server import InferenceService
 from controller.memory import MemoryWatch
+from controller.rest_door import rest_door
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
 
@@ -39,8 +41,11 @@ _STOP_GRACE_S = 10.0
 class Front:
     """A running front; `serving` makes it."""
 
+    host: str
     #: Where it listens; never 0.
     port: int
+    #: Where it listens for REST; None: nowhere.
+    http_port: int | None
     #: Keeps the controller attached, and ends only by an error.
     attaching: asyncio.Task[None]
     slabs: Slabs
@@ -107,7 +112,8 @@ async def serving(
                 num_bytes_max=config.shared_memory_bytes,
                 request_bytes_max=backend.message_bytes_max,
             )
-        InferenceService(backend, door=door, regions=regions).mount(server)
+        inference = InferenceService(backend, door=door, regions=regions)
+        inference.mount(server)
         forwarding = Forwarding(
             backend.wait_for_channel,
             config.joining.metadata,
@@ -121,17 +127,37 @@ async def serving(
             raise ConfigError(f"cannot listen on {config.address}: {error.strerror}") from error
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+
+        def mount(app: RestApp) -> None:
+            inference.mount(app)
+            app.add_generic_rpc_handlers((forwarding,))
+
+        http_port = await stack.enter_async_context(
+            rest_door(
+                config,
+                guard,
+                clock=backend.clock,
+                door=door,
+                throttle=server.throttle,
+                turns=server.turns,
+                slabs=slabs,
+                max_message_bytes=backend.message_bytes_max,
+                mount=mount,
+                stop_grace_s=_STOP_GRACE_S,
+                shared=config.shares_port,
+            )
+        )
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
-        yield Front(port, attaching, slabs, backend, guard)
+        yield Front(config.host, port, http_port, attaching, slabs, backend, guard)
 
 
-async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:
+async def serve(config: FrontConfig, *, started: Callable[[Front], None] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; a second signal stops at once.
 
     Args:
         config: its settings.
-        started: is called with the port once connections are accepted.
+        started: is called with the front once connections are accepted.
 
     Returns:
         The process's exit code.
@@ -157,19 +183,19 @@ async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = 
 
 
 async def _serve(
-    config: FrontConfig, told: asyncio.Task[int], started: Callable[[int], None] | None
+    config: FrontConfig, told: asyncio.Task[int], started: Callable[[Front], None] | None
 ) -> None:
     async with serving(config) as front:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, front.guard.read_again)
         freeze_garbage(collect=False)
         if started is not None:
-            started(front.port)
+            started(front)
         await asyncio.wait((told, front.attaching), return_when=asyncio.FIRST_COMPLETED)
         if front.attaching.done():
             front.attaching.result()
 
 
-def run(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:
+def run(config: FrontConfig, *, started: Callable[[Front], None] | None = None) -> int:
     """Run a front process until it is told to leave; the arguments are those of `serve`."""
     return run_loop(serve(config, started=started))

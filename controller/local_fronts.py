@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -10,6 +12,8 @@ from clockwright.cli.flags import spell
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.errors import ConfigError
 from controller.front_flags import FrontFlags
+
+log = logging.getLogger(__name__)
 
 
 class LocalFronts(LocalProcesses[FrontFlags]):
@@ -28,24 +32,28 @@ class LocalFronts(LocalProcesses[FrontFlags]):
         """
         super().__init__()
         self._verbose = verbose
-        host = "127.0.0.1"
-        try:
-            # With SO_REUSEPORT alone, fronts of another server would get half of the connections.
-            with socket.create_server((host, flags.port)) as probe:
-                self.port: int = probe.getsockname()[1]
-            self._held = socket.socket()
-            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            self._held.bind((host, self.port))
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{flags.port}: {error.strerror}") from error
+        held, self.port = _hold(flags.port)
+        self._held = [held]
+        #: Where they serve REST; None: nowhere.
+        self.http_port: int | None = None
+        if flags.rest_port is not None:
+            try:
+                held, self.http_port = _hold(flags.rest_port)
+            except ConfigError as error:
+                if flags.http_port is not None:
+                    raise
+                log.warning("%s, so there is no REST", error)
+            else:
+                self._held.append(held)
+        flags = replace(flags, http_port=self.http_port, no_http=self.http_port is None)
         for index in range(number):
             self.plan(f"front-{index}", flags)
 
     @override
     def stop(self) -> None:
         super().stop()
-        self._held.close()
+        for held in self._held:
+            held.close()
 
     @override
     def _arguments(self, controller: str, name: str) -> list[str]:
@@ -54,3 +62,23 @@ class LocalFronts(LocalProcesses[FrontFlags]):
             *("front", "--controller", controller, f"--port={self.port}", "--share-port", *flags),
             *(("--verbose",) if self._verbose else ()),
         ]
+
+
+def _hold(port: int) -> tuple[socket.socket, int]:
+    """Hold a port without listening on it.
+
+    Raises:
+        ConfigError: somebody listens there.
+    """
+    host = "127.0.0.1"
+    try:
+        # With SO_REUSEPORT alone, fronts of another server would get half of the connections.
+        with socket.create_server((host, port)) as probe:
+            port = probe.getsockname()[1]
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return held, port

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
+from typing import Protocol
 
-from clockwright.frame_socket import SocketListener
 from controller.access.guard import Guard
 from controller.config import ControllerConfig, FrontConfig
-from controller.front.http2_server import Http2Server
 from controller.front.tls import server_context
 
 
+class TlsDoor(Protocol):
+    """Whatever may have TLS."""
+
+    #: For those who connect from now on; None: nobody has it.
+    tls: ssl.SSLContext | None
+
+
 def use_tls(
-    doors: Sequence[Http2Server | SocketListener],
+    doors: Sequence[TlsDoor],
     config: ControllerConfig | FrontConfig,
     guard: Guard,
+    *,
+    protocol: str = "h2",
 ) -> None:
     """Have doors show their certificate, and those who connect once it has changed the new one.
+
+    Args:
+        doors: which.
+        config: names the files.
+        guard: looks whether they change.
+        protocol: what is spoken behind TLS, by its name in ALPN.
 
     Raises:
         ConfigError: the files cannot be used.
@@ -27,7 +42,7 @@ def use_tls(
     client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
 
     def read() -> None:
-        context = server_context(certificate, key, client_ca, worker_ca)
+        context = server_context(certificate, key, client_ca, worker_ca, protocol=protocol)
         for door in doors:
             door.tls = context
 

@@ -83,11 +83,16 @@ def up(
             console.print(f"controller on {config.host}:{port}")
             clients = f"{_reachable(config.host)}:{fronts.port}"
         console.print(f"listening on {config.host}:{port if fronts is None else fronts.port}")
+        if fronts is not None and fronts.http_port is not None:
+            rest_started(fronts.http_port)
         if words:
             console.print(words)
         channel = _own_channel(config, address)
         task = _announce(console, channel, key, clients, workers, has_fronts=fronts is not None)
         announcement.append(loop.create_task(task))
+
+    def rest_started(port: int) -> None:
+        console.print(f"REST on {_rest_url(config, port)}")
 
     def standing_by(port: int) -> None:
         console.print(f"standing by on {config.host}:{port}")
@@ -103,7 +108,13 @@ def up(
         token_file = folder / "token"
         token_file.write_text(key)
         try:
-            code = run(config, started=started, draining=draining, standing_by=standing_by)
+            code = run(
+                config,
+                started=started,
+                draining=draining,
+                standing_by=standing_by,
+                rest_started=rest_started,
+            )
         finally:
             _catalogue_log.setLevel(logging.NOTSET)
             for processes, _ in reversed(local):
@@ -112,6 +123,11 @@ def up(
         return 1
     console.print("stopped")
     return code
+
+
+def _rest_url(config: ControllerConfig, port: int) -> str:
+    scheme = "http" if config.tls_certificate is None else "https"
+    return f"{scheme}://{_reachable(config.host)}:{port}"
 
 
 def _own_channel(config: ControllerConfig, address: str) -> Any:  # noqa: ANN401  grpc.aio's

@@ -36,7 +36,7 @@ class LocalServer:
         """Start the process; entering the block waits until it is ready.
 
         Args:
-            arguments: of the command, but for `--port`.
+            arguments: of the command, but for `--port`. There is no REST unless `--http-port` says otherwise.
             show: told each line that it prints on standard output.
             start_limit_s: how long preparing the models may take.
             command: `up`, or `controller`, which starts no workers.
@@ -49,6 +49,9 @@ class LocalServer:
         self.output: list[str] = []
         #: HOST:PORT, once it listens.
         self.address = ""
+        if "--http-port" not in arguments:
+            # Its default is one port for the whole machine.
+            arguments = ["--no-http", *arguments]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,

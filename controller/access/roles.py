@@ -48,6 +48,7 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
             "SystemSharedMemoryUnregister",
         ),
         Role.MODEL_REPOSITORY: ("RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"),
+        Role.STATISTICS: ("ModelStatistics",),
     },
     "grpc.health.v1.Health": {Role.HEALTH: ("Check",)},
     "clockwright.v1.LeadershipService": {Role.HEALTH: ("GetTerm",)},

@@ -1,4 +1,4 @@
-"""The controller's doors for clients and operators: gRPC in, gRPC out.
+"""The controller's doors for clients and operators: gRPC in, gRPC out; or HTTP, which asks the same methods.
 
     http2         HTTP/2 and gRPC's framing of one connection: bytes in, events out; no I/O
     http2_server  sockets, and calls for handlers: a gRPC server that knows when a request came
@@ -17,6 +17,10 @@
     backend       what a front needs of a controller, and the controller of this process
     templates     requests alike but for ids and tensors are parsed and checked once
     methods       unary methods of services on bytes: parse, answer, or a status
+    rest          paths of HTTP and JSON, as an ASGI application: which method is meant, and its answer
+    rest_server   sockets for that: uvicorn's HTTP/1.1, on connections that are looked after as gRPC's are
+    oip_json      requests and answers in JSON, with binary tensors behind it
+    classification  the largest values of an output, as text
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
     refusals      a refusal as a sentence
@@ -46,6 +50,9 @@ threads that wake each other. `pygrpc-native` 0.5.0, which serves in Rust, is no
 48 us against 49 at 8 clients, 36 against 33 at 32, and 495 against 411 for a message of 602 kB
 (`experiments.bench_frontend`). It has no TLS and no streams of requests, and does not know when a request's
 first byte came.
+
+REST is uvicorn's business, for its requests are few beside gRPC's and HTTP/1.1 has more corners than a server of our
+own should have to know. A request there costs up to twice what one of gRPC costs.
 
 Each call passes the authoriser (`controller.access`) before anything of it is looked at but its headers. Whatever
 is answered later knows who asks: `Call.caller`, or `CALLER` in the tasks of handlers.

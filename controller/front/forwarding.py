@@ -20,14 +20,14 @@ from controller.front.door import Door
 from controller.front.methods import unary
 from controller.front.repository import HEALTH_SERVICE, SHARED_MEMORY_EXTENSION
 from controller.front.server import SERVICE
-from controller.front.statuses import fail
+from controller.front.statuses import DETAILS, PUSHBACK, fail
 
 # What a front says that is not ready, whatever its controller is.
 _NOT_READY = {
     f"/{SERVICE}/ServerReady": inference_pb2.ServerReadyResponse(ready=False).SerializeToString(),
     f"/{HEALTH_SERVICE}/Check": b"\x08\x02",
 }
-_DETAILS = "grpc-status-details-bin"
+_KEPT = (DETAILS, PUSHBACK)
 
 # How long a call that has not been handed on waits for a controller.
 _HOLD_S = 5.0
@@ -107,7 +107,7 @@ class Forwarding(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # not gener
         context.set_code(await call.code())
         context.set_details(await call.details() or "")
         trailing = await call.trailing_metadata()
-        context.set_trailing_metadata([each for each in trailing or () if each[0] == _DETAILS])
+        context.set_trailing_metadata([each for each in trailing or () if each[0] in _KEPT])
 
     def _with_own_extensions(self, message: bytes) -> bytes:
         metadata = inference_pb2.ServerMetadataResponse.FromString(message)

@@ -929,7 +929,8 @@ class FrontLinks:
 
 def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
     code, text, details = status_of(error, method="ModelInfer")
-    return ask_id, code.value[0], text, dict(details)
+    told = {name: each.encode() if isinstance(each, str) else each for name, each in details}
+    return ask_id, code.value[0], text, told
 
 
 def _say(address: tuple[Any, ...]) -> str:

@@ -1343,26 +1343,9 @@ class Http2Server:
         Raises:
             OSError: the address cannot be used.
         """
-        host, _, port_text = address.rpartition(":")
-        port = int(port_text)
-        found = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-        for family, kind, protocol, _, where in found:
-            with ExitStack() as stack:
-                sock = stack.enter_context(socket.socket(family, kind, protocol))
-                sock.setblocking(False)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if shared:
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                if family == socket.AF_INET6:
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
-                _prepare(sock)
-                sock.bind((where[0], port, *where[2:]))
-                sock.listen(_BACKLOG)
-                stack.pop_all()
+        for sock in listening_sockets(address, shared=shared):
             self._listening[sock] = None
-            port = sock.getsockname()[1]
+            port: int = sock.getsockname()[1]
         return port
 
     async def start(self) -> None:
@@ -1514,6 +1497,36 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 def _block_of(error: Exception, path: str) -> bytes:
     code, text, details = status_of(error, method=path.rpartition("/")[2])
     return status_block(code.value[0], text, details)
+
+
+def listening_sockets(address: str, *, shared: bool) -> list[socket.socket]:
+    """Listen on HOST:PORT, on all addresses of the host and on one port; the arguments are those of `add_insecure_port`.
+
+    Raises:
+        OSError: the address cannot be used.
+    """
+    host, _, port_text = address.rpartition(":")
+    port = int(port_text)
+    found = socket.getaddrinfo(
+        host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    with ExitStack() as stack:
+        sockets = []
+        for family, kind, protocol, _, where in found:
+            sock = stack.enter_context(socket.socket(family, kind, protocol))
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, len(found) > 1)
+            _prepare(sock)
+            sock.bind((where[0], port, *where[2:]))
+            sock.listen(_BACKLOG)
+            port = sock.getsockname()[1]
+            sockets.append(sock)
+        stack.pop_all()
+    return sockets
 
 
 def _wake(future: asyncio.Future[None] | None) -> None:

@@ -138,6 +138,7 @@ class Failure(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     ask_id: _Id
     code: _Count
     text: str
+    #: Trailing metadata; text in UTF-8.
     details: dict[str, bytes]
 
 

@@ -33,6 +33,7 @@ from clockwright.foreign import check_name_length
 from clockwright.tensors import DATATYPE_BYTES, TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, SLO_NS_MAX
 from clockwright.v1 import inference_pb2 as pb
+from controller.front.classification import CLASSES_MAX, classify
 
 RAW_INPUT_FIELD = 7
 RAW_OUTPUT_FIELD = 6
@@ -65,7 +66,6 @@ _UNSUPPORTED = {
     "sequence_id": "stateful sequences",
     "sequence_start": "stateful sequences",
     "sequence_end": "stateful sequences",
-    "classification": "the classification extension",
 }
 
 # What a request may say to us, most used first.
@@ -83,6 +83,8 @@ _REGION, _REGION_BYTES, _REGION_OFFSET = (
     "shared_memory_offset",
 )
 _OF_TENSORS = frozenset((*_HINTS, _REGION, _REGION_BYTES, _REGION_OFFSET))
+# How many texts are wanted of each row of an output, in place of its values.
+_CLASSES = "classification"
 _REGION_BYTES_MAX = (1 << 63) - 1
 
 
@@ -155,6 +157,9 @@ class CheckedRequest:
     shared_inputs: Sequence[tuple[int, SharedPart]] = ()
     #: Where each of `outputs` belongs in shared memory, None: in the answer; empty: all belong there.
     shared_outputs: Sequence[SharedPart | None] = ()
+    #: What classes are wanted of each of `outputs`: its spec, and how many per row; None: its values are. Empty:
+    #: the values of all are.
+    classes: Sequence[tuple[TensorSpec, int] | None] = ()
     #: Who asks an application, and may say what became of the answer (`Caller.owner`).
     owner: str = ""
 
@@ -267,6 +272,12 @@ def read_request(
     context = _string(message, "context") if servable.has_contexts else ""
     specs = tuple(servable.outputs[index] for index in outputs)
     shared_outputs = _shared_outputs(message, rows, specs)
+    classes = _classes(message, rows, specs)
+    if classes:
+        specs = tuple(
+            spec if wanted is None else TensorSpec(spec.name, "BYTES", (wanted[1],))
+            for spec, wanted in zip(specs, classes, strict=True)
+        )
     # By position, like a model's `Servable`: names would cost each request 0.5 us more.
     return CheckedRequest(
         message.id,
@@ -281,6 +292,7 @@ def read_request(
         _response_header(servable.name, servable.version, rows, specs, shared_outputs),
         shared_inputs,
         shared_outputs,
+        classes,
     )
 
 
@@ -358,6 +370,9 @@ def encode_response(
             parameters={key: _parameter(value) for key, value in (parameters or {}).items()},
         ).SerializeToString()
     wanted: list[Buffer] = [outputs[index] for index in asked.outputs]
+    for index, classes in enumerate(asked.classes):
+        if classes is not None:
+            wanted[index] = classify(wanted[index], classes[0], asked.rows, classes[1])
     if shared := asked.shared_outputs:
         # Clients find an output by its position, so those that lie elsewhere have an empty place.
         wanted = [b"" if part else output for part, output in zip(shared, wanted, strict=True)]
@@ -529,6 +544,36 @@ def _shared_outputs(
     return () if not any(parts) else parts
 
 
+def _classes(
+    message: pb.ModelInferRequest, rows: int, specs: Sequence[TensorSpec]
+) -> tuple[tuple[TensorSpec, int] | None, ...]:
+    """Find out of which outputs texts are wanted, as `CheckedRequest.classes`."""
+    if not any(_CLASSES in asked.parameters for asked in message.outputs):
+        return ()
+    found: list[tuple[TensorSpec, int] | None] = []
+    for asked, spec in zip(message.outputs, specs, strict=True):
+        if _CLASSES not in asked.parameters:
+            found.append(None)
+            continue
+        where = f"output {quote(asked.name)}: parameter {_CLASSES}: "
+        kind = asked.parameters[_CLASSES].WhichOneof("parameter_choice")
+        if kind not in ("int64_param", "uint64_param"):
+            raise BadRequestError(f"{where}found {kind or 'no value'}, expected int64_param")
+        number = getattr(asked.parameters[_CLASSES], kind)
+        if number < 1:
+            raise BadRequestError(f"{where}found {number}, expected 1 or more")
+        if _REGION in asked.parameters:
+            raise BadRequestError(f"{where}found beside {_REGION}, expected one of them")
+        # As Triton: all that there are, where more are wanted.
+        number = min(number, math.prod(spec.row_shape))
+        if rows * number > CLASSES_MAX:
+            raise BadRequestError(
+                f"{where}found {rows * number} classes in all rows, expected {CLASSES_MAX} at most"
+            )
+        found.append((spec, number))
+    return tuple(found)
+
+
 def _check_names(positions: Mapping[str, int], inputs: Sequence[TensorSpec]) -> None:
     for spec in inputs:
         if spec.name not in positions:
@@ -639,7 +684,7 @@ def _requested_outputs(
                 f"output {quote(asked.name)}: found no such output, expected some of {_names(list(known))}"
             )
         for name in asked.parameters:
-            if name not in _OF_TENSORS:
+            if name not in _OF_TENSORS and name != _CLASSES:
                 raise _not_a_parameter(name, _HINTS, where=f"output {quote(asked.name)}: ")
         if known[asked.name] in indices:
             raise BadRequestError(f"output {quote(asked.name)}: found twice, expected once")

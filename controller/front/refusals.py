@@ -4,16 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from clockwright.errors import Refusal
-from clockwright.units import format_ns
+from clockwright.errors import Refusal, RefusedError
+from clockwright.units import NS_PER_MS, NS_PER_S, format_ns
 from controller.catalogue import name_of
 from controller.runtime import NoAnswerError
+
+# A process that is full, or has no memory or time for more, judges anew many times in a second.
+_FULL_NS = NS_PER_S
+_RETRY_NS_MIN = NS_PER_MS
+
+_COSTS = ("load_ns", "exec_ns", "queue_ns", "margin_ns")
 
 
 def refusal_text(error: NoAnswerError) -> str:
     """Say why, with the times that led to it."""
     sentence = _sentence(error)
     return f"{sentence} ({error.detail})" if error.detail else sentence
+
+
+def retry_ns(error: RefusedError) -> int | None:
+    """After how long the same request may be answered, in ns; None: never, or nobody can say.
+
+    A client that comes back earlier is refused again, and one that is told nothing goes elsewhere or gives up.
+    """
+    figures = error.figures
+    match error.refusal:
+        case Refusal.QUOTA:
+            return figures.get("retry_ns")
+        case Refusal.OVERLOADED if "queue_ns" in figures:
+            # What stands before it has to shrink by what there is too much of; or it lost a race, and others end.
+            too_much_ns = sum(figures[name] for name in _COSTS) - figures["slo_ns"]
+            return max(too_much_ns if too_much_ns > 0 else figures["exec_ns"], _RETRY_NS_MIN)
+        case Refusal.OVERLOADED:
+            return _FULL_NS
+        case Refusal.COLD:
+            # Its refusal is why the model is loaded as soon as there is time for it.
+            return max(figures.get("load_ns", 0) + figures.get("queue_ns", 0), _RETRY_NS_MIN)
+    return None
 
 
 def _sentence(error: NoAnswerError) -> str:

@@ -780,7 +780,12 @@ def _error(failure: frames.Failure) -> ToldStatusError:
     code = _STATUS_CODES.get(failure.code)
     if code is None:
         raise ProtocolError(f"status {failure.code}, which gRPC does not know")
-    return ToldStatusError(Status(code, failure.text, tuple(failure.details.items())))
+    # As gRPC tells text from bytes.
+    details = tuple(
+        (name, each if name.endswith("-bin") else each.decode(errors="replace"))
+        for name, each in failure.details.items()
+    )
+    return ToldStatusError(Status(code, failure.text, details))
 
 
 def _end(ended: asyncio.Future[str], reason: str) -> None:

@@ -18,6 +18,7 @@ from controller.front.door import Door
 from controller.front.http2_server import Http2Server
 from controller.front.methods import unary
 from controller.front.oip import quote
+from controller.front.rest import RestApp
 from controller.front.server import SERVICE
 from controller.front.statuses import fail
 from controller.runtime import Runtime
@@ -30,7 +31,13 @@ SERVING = b"\x08\x01"
 NOT_SERVING = b"\x08\x02"
 
 # Triton's clients look here before they use an extension. Only those that work are announced.
-EXTENSIONS = ("model_repository", "parameters")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "classification",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
 SHARED_MEMORY_EXTENSION = "system_shared_memory"
 
 # Triton's clients know ONNX models by this name.
@@ -68,7 +75,7 @@ class RepositoryService:
         self._door = door
         self._client_shm = client_shm
 
-    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
+    def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
         """Have a server serve this."""
         methods = {
             "ServerLive": unary("ServerLive", pb.ServerLiveRequest, self._server_live),
@@ -78,6 +85,9 @@ class RepositoryService:
                 "ServerMetadata", pb.ServerMetadataRequest, self._server_metadata
             ),
             "ModelMetadata": unary("ModelMetadata", pb.ModelMetadataRequest, self._model_metadata),
+            "ModelStatistics": unary(
+                "ModelStatistics", pb.ModelStatisticsRequest, self._statistics
+            ),
             "RepositoryIndex": unary(
                 "RepositoryIndex", pb.RepositoryIndexRequest, self._repository_index
             ),
@@ -144,6 +154,20 @@ class RepositoryService:
                 for spec in servable.outputs
             ],
         )
+
+    async def _statistics(self, request: pb.ModelStatisticsRequest) -> Message:
+        """What became of the requests to one model, or to each; applications are asked about elsewhere."""
+        models = self._catalogue.models
+        if request.name:
+            models = [self._backend.model(request.name, request.version)]
+        response = pb.ModelStatisticsResponse()
+        for model in models:
+            told = response.model_stats.add(name=model.name, version=model.version)
+            counts = self._runtime.telemetry.by_model.get(model.model_id)
+            if counts is not None:
+                told.inference_stats.success.count = counts.answered
+                told.inference_stats.fail.count = counts.refusals.total()
+        return response
 
     async def _health_check(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]

@@ -48,6 +48,7 @@ from controller.front.oip import (
     wrap_for_stream,
 )
 from controller.front.regions import Regions, RegionSpan
+from controller.front.rest import RestApp
 from controller.front.statuses import Status, end
 from controller.front.templates import CutRequest, Templates, cut_request
 from controller.runtime import Answer, late_error
@@ -249,7 +250,7 @@ class InferenceService:
         self._lag_ns = lag_ns if lag_ns is not None else lambda: 0
         self._templates = Templates()
 
-    def mount(self, server: grpc.aio.Server | Http2Server) -> None:
+    def mount(self, server: grpc.aio.Server | Http2Server | RestApp) -> None:
         """Have a server serve this."""
         methods = {
             "SystemSharedMemoryRegister": unary(
@@ -275,6 +276,8 @@ class InferenceService:
             server.answer_directly(SERVICE, "ModelInfer", self.infer)
             form = StreamForm(wrap_for_stream, _error_in_stream)
             server.answer_directly(SERVICE, "ModelStreamInfer", self.infer, form)
+        elif isinstance(server, RestApp):
+            server.answer_directly(self.infer)
         else:
             methods["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer_awaited)
             methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream_infer)
@@ -397,7 +400,7 @@ class InferenceService:
             owner = call.caller.owner
             outputs = self._find_shared(asked, owner)
             served.shared(self._read_shared(asked, owner), outputs)
-        elif cut is not None and not servable.has_contexts:
+        elif cut is not None and not servable.has_contexts and not asked.classes:
             # What an application takes changes with its models, which the catalogue does not know.
             templates.add(cut, parsed, described, asked)
         served.asked(asked, described)

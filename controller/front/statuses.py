@@ -1,8 +1,9 @@
 """Turns every error of a call into a gRPC status: one table for all services of the controller's port.
 
 A refusal or denial carries its reason twice: in words, and as `google.rpc.ErrorInfo` in the trailing metadata
-`grpc-status-details-bin`, the place where gRPC libraries of every language look for it. One that knows when a
-retry can help says so as `google.rpc.RetryInfo`.
+`grpc-status-details-bin`, the place where gRPC libraries of every language look for it. Where a retry can help, and
+only there, it says when: as `google.rpc.RetryInfo` for programs, and as `grpc-retry-pushback-ms`, which gRPC's own
+retries heed.
 """
 
 from __future__ import annotations
@@ -32,12 +33,16 @@ from clockwright.errors import (
     UnknownWorkerError,
 )
 from clockwright.foreign import printable
-from clockwright.units import NS_PER_S
-from controller.front.refusals import refusal_text
+from clockwright.units import NS_PER_MS, NS_PER_S
+from controller.front.refusals import refusal_text, retry_ns
 from controller.runtime import NoAnswerError
 
 log = logging.getLogger(__name__)
 
+#: Trailing metadata: a serialised `google.rpc.Status`.
+DETAILS = "grpc-status-details-bin"
+#: Trailing metadata: milliseconds until a retry can help.
+PUSHBACK = "grpc-retry-pushback-ms"
 _DOMAIN = b"clockwright"
 _ERROR_INFO = b"type.googleapis.com/google.rpc.ErrorInfo"
 _RETRY_INFO = b"type.googleapis.com/google.rpc.RetryInfo"
@@ -68,7 +73,7 @@ class Status(NamedTuple):
     code: grpc.StatusCode
     text: str
     #: What programs can read of a refusal, as trailing metadata; empty for what is none.
-    details: tuple[tuple[str, bytes], ...]
+    details: tuple[tuple[str, str | bytes], ...]
 
 
 class ToldStatusError(Exception):
@@ -142,7 +147,9 @@ def end(context: grpc.aio.ServicerContext[Any, Any], status: Status) -> bytes:
     return b""
 
 
-def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[str, bytes], ...]:
+def _details(
+    error: Exception, code: grpc.StatusCode, text: str
+) -> tuple[tuple[str, str | bytes], ...]:
     # By hand: a third of what protobuf takes, and under overload nearly all answers are refusals.
     if isinstance(error, RefusedError):
         info = [(1, error.refusal.value.encode()), (2, _DOMAIN)]
@@ -154,12 +161,13 @@ def _details(error: Exception, code: grpc.StatusCode, text: str) -> tuple[tuple[
         return ()
     detail = _message((1, _ERROR_INFO), (2, _message(*info)))
     status = b"\x08%c" % code.value[0] + _message((2, text.encode()), (3, detail))
-    if isinstance(error, RefusedError) and (retry_ns := error.figures.get("retry_ns")):
+    if isinstance(error, RefusedError) and (after_ns := retry_ns(error)):
         # A google.protobuf.Duration: seconds, nanoseconds.
-        seconds, rest_ns = map(encode_varint, divmod(retry_ns, NS_PER_S))
+        seconds, rest_ns = map(encode_varint, divmod(after_ns, NS_PER_S))
         retry = _message((1, b"\x08" + seconds + b"\x10" + rest_ns))
         status += _message((3, _message((1, _RETRY_INFO), (2, retry))))
-    return (("grpc-status-details-bin", status),)
+        return ((DETAILS, status), (PUSHBACK, str(-(-after_ns // NS_PER_MS))))
+    return ((DETAILS, status),)
 
 
 def _message(*fields: tuple[int, bytes]) -> bytes:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import urllib.error
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import grpc
 import pytest
 import tritonclient.grpc as triton
 import trustme
+from cryptography.x509 import load_pem_x509_certificate
 
 from clockwright.channel import Access
 from controller.access.config import AccessConfig
@@ -75,6 +78,7 @@ async def controlling(authorities: Authorities, keys: Path) -> AsyncIterator[Con
     certificate, key = authorities.certify_server()
     config = ControllerConfig(
         port=0,
+        http_port=0,
         tls_certificate=certificate,
         tls_key=key,
         access=AccessConfig(
@@ -159,6 +163,62 @@ def test_tritons_client_gets_in_with_tls_and_a_header(
     async def main() -> None:
         async with controlling(authorities, keys) as controller:
             assert await asyncio.to_thread(ask, controller.port) == "clockwright"
+
+    asyncio.run(main())
+
+
+def test_rest_knows_the_same_callers_and_shows_a_renewed_certificate_too(
+    authorities: Authorities, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys"
+    add_key(keys, "web", CLIENT, certificate="DNS:web.example")
+    key = add_key(keys, "batch", CLIENT)
+
+    def ask(port: int, access: Access, path: str = "/v2") -> int:
+        """The status of an answer; 0 where TLS refuses."""
+        context = ssl.create_default_context(cafile=access.ca)
+        if access.certificate is not None:
+            context.load_cert_chain(access.certificate, access.certificate_key)
+        request = urllib.request.Request(
+            f"https://localhost:{port}{path}", headers=dict(access.metadata)
+        )
+        try:
+            with urllib.request.urlopen(request, context=context, timeout=60) as answer:
+                status: int = answer.status
+        except urllib.error.HTTPError as error:
+            status = error.code
+        except OSError:
+            return 0
+        return status
+
+    def serial(port: int) -> int:
+        pem = ssl.get_server_certificate(("localhost", port))
+        return load_pem_x509_certificate(pem.encode()).serial_number
+
+    async def main() -> None:
+        async with controlling(authorities, keys) as controller:
+            port = controller.http_port
+            assert port is not None
+            web = authorities.access(authorities.clients, "web.example")
+            for access, path, expected in (
+                (web, "/v2", 200),
+                (web, "/v2/applications", 403),
+                (authorities.access(None, key=key), "/v2", 200),
+                (authorities.access(None), "/v2", 401),
+                (authorities.access(None), "/v2/health/live", 200),
+                (authorities.access(authorities.clients, "other.example"), "/v2", 401),
+                (authorities.access(authorities.workers, "web.example"), "/v2", 403),
+                (authorities.access(trustme.CA(), "web.example"), "/v2", 0),
+            ):
+                assert await asyncio.to_thread(ask, port, access, path) == expected, path
+            before = await asyncio.to_thread(serial, port)
+            authorities.certify_server()
+            controller.guard.look()
+            assert await asyncio.to_thread(serial, port) != before
+            assert await asyncio.to_thread(ask, port, web) == 200
+            revoke_key(keys, "web")
+            controller.guard.look()
+            assert await asyncio.to_thread(ask, port, web) == 401
 
     asyncio.run(main())
 

@@ -256,8 +256,12 @@ def test_outputs_are_those_asked_for_in_that_order() -> None:
         ({"outputs": [Output(name="w")]}, "output 'w': found no such output, expected some of 'y', 'z'"),
         ({"outputs": [Output(name="y"), Output(name="y")]}, "output 'y': found twice"),
         (
-            {"outputs": [Output(name="y", parameters={"classification": Parameter(int64_param=3)})]},
-            "output 'y': found parameter classification",
+            {"outputs": [Output(name="y", parameters={"classification": Parameter(int64_param=0)})]},
+            "output 'y': parameter classification: found 0, expected 1 or more",
+        ),
+        (
+            {"outputs": [Output(name="y", parameters={"classification": Parameter(string_param="3")})]},
+            "output 'y': parameter classification: found string_param, expected int64_param",
         ),
         (
             {

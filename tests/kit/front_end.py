@@ -36,8 +36,11 @@ from controller.front.interceptor import AccessInterceptor
 from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
+from controller.front.rest import RestApp
+from controller.front.rest_server import RestServer
 from controller.front.server import InferenceService
 from controller.front.throttle import Throttle
+from controller.front.turns import Turns
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.selection.applications import Applications
@@ -78,6 +81,9 @@ class FrontEnd:
     controller: str = ""
     fronts: FrontLinks | None = None
     server: Http2Server | grpc.aio.Server | None = None
+    #: HOST:PORT of REST, where somebody asked for it; and its server, unless the front is apart.
+    rest: str = ""
+    rest_server: RestServer | None = None
     #: Whom the front apart lets in.
     guard: Guard | None = None
     #: Has the server look whether all who are inside may stay, as somebody does once a second.
@@ -145,11 +151,14 @@ async def serving(
     client_shm: bool = False,
     throttle: Throttle | None = None,
     memory_limit_bytes: int | None = None,
+    rest: bool = False,
+    rest_tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[FrontEnd]:
     """Do what `controlling` does, and listen on a port.
 
     `memory_limit_bytes`: of a front that is apart.
     `front`: http2 or grpc, or `apart`: clients come to a front that has only a link to the controller.
+    `rest`: it listens for REST, too, with `rest_tls`.
     `access`: whom the controller lets in, and a front apart, which shows it `joining`.
     """
     async with controlling(directory, selection, clock=clock) as front_end:
@@ -180,15 +189,17 @@ async def serving(
         )
         # A front apart has regions of its own.
         regions = front_end.regions if client_shm and front != "apart" else None
-        InferenceService(backend, door=door, regions=regions).mount(server)
-        RepositoryService(
+        inference = InferenceService(backend, door=door, regions=regions)
+        repository = RepositoryService(
             runtime,
             catalogue,
             backend,
             front_end.applications,
             door=door,
             client_shm=regions is not None,
-        ).mount(server)
+        )
+        inference.mount(server)
+        repository.mount(server)
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
             links.listen(host, 0, Path(sockets) / "fronts")
@@ -220,11 +231,34 @@ async def serving(
             listening = server.add_insecure_port(f"{host}:{port}")
             front_end.address = front_end.controller = f"127.0.0.1:{listening}"
             await server.start()
+            rest_server: RestServer | None = None
+            if rest and front != "apart":
+                turns = server.turns if isinstance(server, Http2Server) else Turns(clock)
+                rest_throttle = throttle or Throttle(clock, lambda: (0, 0))
+                app = RestApp(
+                    clock=clock,
+                    door=door,
+                    throttle=rest_throttle,
+                    authoriser=authoriser,
+                    slabs=front_end.slabs,
+                    max_message_bytes=MESSAGE_BYTES_MAX,
+                    only_here=host == "127.0.0.1",
+                )
+                inference.mount(app)
+                repository.mount(app)
+                app.add_generic_rpc_handlers(control.handlers())
+                rest_server = RestServer(
+                    app, door=door, turns=turns, max_connections=max_connections, tls=rest_tls
+                )
+                front_end.rest_server = rest_server
+                front_end.rest = f"127.0.0.1:{rest_server.add_port(f'{host}:0')}"
+                await rest_server.start()
             try:
                 if front == "apart":
                     config = FrontConfig(
                         controller=front_end.controller,
                         port=0,
+                        http_port=0 if rest else None,
                         allow_client_shm=client_shm,
                         memory_limit_bytes=memory_limit_bytes,
                         access=access or AccessConfig(),
@@ -233,10 +267,13 @@ async def serving(
                     async with front_process.serving(config) as own:
                         front_end.address = f"127.0.0.1:{own.port}"
                         front_end.guard = own.guard
+                        front_end.rest = f"127.0.0.1:{own.http_port}"
                         yield front_end
                 else:
                     yield front_end
             finally:
+                if rest_server is not None:
+                    await rest_server.stop(0)
                 await front_end.hang_up()
                 links.stop_listening()
 
@@ -246,6 +283,7 @@ class FrontEndInThread:
 
     def __init__(self, front_end: FrontEnd, loop: asyncio.AbstractEventLoop) -> None:
         self.address = front_end.address
+        self.rest = front_end.rest
         self.front_end = front_end
         self.loop = loop
 
@@ -287,6 +325,9 @@ def serving_in_thread(
     joining: Access | None = None,
     client_shm: bool = False,
     throttle: Throttle | None = None,
+    access: AccessConfig | None = None,
+    rest: bool = False,
+    rest_tls: ssl.SSLContext | None = None,
 ) -> Iterator[FrontEndInThread]:
     started: list[FrontEndInThread] = []
     ready = threading.Event()
@@ -304,6 +345,10 @@ def serving_in_thread(
             authoriser=authoriser,
             joining=joining,
             client_shm=client_shm,
+            throttle=throttle,
+            access=access,
+            rest=rest,
+            rest_tls=rest_tls,
         ) as front_end:
             started.append(FrontEndInThread(front_end, asyncio.get_running_loop()))
             ready.set()

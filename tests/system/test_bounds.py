@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,11 +13,13 @@ from typing import Any
 
 import grpc
 import pytest
+import requests
 
 from clockwright import wire
 from clockwright.data_socket import dial
 from clockwright.errors import ClockwrightError
 from clockwright.frames import FrameReader, greeting
+from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_MS, NS_PER_S
 from clockwright.v1 import control_pb2 as control
 from clockwright.v1 import front_pb2 as front
@@ -28,8 +31,12 @@ from controller.config import ControllerConfig
 from controller.core import Scheduler
 from controller.core.quotas import Quota, Quotas
 from controller.front.backend import quota_refusal
+from controller.front.classification import CLASSES_MAX
 from controller.front.door import Door
 from controller.front.link_frames import decode_from_front, encode_asks
+from controller.front.oip import Servable, parse_request
+from controller.front.oip import read_request as check_request
+from controller.front.oip_json import AnswerForm, read_request, write_answer
 from controller.front.pressure import MemoryPressure
 from controller.front.regions import Regions
 from controller.model_folder import read_model_folder
@@ -46,6 +53,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "bounds.md"
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+INFER_PATH = "/v2/models/double/infer"
 CONTROL = "/clockwright.v1.ControlService/"
 MIB = 1 << 20
 LONG = "x" * 257
@@ -77,6 +85,17 @@ class Place:
             grpc.StatusCode.FAILED_PRECONDITION,
         )
         return str(error.details())
+
+    def rest(self, path: str, body: str | bytes, **headers: str) -> str:
+        """The words with which a request in HTTP is refused."""
+        url = f"http://{self.server.rest}{path}"
+        answer = requests.post(url, data=body, headers=headers, timeout=60)
+        assert answer.status_code in (400, 413, 429, 431)
+        return str(answer.json()["error"])
+
+    def rest_tensor(self, data: str) -> str:
+        tensor = f'{{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": {data}}}'
+        return self.rest(INFER_PATH, f'{{"inputs": [{tensor}]}}')
 
     def control(self, method: str, message: Any) -> str:  # noqa: ANN401
         return self.call(CONTROL + method, message.SerializeToString())
@@ -149,6 +168,36 @@ def connections(place: Place) -> str:
         first.settle()
         (end,) = second.wait([second.infer(request().SerializeToString())])
         return end.text
+
+
+def many_classes(_: Place) -> str:
+    wanted = pb.ModelInferRequest.InferRequestedOutputTensor(name="y")
+    wanted.parameters["classification"].int64_param = CLASSES_MAX
+    message = request(outputs=[wanted])
+    message.inputs[0].shape[:] = [2, 3]
+    message.raw_input_contents[:] = [bytes(24)]
+    x, y = TensorSpec("x", "FP32", (3,)), TensorSpec("y", "FP32", (CLASSES_MAX,))
+    servable = Servable("double", "1", (x,), (y,), 16, None)
+    parsed = parse_request(message.SerializeToString())
+    return refusal(
+        lambda: check_request(parsed, servable, rpc_remaining_s=None, default_slo_ns=NS_PER_S)
+    )
+
+
+def connections_of_rest(place: Place) -> str:
+    with (
+        serving_in_thread(place.folder / "models", max_connections=1, rest=True) as server,
+        requests.Session() as first,
+    ):
+        url = f"http://{server.rest}/v2/health/live"
+        assert first.get(url, timeout=60).status_code == 200
+        return str(requests.get(url, timeout=60).json()["error"])
+
+
+def large_answer(_: Place) -> str:
+    tensor = pb.ModelInferResponse.InferOutputTensor(name="y", datatype="INT8", shape=[MIB + 1])
+    answer = pb.ModelInferResponse(outputs=[tensor], raw_output_contents=[bytes(MIB + 1)])
+    return refusal(lambda: write_answer(answer.SerializeToString(), AnswerForm()))
 
 
 def memory(used_percent: int) -> str:
@@ -413,6 +462,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "outputs asked for": lambda place: place.infer(
         outputs=[pb.ModelInferRequest.InferRequestedOutputTensor()] * 1025
     ),
+    "classes of an output, in all rows": many_classes,
     "rows of a request": lambda place: place.infer(
         inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1000, 3])]
     ),
@@ -438,6 +488,25 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "a tenant's open bytes": quota(Quota(open_bytes=199)),
     "a tenant's largest SLO": quota(Quota(slo_ns_max=NS_PER_S - 1)),
     "a tenant's smallest SLO": quota(Quota(slo_ns_min=NS_PER_S + 1)),
+    "body of an inference": lambda place: place.rest(INFER_PATH, bytes(4 * MIB + 1)),
+    "body of feedback": lambda place: place.rest("/v2/feedback", bytes(MIB + 1)),
+    "body of anything else": lambda place: place.rest(
+        "/v2/repository/index", bytes((128 << 10) + 1)
+    ),
+    "JSON of a request": lambda _: refusal(
+        lambda: read_request(bytes(4 * MIB + 1), None, model="m", version="")
+    ),
+    "elements of an answer in JSON": large_answer,
+    "lists in each other": lambda place: place.rest_tensor("[" * 33 + "1" + "]" * 33),
+    "parameters": lambda place: place.rest(
+        INFER_PATH,
+        json.dumps({"inputs": [], "parameters": dict.fromkeys(map(str, range(1025)), 1)}),
+    ),
+    "SLO in a header": lambda place: place.rest(
+        INFER_PATH, '{"inputs": []}', **{"x-clockwright-slo-ms": "86400000.1"}
+    ),
+    "headers of a request": lambda place: place.rest(INFER_PATH, "", x="x" * (16 << 10)),
+    "connections of REST": connections_of_rest,
     "message of an operator": lambda place: place.control(
         "RemoveModel", control.RemoveModelRequest(model_id="x" * MIB)
     ),
@@ -501,7 +570,7 @@ def test_every_row_of_the_page_is_tried_and_nothing_else() -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEndInThread]:
-    with serving_in_thread(tmp_path_factory.mktemp("models")) as server:
+    with serving_in_thread(tmp_path_factory.mktemp("models"), rest=True) as server:
         yield server
 
 

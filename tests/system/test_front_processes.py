@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+import requests
 import tritonclient.grpc as triton
 
 from clockwright import Client
@@ -209,13 +210,23 @@ def test_up_with_fronts_answers_rightly_on_one_port_and_ends_with_all_its_proces
     tensor = triton.InferInput("input", list(x.shape), "FP32")
     tensor.set_data_from_numpy(x)
     flags = ("--pages", "4", "--arena-mib", "16", "--cache-dir", str(tmp_path / "cache"))
+    flags = ("--http-port", "0", *flags)
     with LocalServer(["--models", str(models), "--fronts", "2", *flags]) as server:
+        [rest] = [line for line in server.output if line.startswith("REST on ")]
 
         def ask() -> None:
             # Each has a connection of its own, and the kernel gives it to one of the fronts.
             with triton.InferenceServerClient(server.address, channel_args=OWN_CONNECTION) as asker:
                 found = asker.infer("mlp", [tensor], parameters={"slo_ms": SLO_MS})
             np.testing.assert_allclose(found.as_numpy("output"), expected, rtol=1e-4, atol=1e-5)
+            inputs = [{"name": "input", "shape": x.shape, "datatype": "FP32", "data": x.tolist()}]
+            answer = requests.post(
+                f"{rest.removeprefix('REST on ')}/v2/models/mlp/infer",
+                json={"inputs": inputs, "parameters": {"slo_ms": SLO_MS}},
+                timeout=PATIENCE_S,
+            )
+            data = answer.json()["outputs"][0]["data"]
+            np.testing.assert_allclose([data], expected, rtol=1e-4, atol=1e-5)
 
         def fronts() -> set[int]:
             started = children(server.process.pid).items()

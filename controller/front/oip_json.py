@@ -1,0 +1,340 @@
+"""The JSON form of the Open Inference Protocol: requests to messages, and answers of messages to JSON. No I/O here.
+
+A body is JSON, and behind it may stand tensors as they are (Triton's binary tensor extension). What comes of it is
+the message that a gRPC client would have sent: whether it fits its model, `oip` says for both alike.
+
+JSON is for small tensors: to read and write it takes a hundred times as long as raw bytes, in the event loop, where
+everybody waits for it. So it has bounds of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from google.protobuf.message import Message
+from numpy.typing import NDArray
+
+from clockwright.bulk import ENTRIES_MAX, Buffer, add_bulk, split_bulk
+from clockwright.errors import BadRequestError
+from clockwright.v1 import inference_pb2 as pb
+from controller.front.classification import DTYPES, elements_of
+from controller.front.oip import RAW_INPUT_FIELD, RAW_OUTPUT_FIELD, quote
+
+#: A request's JSON, without the tensors behind it: an image of 600 kB takes 3 MiB, with all digits.
+JSON_BYTES_MAX: Final = 4 << 20
+#: Elements of an answer's outputs that are written as JSON, together.
+JSON_ELEMENTS_MAX: Final = 1 << 20
+#: Lists in each other.
+DIMENSIONS_MAX: Final = 32
+
+_BINARY, _BINARY_SIZE, _BINARY_OUTPUT = "binary_data", "binary_data_size", "binary_data_output"
+
+_Parameter = bool | int | float | str
+_Dimension = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class _Tensor(msgspec.Struct):
+    name: str
+    shape: list[_Dimension]
+    datatype: str
+    parameters: dict[str, _Parameter] | None = None
+    #: Read when it is known of what kind its elements are.
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Wanted(msgspec.Struct):
+    name: str
+    parameters: dict[str, _Parameter] | None = None
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Tensor]
+    id: str | None = None
+    outputs: list[_Wanted] | None = None
+    parameters: dict[str, _Parameter] | None = None
+
+
+_read_request = msgspec.json.Decoder(_Request).decode
+write_json = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class AnswerForm:
+    """Which outputs of an answer are to stand behind its JSON."""
+
+    #: Those of which nothing is said.
+    others: bool = False
+    by_name: dict[str, bool] = field(default_factory=dict)
+
+    def is_binary(self, name: str) -> bool:
+        """Whether an output is to stand behind the JSON."""
+        return self.by_name.get(name, self.others)
+
+
+def read_request(
+    body: Buffer,
+    json_bytes: int | None,
+    *,
+    model: str,
+    version: str,
+    slo_ms: float | None = None,
+    tenant: str = "",
+) -> tuple[Sequence[Buffer], AnswerForm]:
+    """Turn a request into a serialised ModelInferRequest.
+
+    Args:
+        body: all of it.
+        json_bytes: of which so many are JSON, and the rest are tensors; None: all are.
+        model: which the path names.
+        version: likewise; may be empty.
+        slo_ms: an objective beside those in the body: the shortest holds.
+        tenant: holds where the body names none.
+
+    Returns:
+        The message in parts, of which raw tensors are some, as they are; and how its answer is to be written.
+
+    Raises:
+        BadRequestError: that is no request of the protocol, or too large for JSON.
+    """
+    text = body if json_bytes is None else memoryview(body)[:json_bytes]
+    if len(text) > JSON_BYTES_MAX:
+        raise BadRequestError(
+            f"found {len(text)} bytes of JSON, expected {JSON_BYTES_MAX} at most; send tensors behind it"
+            f" ({_BINARY_SIZE}, Inference-Header-Content-Length)"
+        )
+    request: _Request = read_json(text, _read_request)
+    message = pb.ModelInferRequest(model_name=model, model_version=version, id=request.id or "")
+    parameters = request.parameters or {}
+    form = AnswerForm(others=parameters.get(_BINARY_OUTPUT) is True)
+    set_parameters(message.parameters, parameters, where="")
+    if slo_ms is not None:
+        message.parameters["slo_ms"].double_param = min(slo_ms, _stated_ms(parameters))
+    if tenant and "tenant" not in parameters:
+        message.parameters["tenant"].string_param = tenant
+    for wanted in request.outputs or ():
+        binary = (wanted.parameters or {}).get(_BINARY)
+        if binary is not None:
+            form.by_name[wanted.name] = binary is True
+        output = message.outputs.add(name=wanted.name)
+        set_parameters(output.parameters, wanted.parameters, where=f"output {quote(wanted.name)}: ")
+    raw: list[Buffer] = []
+    position = len(text)
+    for tensor in request.inputs:
+        where = f"input {quote(tensor.name)}: "
+        shape = tensor.shape
+        entry = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=shape)
+        set_parameters(entry.parameters, tensor.parameters, where=where)
+        num_bytes = (tensor.parameters or {}).get(_BINARY_SIZE)
+        if num_bytes is None:
+            if bytes(tensor.data) not in (b"", b"null"):
+                raw.append(_read_data(tensor, where))
+            continue
+        if not isinstance(num_bytes, int) or not 0 <= num_bytes <= len(body) - position:
+            raise BadRequestError(
+                f"{where}parameter {_BINARY_SIZE}: found {quote(str(num_bytes))}, expected a number of the"
+                f" {len(body) - position} bytes that are left behind the JSON"
+            )
+        raw.append(memoryview(body)[position : position + num_bytes])
+        position += num_bytes
+    if position != len(body):
+        raise BadRequestError(
+            f"found {len(body) - position} bytes behind the JSON that are no input's, expected"
+            f" {_BINARY_SIZE} to say whose they are"
+        )
+    # Equal requests are equal bytes then, and checked once (`templates`).
+    header = message.SerializeToString(deterministic=True)
+    return add_bulk(header, RAW_INPUT_FIELD, raw), form
+
+
+def write_answer(message: Buffer, form: AnswerForm) -> tuple[bytes, Sequence[Buffer]]:
+    """Turn a serialised ModelInferResponse into JSON, and the tensors that stand behind it.
+
+    Raises:
+        BadRequestError: there is more than JSON is for.
+    """
+    header, raw = split_bulk(message, RAW_OUTPUT_FIELD, entries_max=None)
+    response = pb.ModelInferResponse.FromString(header)
+    outputs: list[dict[str, Any]] = []
+    binary: list[Buffer] = []
+    num_elements = 0
+    for index, tensor in enumerate(response.outputs):
+        parameters = {name: _value(each) for name, each in tensor.parameters.items()}
+        output: dict[str, Any] = {
+            "name": tensor.name,
+            "datatype": tensor.datatype,
+            "shape": list(tensor.shape),
+        }
+        if "shared_memory_region" in parameters:
+            pass
+        elif form.is_binary(tensor.name):
+            parameters[_BINARY_SIZE] = len(raw[index])
+            binary.append(raw[index])
+        else:
+            num_elements += math.prod(tensor.shape)
+            if num_elements > JSON_ELEMENTS_MAX:
+                raise BadRequestError(
+                    f"output {quote(tensor.name)}: found {num_elements} elements to write, expected"
+                    f" {JSON_ELEMENTS_MAX} at most as JSON; ask for them with {_BINARY} or {_BINARY_OUTPUT}"
+                )
+            output["data"] = _write_data(tensor.datatype, raw[index])
+        if parameters:
+            output["parameters"] = parameters
+        outputs.append(output)
+    answer: dict[str, Any] = {
+        "model_name": response.model_name,
+        "model_version": response.model_version,
+    }
+    if response.id:
+        answer["id"] = response.id
+    if response.parameters:
+        answer["parameters"] = {name: _value(each) for name, each in response.parameters.items()}
+    answer["outputs"] = outputs
+    return write_json(answer), binary
+
+
+def read_json(text: Buffer, decode: Any) -> Any:  # noqa: ANN401  what the decoder makes
+    """Decode JSON.
+
+    Raises:
+        BadRequestError: it is none, or another than is expected.
+    """
+    try:
+        return decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequestError(f"the body is not what is expected: {error}") from None
+    except RecursionError:
+        raise BadRequestError("the body has lists or objects too deep in each other") from None
+
+
+def set_parameters(
+    message: Any,  # noqa: ANN401  the map of one of several kinds of messages
+    parameters: Mapping[str, _Parameter] | None,
+    *,
+    where: str,
+) -> None:
+    """Put parameters into a message's map.
+
+    Raises:
+        BadRequestError: there are too many, or one cannot be said in a message.
+    """
+    if not parameters:
+        return
+    if len(parameters) > ENTRIES_MAX:
+        raise BadRequestError(
+            f"{where}found {len(parameters)} parameters, expected {ENTRIES_MAX} at most"
+        )
+    for name, value in parameters.items():
+        kind = _KINDS[type(value)]
+        try:
+            setattr(message[name], kind, value)
+        except (ValueError, AttributeError):
+            raise BadRequestError(
+                f"{where}parameter {quote(name)}: found {quote(str(value))}, expected a value that {kind} can hold"
+            ) from None
+
+
+_KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """Turn a message into what JSON can say, with all of its fields: numbers stay numbers, whatever their size."""
+    found: dict[str, Any] = {}
+    for descriptor in message.DESCRIPTOR.fields:
+        value = getattr(message, descriptor.name)
+        if descriptor.message_type is None:
+            found[descriptor.name] = list(value) if descriptor.is_repeated else value
+        elif descriptor.message_type.GetOptions().map_entry:
+            found[descriptor.name] = {
+                key: fields_of(value[key]) if isinstance(value[key], Message) else value[key]
+                for key in value
+            }
+        elif descriptor.is_repeated:
+            found[descriptor.name] = [fields_of(each) for each in value]
+        elif message.HasField(descriptor.name):
+            found[descriptor.name] = fields_of(value)
+    return found
+
+
+def _stated_ms(parameters: Mapping[str, _Parameter]) -> float:
+    """Find the objective that a body states; infinite: none. What is no number, `oip` refuses."""
+    for name, unit_ms in (("slo_ms", 1.0), ("timeout", 1e-3)):
+        if name in parameters:
+            try:
+                value = float(parameters[name]) * unit_ms
+            except ValueError as error:
+                raise BadRequestError(f"parameter {name}: {error}") from None
+            # Neither is any; the comparison is false for NaN, too.
+            if not value > 0:
+                raise BadRequestError(f"parameter {name}: found {value:.12g}, expected more than 0")
+            return value
+    return float("inf")
+
+
+def _read_data(tensor: _Tensor, where: str) -> Buffer:
+    """Read a tensor's elements, in a list or in lists in each other, row by row."""
+    dtype = DTYPES.get(tensor.datatype)
+    if dtype is None:
+        raise BadRequestError(
+            f"{where}found data of datatype {quote(tensor.datatype)}, expected one of {', '.join(DTYPES)},"
+            " or tensors behind the JSON"
+        )
+    text = bytes(tensor.data)
+    depth, blanks = 0, b" \t\r\n"
+    for byte in text:
+        if byte == 0x5B:
+            depth += 1
+        elif byte not in blanks:
+            break
+    if not 1 <= depth <= DIMENSIONS_MAX:
+        raise BadRequestError(
+            f"{where}found {depth} lists in each other as data, expected 1 to {DIMENSIONS_MAX}"
+        )
+    kind = bool if dtype == "?" else float if "f" in dtype else int
+    try:
+        elements: Any = _data_decoder(kind, depth).decode(text)
+    except msgspec.DecodeError as error:
+        raise BadRequestError(f"{where}data: {error}") from None
+    for _ in range(depth - 1):
+        elements = chain.from_iterable(elements)
+    try:
+        with np.errstate(over="raise"):
+            values: NDArray[Any] = np.array(list(elements), dtype=dtype)
+    except (OverflowError, FloatingPointError) as error:
+        raise BadRequestError(f"{where}data: {error}") from None
+    return values.tobytes()
+
+
+@functools.cache
+def _data_decoder(kind: type, depth: int) -> msgspec.json.Decoder[Any]:
+    for _ in range(depth):
+        kind = list[kind]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(kind)
+
+
+def _write_data(datatype: str, raw: Buffer) -> list[Any]:
+    if datatype == "BYTES":
+        return _read_bytes(raw)
+    return elements_of(datatype, raw).tolist()  # type: ignore[no-any-return]
+
+
+def _read_bytes(raw: Buffer) -> list[str]:
+    """Read elements that stand behind their lengths, as the protocol has datatype BYTES."""
+    texts, position = [], 0
+    while position < len(raw):
+        begin = position + 4
+        position = begin + int.from_bytes(raw[position:begin], "little")
+        texts.append(bytes(raw[begin:position]).decode(errors="replace"))
+    return texts
+
+
+def _value(parameter: pb.InferParameter) -> _Parameter:
+    kind = parameter.WhichOneof("parameter_choice")
+    value: _Parameter = getattr(parameter, kind) if kind else ""
+    return value

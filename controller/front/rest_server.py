@@ -1,0 +1,438 @@
+"""Sockets of the REST door: HTTP/1.1 by uvicorn's protocol, behind connections of our own.
+
+uvicorn parses HTTP and keeps connections. What it does not do is here, and is what the other door does: it knows
+when a request came, tells of clients that hang up, takes TLS on the same port (of clients on other machines, where it is
+required), reads changed certificates, and bounds what a client may send, how slowly, and how many of them there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import formatdate
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from clockwright.errors import RefusedError
+from controller.access.authoriser import Certificate
+from controller.front.door import Door
+from controller.front.http2_server import listening_sockets
+from controller.front.oip_json import write_json
+from controller.front.rest import Origin, RestApp
+from controller.front.tls import HANDSHAKE_RECORD, client_certificate
+from controller.front.turns import Turns
+
+log = logging.getLogger(__name__)
+
+#: A request's first line and its headers, and whatever else is no body.
+HEADERS_BYTES_MAX = 16 << 10
+
+#: Connections beyond `max_connections` that are kept to tell their requests why they are refused; those beyond
+#: that are closed unheard.
+_SPARE_CONNECTIONS = 64
+_ACCEPTS_PER_TURN = 64
+#: A read that brings so much may have left something behind.
+_READ_BYTES_LEAST = 192 << 10
+
+_UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+
+_SWEEP_S = 1.0
+#: Sweeps within which a request has to have come, however large.
+_COMING_MAX = 120
+#: Sweeps in which a request may be on its way before its connection counts as idle.
+_COMING_SOON = 10
+#: Sweeps without a request after which a connection makes room when there are too many, and after which it is closed.
+_IDLE_MIN = 2
+_IDLE_MAX = 75
+#: Sweeps in which a client takes nothing of what waits for it.
+_STALL_MAX = 30
+#: Sweeps within which a client has to say its first byte, where that tells whether it speaks TLS.
+_FIRST_BYTE_MAX = 10
+_HANDSHAKE_LIMIT_S = 10.0
+
+
+class RestServer:
+    """Serves a `RestApp` on sockets of its own. It lives in one event loop."""
+
+    def __init__(
+        self,
+        app: RestApp,
+        *,
+        door: Door,
+        turns: Turns,
+        max_connections: int,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Make a server that listens nowhere yet.
+
+        Args:
+            app: answers.
+            door: bounds the bytes of answers that clients do not read.
+            turns: know since when bytes may have waited.
+            max_connections: connections beyond which requests are refused.
+            tls: is required of clients on other machines; None: nobody has it. Set `tls` anew, and those
+                who connect from then on get another.
+        """
+        self.tls = tls
+        self.turns = turns
+        self.door = door
+        self.max_connections = max_connections
+        self.state = ServerState()
+        self.config = uvicorn.Config(
+            app,
+            interface="asgi3",
+            http=_Connection,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=logging.ERROR,
+            access_log=False,
+            # Whoever says for whom he asks would be believed.
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=_IDLE_MAX,
+        )
+        self.config.load()
+        self._listening: list[socket.socket] = []
+        # Connections of which it is not known whether they speak TLS, and sweeps since.
+        self._silent: dict[socket.socket, int] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def connections(self) -> list[_Connection]:
+        """Those that are open."""
+        return [each for each in self.state.connections if isinstance(each, _Connection)]
+
+    def add_port(self, address: str, *, shared: bool = False) -> int:
+        """Listen on HOST:PORT; port 0 takes any free one, which is returned.
+
+        Args:
+            address: where.
+            shared: other processes of this user may listen there too, and get connections each.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
+        self._listening += listening_sockets(address, shared=shared)
+        port: int = self._listening[-1].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        for sock in self._listening:
+            loop.add_reader(sock, self._accept, sock)
+        self._sweep()
+
+    async def stop(self, grace: float) -> None:
+        """Stop: accept nothing more, give open requests `grace` seconds, and hang up."""
+        loop = asyncio.get_running_loop()
+        for sock in (*self._listening, *self._silent):
+            loop.remove_reader(sock)
+            sock.close()
+        self._listening.clear()
+        self._silent.clear()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for task in self._opening:
+            task.cancel()
+        for connection in self.connections:
+            connection.shutdown()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while self.state.connections:
+                    self._ended = loop.create_future()
+                    await self._ended
+        for connection in self.connections:
+            connection.transport.abort()
+        waiting: set[asyncio.Task[Any]] = self.state.tasks | self._opening
+        if waiting:
+            await asyncio.wait(waiting, timeout=_SWEEP_S)
+
+    def connection_over(self) -> None:
+        """A connection is over."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self.turns.used()
+        for _ in range(_ACCEPTS_PER_TURN):
+            try:
+                sock, address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    raise
+                log.warning("no connection can be accepted: %s", error.strerror)
+                loop.remove_reader(listening)
+                loop.call_later(0.1, self._accept_again, listening)
+                return
+            while self._num_open >= self.max_connections and self._give_up_idlest():
+                pass
+            if self._num_open >= self.max_connections + _SPARE_CONNECTIONS:
+                sock.close()
+                continue
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls is None:
+                self._open(sock, None)
+            else:
+                self._silent[sock] = 0
+                loop.add_reader(sock, self._first_byte, sock, address)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._listening:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    @property
+    def _num_open(self) -> int:
+        return len(self.state.connections) + len(self._silent) + len(self._opening)
+
+    def _give_up_idlest(self) -> bool:
+        """Have the connection that was idle for longest make room, if any was for long."""
+        idlest = max(self.connections, key=lambda each: each.idle_sweeps, default=None)
+        if idlest is None or idlest.idle_sweeps < _IDLE_MIN:
+            return False
+        self.state.connections.discard(idlest)
+        idlest.transport.abort()
+        return True
+
+    def _first_byte(self, sock: socket.socket, address: tuple[Any, ...]) -> None:
+        """Find out whether a client speaks TLS; on this machine nobody has to."""
+        try:
+            first = sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        asyncio.get_running_loop().remove_reader(sock)
+        del self._silent[sock]
+        is_local = ip_address(address[0].partition("%")[0]).is_loopback
+        if first and first[0] == HANDSHAKE_RECORD:
+            self._open(sock, self.tls)
+        elif first and is_local:
+            self._open(sock, None)
+        else:
+            log.debug("connection of %s: found no TLS, expected it", address[0])
+            sock.close()
+
+    def _open(self, sock: socket.socket, tls: ssl.SSLContext | None) -> None:
+        crowded: RefusedError | None = None
+        if self._num_open >= self.max_connections:
+            crowded = self.door.crowded("connections", self._num_open, self.max_connections)
+        floor_ns = self.turns.bound_ns
+        task = asyncio.create_task(self._connect(sock, tls, crowded, floor_ns))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _connect(
+        self,
+        sock: socket.socket,
+        tls: ssl.SSLContext | None,
+        crowded: RefusedError | None,
+        floor_ns: int,
+    ) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Connection(self, crowded=crowded, floor_ns=floor_ns),
+                sock,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else _HANDSHAKE_LIMIT_S,
+            )
+        except OSError as error:
+            log.info("a connection did not come about: %s", error)
+            sock.close()
+
+    def _sweep(self) -> None:
+        self._sweeper = asyncio.get_running_loop().call_later(_SWEEP_S, self._sweep)
+        self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
+        for sock, sweeps in list(self._silent.items()):
+            self._silent[sock] = sweeps + 1
+            if sweeps >= _FIRST_BYTE_MAX:
+                asyncio.get_running_loop().remove_reader(sock)
+                del self._silent[sock]
+                sock.close()
+        connections = self.connections
+        for connection in connections:
+            connection.sweep()
+        unread_bytes = sum(each.num_unread_bytes for each in connections)
+        while unread_bytes > self.door.max_bytes:
+            # A bound for each would be none for all: who leaves most unread makes room.
+            greediest = max(connections, key=lambda each: each.num_unread_bytes)
+            unread_bytes -= greediest.num_unread_bytes
+            connections.remove(greediest)
+            greediest.transport.abort()
+
+
+class _Connection(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, server: RestServer, *, crowded: RefusedError | None, floor_ns: int) -> None:
+        super().__init__(server.config, server.state, {})
+        #: As `rest.Connection` says.
+        self.peer = ""
+        self.certificate: Certificate | None = None
+        self.crowded = crowded
+        self.when_gone: Callable[[], object] | None = None
+        #: Sweeps since it had a request.
+        self.idle_sweeps = 0
+        self._server = server
+        # Every byte that is unread came later than this.
+        self._floor_ns = floor_ns
+        # The last read took all that was there.
+        self._emptied = True
+        # A request has begun to come, and has not ended.
+        self._coming = False
+        self._sweeps = 0
+        # Bytes of the first line and the headers that come; and bytes since anything was complete.
+        self._num_header_bytes = 0
+        self._num_pending_bytes = 0
+        self._stalled_sweeps = 0
+        self._unread_before = 0
+
+    @property
+    def num_unread_bytes(self) -> int:
+        """Bytes of answers that the client does not take."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def _is_serving(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete and not self._coming
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        host, port = transport.get_extra_info("peername")[:2]
+        self.peer = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None:
+            self.certificate = client_certificate(tls)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self.when_gone is not None:
+            self.when_gone()
+        self._server.connection_over()
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        turns = self._server.turns
+        turns.used()
+        if self._emptied:
+            self._floor_ns = max(self._floor_ns, turns.bound_ns)
+        self._num_pending_bytes += len(data)
+        if not self._coming and b"pgrade" in data:
+            data = _without_upgrade(data)
+        super().data_received(data)
+        self._emptied = len(data) < _READ_BYTES_LEAST and not self.flow.read_paused
+        if self._num_pending_bytes > HEADERS_BYTES_MAX and not self.transport.is_closing():
+            self._refuse_headers()
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        """Say that something is no HTTP, and hang up."""
+        if self._num_header_bytes > HEADERS_BYTES_MAX:
+            self._refuse_headers()
+        else:
+            self._refuse(b"400 Bad Request", "found no request of HTTP/1.1, expected one")
+
+    def _refuse_headers(self) -> None:
+        text = f"found headers of more than {HEADERS_BYTES_MAX} bytes, expected {HEADERS_BYTES_MAX} at most"
+        self._refuse(b"431 Request Header Fields Too Large", text)
+
+    def _refuse(self, status: bytes, text: str) -> None:
+        """Answer what is no request, and hang up; where another's answer is on its way, hang up at once."""
+        if self._is_serving:
+            self.transport.abort()
+            return
+        body = write_json({"error": text})
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+    # --- httptools' callbacks -----------------------------------------------------------------
+
+    @override
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._server.turns.asked()
+        self._coming, self._sweeps, self.idle_sweeps = True, 0, 0
+        self._num_header_bytes = 0
+        # A part of ASGI's scope that servers may add to.
+        scope: Any = self.scope
+        scope["extensions"] = {"clockwright": Origin(self, self._floor_ns)}
+
+    @override
+    def on_url(self, url: bytes) -> None:
+        self._count_header(len(url))
+        super().on_url(url)
+
+    @override
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header(len(name) + len(value) + 4)
+        super().on_header(name, value)
+
+    def _count_header(self, num_bytes: int) -> None:
+        self._num_header_bytes += num_bytes
+        if self._num_header_bytes > HEADERS_BYTES_MAX:
+            raise ValueError(self._num_header_bytes)  # httptools makes an error of HTTP of it.
+
+    @override
+    def on_headers_complete(self) -> None:
+        self._num_pending_bytes = 0
+        super().on_headers_complete()
+
+    @override
+    def on_body(self, body: bytes) -> None:
+        self._num_pending_bytes = 0
+        super().on_body(body)
+
+    @override
+    def on_message_complete(self) -> None:
+        self._num_pending_bytes = 0
+        self._coming = False
+        super().on_message_complete()
+
+    # --- once a second ------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Hang up on a client that is too slow."""
+        unread = self.num_unread_bytes
+        self._stalled_sweeps = (
+            self._stalled_sweeps + 1 if unread and unread >= self._unread_before else 0
+        )
+        self._unread_before = unread
+        self._sweeps = self._sweeps + 1 if self._coming else 0
+        is_idle = not self._is_serving and (not self._coming or self._sweeps > _COMING_SOON)
+        self.idle_sweeps = self.idle_sweeps + 1 if is_idle else 0
+        never_began = self.cycle is None and not self._coming and self.idle_sweeps > _IDLE_MAX
+        if never_began or self._sweeps > _COMING_MAX or self._stalled_sweeps > _STALL_MAX:
+            log.debug("connection of %s: the client is too slow", self.peer)
+            self.transport.abort()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Take the offer of another protocol (`Upgrade: h2c`) out of a request, which is answered as it is then.
+
+    Java's client and curl's `--http2` offer it with every request, and httptools would leave the body to it.
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + body

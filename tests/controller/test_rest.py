@@ -1,0 +1,459 @@
+"""REST by clients that others wrote, unchanged: what they get is what gRPC's clients get."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import re
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException, shared_memory
+
+from controller.access.roles import ROLE_OF
+from controller.front.oip_json import fields_of
+from controller.front.rest import ROUTES
+from tests.kit.front_end import FrontEndInThread, serving_in_thread, until
+
+SLO_MS = 600_000
+LONG = {"slo_ms": SLO_MS}
+ROW = np.array([[1, 2, 3]], np.float32)
+
+
+@pytest.fixture(scope="module", params=["http2", "grpc", "apart"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[FrontEndInThread]:
+    """A controller, beside either server of gRPC, and a front that has only a link to it."""
+    folder = tmp_path_factory.mktemp("models")
+    with serving_in_thread(folder, front=request.param, rest=True, client_shm=True) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: FrontEndInThread) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(server.rest) as found:
+        yield found
+
+
+def tensor(values: np.ndarray[Any, Any], *, binary: bool = True, name: str = "x") -> Any:  # noqa: ANN401
+    datatype = {"float32": "FP32", "int64": "INT64"}[values.dtype.name]
+    found = triton.InferInput(name, list(values.shape), datatype)
+    found.set_data_from_numpy(values, binary_data=binary)
+    return found
+
+
+def question(data: object = (1, 2, 3), **fields: object) -> dict[str, Any]:
+    """A request to `double` in JSON."""
+    inputs = [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": data}]
+    return {"inputs": inputs, "parameters": LONG, **fields}
+
+
+def post(server: FrontEndInThread, body: object, model: str = "double", **headers: str) -> Any:  # noqa: ANN401
+    url = f"http://{server.rest}/v2/models/{model}/infer"
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return requests.post(url, json=body, headers=named, timeout=60)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("sent", [True, False])
+def test_tritons_client_infers_with_tensors_in_binary_or_json(
+    client: triton.InferenceServerClient, *, sent: bool, asked: bool
+) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(2, 3)
+    wanted = [triton.InferRequestedOutput("y", binary_data=asked)]
+    answer = client.infer(
+        "double", [tensor(rows, binary=sent)], outputs=wanted, request_id="7", parameters=LONG
+    )
+    assert answer.as_numpy("y").tolist() == (2 * rows).tolist()
+    assert answer.get_response()["id"] == "7"
+    answer = client.infer("double", [tensor(rows, binary=sent)], model_version="1", parameters=LONG)
+    assert answer.as_numpy("y").tolist() == (2 * rows).tolist()
+
+
+def test_several_tensors_of_several_kinds_go_through_in_any_order(
+    client: triton.InferenceServerClient,
+) -> None:
+    a, b = np.array([[1, 2]]), np.array([[[1, 2], [3, 4]]], np.float32)
+    for first in (True, False):
+        inputs = [tensor(b, name="b", binary=first), tensor(a, name="a", binary=not first)]
+        wanted = [
+            triton.InferRequestedOutput("b_sum", binary_data=first),
+            triton.InferRequestedOutput("a_plus_1", binary_data=not first),
+        ]
+        answer = client.infer("mixed", inputs, outputs=wanted, parameters=LONG)
+        assert answer.as_numpy("a_plus_1").tolist() == [[2, 3]]
+        assert answer.as_numpy("b_sum").tolist() == [[3, 7]]
+
+
+def test_a_large_tensor_comes_whole(client: triton.InferenceServerClient) -> None:
+    image = np.random.default_rng(1).random((1, 3, 224, 224), np.float32)
+    answer = client.infer("image", [tensor(image, name="image")], parameters=LONG)
+    assert answer.as_numpy("first").tolist() == image[:, 0, 0, :2].tolist()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "values"),
+    [
+        ("BOOL", [True, False]),
+        ("INT8", [-128, 127]),
+        ("UINT8", [0, 255]),
+        ("INT16", [-32768, 32767]),
+        ("UINT16", [0, 65535]),
+        ("INT32", [-(2**31), 2**31 - 1]),
+        ("UINT32", [0, 2**32 - 1]),
+        ("INT64", [-(2**63), 2**63 - 1]),
+        ("UINT64", [0, 2**64 - 1]),
+        ("FP16", [0.5, -2]),
+        ("FP32", [1.5, -0.25]),
+        ("FP64", [0.1, 1e300]),
+    ],
+)
+def test_json_can_say_every_number_of_a_datatype_and_none_beyond(
+    server: FrontEndInThread, datatype: str, values: list[Any]
+) -> None:
+    def ask(data: list[Any]) -> Any:  # noqa: ANN401
+        inputs = [{"name": "x", "shape": [1, 2], "datatype": datatype, "data": data}]
+        return post(server, {"inputs": inputs, "parameters": LONG}, model=f"echo-{datatype}")
+
+    assert ask(values).json()["outputs"][0]["data"] == values
+    assert ask([values]).json()["outputs"][0]["data"] == values
+    wrong: list[Any] = ["1", 1.5] if "INT" in datatype else [values[0], "x"]
+    for data in (wrong, [values[0]], [*values, values[0]], [], [[values[0]], values[1]]):
+        answer = ask(data)
+        assert answer.status_code == 400
+        assert "'x'" in answer.json()["error"]
+    if datatype in ("FP16", "FP32"):
+        assert ask([1e39, 1]).status_code == 400
+    if "INT" in datatype and "64" not in datatype:
+        assert ask([values[0], values[1] + 1]).status_code == 400
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_classes_are_asked_for_over_rest_and_over_grpc(
+    client: triton.InferenceServerClient, server: FrontEndInThread, *, binary: bool
+) -> None:
+    rows = np.array([[1, 3, 2], [0.5, -1, 0.5]], np.float32)
+    expected = [[b"6.000000:1", b"4.000000:2"], [b"1.000000:0", b"1.000000:2"]]
+    wanted = triton.InferRequestedOutput("y", binary_data=binary, class_count=2)
+    for _ in range(2):
+        answer = client.infer("double", [tensor(rows)], outputs=[wanted], parameters=LONG)
+        assert answer.get_output("y")["datatype"] == "BYTES"
+        found = answer.as_numpy("y").tolist()
+        assert found == (expected if binary else [[e.decode() for e in row] for row in expected])
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        x = tritonclient.grpc.InferInput("x", [2, 3], "FP32")
+        x.set_data_from_numpy(rows)
+        y = tritonclient.grpc.InferRequestedOutput("y", class_count=9)
+        found = other.infer("double", [x], outputs=[y], parameters=LONG).as_numpy("y")
+        # There are no more than three.
+        assert found[0].tolist() == [*expected[0], b"2.000000:0"]
+        # The same request but for that gets its values.
+        found = other.infer("double", [x], parameters=LONG).as_numpy("y")
+        assert found.tolist() == (2 * rows).tolist()
+
+
+def test_tritons_client_sees_health_metadata_and_the_repository(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("double")
+    assert client.is_model_ready("double", "1")
+    assert not client.is_model_ready("double", "2")
+    assert not client.is_model_ready("none")
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        assert client.get_server_metadata() == fields_of(other.get_server_metadata())
+        assert client.get_model_metadata("mixed") == fields_of(other.get_model_metadata("mixed"))
+        models = other.get_model_repository_index().models
+        assert client.get_model_repository_index() == [fields_of(model) for model in models]
+    client.unload_model("wrong")
+    assert not client.is_model_ready("wrong")
+    client.load_model("wrong")
+    server.run(until(lambda: client_ready(server, "wrong")))
+    with pytest.raises(InferenceServerException, match="parameter 'config'"):
+        client.load_model("wrong", config="{}")
+    with pytest.raises(InferenceServerException, match="there is no model 'none'"):
+        client.get_model_metadata("none")
+
+
+def test_statistics_count_what_became_of_requests(
+    client: triton.InferenceServerClient, server: FrontEndInThread
+) -> None:
+    def counts(name: str) -> tuple[int, int]:
+        [found] = client.get_inference_statistics(name)["model_stats"]
+        told = found["inference_stats"]
+        return told["success"]["count"], told["fail"]["count"]
+
+    answered, refused = counts("double")
+    client.infer("double", [tensor(ROW)], parameters=LONG)
+    with pytest.raises(InferenceServerException, match="INFEASIBLE"):
+        client.infer("double", [tensor(ROW)], parameters={"slo_ms": 0.01})
+    assert counts("double") == (answered + 1, refused + 1)
+    every = client.get_inference_statistics()
+    with tritonclient.grpc.InferenceServerClient(server.address) as other:
+        assert fields_of(other.get_inference_statistics()) == every
+    assert {"double", "mixed"} <= {model["name"] for model in every["model_stats"]}
+    with pytest.raises(InferenceServerException, match="there is no model 'none'"):
+        client.get_inference_statistics("none")
+
+
+def client_ready(server: FrontEndInThread, name: str) -> bool:
+    entry = server.front_end.catalogue.find(name)
+    return entry is not None and server.front_end.catalogue.state(entry).value == "READY"
+
+
+def test_tritons_client_leaves_tensors_in_shared_memory_and_finds_them(
+    client: triton.InferenceServerClient,
+) -> None:
+    with ExitStack() as stack:
+        key = f"clockwright-rest-{id(stack)}"
+        region = shared_memory.create_shared_memory_region("rows", key, 24, create_only=True)
+        stack.callback(shared_memory.destroy_shared_memory_region, region)
+        shared_memory.set_shared_memory_region(region, [ROW])
+        client.register_system_shared_memory("rows", key, 24)
+        stack.callback(client.unregister_system_shared_memory)
+        status = client.get_system_shared_memory_status()
+        assert status == [{"name": "rows", "key": key, "offset": 0, "byte_size": 24}]
+        assert client.get_system_shared_memory_status("rows") == status
+        x = triton.InferInput("x", [1, 3], "FP32")
+        x.set_shared_memory("rows", 12)
+        y = triton.InferRequestedOutput("y")
+        y.set_shared_memory("rows", 12, offset=12)
+        answer = client.infer("double", [x], outputs=[y], parameters=LONG)
+        assert answer.get_output("y")["parameters"]["shared_memory_region"] == "rows"
+        found = shared_memory.get_contents_as_numpy(region, np.float32, [1, 3], 12)
+        assert found.tolist() == (2 * ROW).tolist()
+        client.unregister_system_shared_memory("rows")
+        assert client.get_system_shared_memory_status() == []
+        with pytest.raises(InferenceServerException, match="there is no region 'rows'"):
+            client.infer("double", [x], outputs=[y], parameters=LONG)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_tritons_client_packs_its_requests(
+    client: triton.InferenceServerClient, algorithm: str
+) -> None:
+    answer = client.infer(
+        "double", [tensor(ROW)], parameters=LONG, request_compression_algorithm=algorithm
+    )
+    assert answer.as_numpy("y").tolist() == (2 * ROW).tolist()
+
+
+def test_curl_asks_and_is_told(server: FrontEndInThread, tmp_path: Path) -> None:
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not installed")
+    body = tmp_path / "body"
+    body.write_text(json.dumps(question()))
+    url = f"http://{server.rest}/v2/models/double/infer"
+    command = ["curl", "-sS", "-i", "--data-binary", f"@{body}", url, "--max-time", "60"]
+    for more in (
+        [],
+        ["-H", "Expect: 100-continue"],
+        ["-H", "Transfer-Encoding: chunked"],
+        ["--http2"],
+    ):
+        output = subprocess.run(
+            [*command, *more], check=True, capture_output=True, text=True
+        ).stdout
+        assert "200 OK" in output
+        assert json.loads(output.splitlines()[-1])["outputs"][0]["data"] == [2, 4, 6]
+
+
+def test_many_requests_of_httpx_are_open_together_on_connections_that_are_kept(
+    server: FrontEndInThread,
+) -> None:
+    async def ask() -> set[tuple[float, ...]]:
+        limits = httpx.Limits(max_connections=8)
+        async with httpx.AsyncClient(base_url=f"http://{server.rest}", limits=limits) as http:
+            asks = [http.post("/v2/models/double/infer", json=question()) for _ in range(40)]
+            answers = await asyncio.gather(*asks)
+        return {tuple(answer.json()["outputs"][0]["data"]) for answer in answers}
+
+    assert asyncio.run(ask()) == {(2.0, 4.0, 6.0)}
+
+
+KSERVE = """
+import asyncio, sys
+import numpy as np
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+
+async def main(url):
+    client = InferenceRESTClient(config=RESTConfig(protocol="v2", timeout=60))
+    assert await client.is_server_live(url) and await client.is_server_ready(url)
+    assert await client.is_model_ready(url, "double")
+    for binary in (False, True):
+        x = InferInput("x", [1, 3], "FP32")
+        x.set_data_from_numpy(np.array([[1, 2, 3]], np.float32), binary_data=binary)
+        asked = {"slo_ms": 60_000, "binary_data_output": binary}
+        request = InferRequest("double", [x], request_id="9", parameters=asked)
+        answer = await client.infer(url, request, model_name="double")
+        assert answer.id == "9" and answer.outputs[0].as_numpy().tolist() == [[2, 4, 6]]
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("kserve") is None,
+    reason="KServe's client brings Kubernetes' and pandas along, which nothing else here needs",
+)
+def test_kserves_client_infers(server: FrontEndInThread) -> None:
+    # In a process of its own: it registers what it logs and measures with the whole process.
+    command = [sys.executable, "-c", KSERVE, f"http://{server.rest}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+# --- what a request may say -----------------------------------------------------------------------
+
+
+def test_the_shortest_objective_of_header_and_body_holds(server: FrontEndInThread) -> None:
+    def slo_us(body: dict[str, Any], **headers: str) -> int:
+        answer = post(
+            server, {**body, "parameters": body["parameters"] | {"explain": True}}, **headers
+        )
+        found: int = answer.json()["parameters"]["slo_us"]
+        return found
+
+    assert slo_us(question()) == SLO_MS * 1000
+    assert slo_us(question(), x_clockwright_slo_ms="60000") == 60_000_000
+    assert (
+        slo_us(question(parameters={"slo_ms": 40_000}), x_clockwright_slo_ms="60000") == 40_000_000
+    )
+    assert (
+        slo_us(question(parameters={"timeout": 30_000_000}), x_clockwright_slo_ms="60000.5")
+        == 30_000_000
+    )
+    assert (
+        slo_us(question(parameters={"slo_ms": "50000"}), x_clockwright_slo_ms="6e4") == 50_000_000
+    )
+    for header in ("0", "-1", "nan", "inf", "soon", "86400001", ""):
+        answer = post(server, question(), x_clockwright_slo_ms=header)
+        assert answer.status_code == 400
+        assert "x-clockwright-slo-ms" in answer.json()["error"]
+
+
+def test_a_refusal_says_its_reason_and_whether_a_retry_can_help(server: FrontEndInThread) -> None:
+    answer = post(server, question(parameters={"slo_ms": 0.01}))
+    assert answer.status_code == 429
+    assert answer.headers["x-clockwright-refused"] == answer.json()["reason"] == "INFEASIBLE"
+    assert answer.json()["error"].startswith("INFEASIBLE: model double cannot be that fast")
+    assert answer.json()["figures"]["slo_ns"] == 10_000
+    # However often it is asked, it cannot be that fast.
+    assert "retry-after" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"inputs": []}, 400, "input 'x' is missing"),
+        ({"inputs": [{"name": "x"}]}, 400, "missing required field"),
+        ({"inputs": 1}, 400, "Expected `array`, got `int`"),
+        ({"id": 7}, 400, "Expected `str | null`, got `int`"),
+        ({"id": "x" * 257}, 400, "id: found 257 characters"),
+        ({"parameters": {"slo": 1}}, 400, "did you mean slo_ms?"),
+        ({"parameters": {"slo_ms": []}}, 400, "got `array`"),
+        ({"parameters": {"slo_ms": "soon"}}, 400, "slo_ms"),
+        ({"parameters": {"priority": 1 << 70}}, 400, "priority"),
+        ({"outputs": [{"name": "z"}]}, 400, "output 'z': found no such output"),
+        ({"outputs": [{"name": "y", "parameters": {"x": 1}}]}, 400, "parameter 'x'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(
+    server: FrontEndInThread, change: dict[str, Any], status: int, words: str
+) -> None:
+    answer = post(server, question() | change)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    assert words in answer.json()["error"]
+    assert post(server, question()).status_code == 200
+
+
+def test_tensors_behind_the_json_have_to_be_as_long_as_it_says(server: FrontEndInThread) -> None:
+    def ask(size: object, body: bytes, json_bytes: str | None = None) -> Any:  # noqa: ANN401
+        parameters = {"binary_data_size": size}
+        tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": parameters}
+        text = json.dumps({"inputs": [tensor], "parameters": LONG}).encode()
+        header = str(len(text)) if json_bytes is None else json_bytes
+        return requests.post(
+            f"http://{server.rest}/v2/models/double/infer",
+            data=text + body,
+            headers={"Inference-Header-Content-Length": header},
+            timeout=60,
+        )
+
+    row = struct.pack("<3f", 1, 2, 3)
+    assert ask(12, row).json()["outputs"][0]["data"] == [2, 4, 6]
+    for size, body in (
+        (12, row[:8]),
+        (8, row),
+        (12, row * 2),
+        (-1, row),
+        (1 << 62, row),
+        ("12", row),
+    ):
+        assert ask(size, body).status_code == 400
+    for header in ("-1", "0", "1e3", "99999", "9" * 30, "", "abc"):
+        assert ask(12, row, header).status_code == 400
+
+
+def test_unknown_paths_and_verbs_are_said_to_be_so(server: FrontEndInThread) -> None:
+    def ask(verb: str, path: str) -> Any:  # noqa: ANN401
+        return requests.request(verb, f"http://{server.rest}{path}", timeout=60)
+
+    for path in ("/", "/v1/models/double:predict", "/v2/models/double/infer/x", "/v2//", "/v2/x"):
+        answer = ask("GET", path)
+        assert answer.status_code == 404
+        assert "there is no" in answer.json()["error"]
+    answer = ask("GET", "/v2/models/double/infer")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    # A slash that is quoted is a part of a name, and a name is no path.
+    answer = ask("GET", "/v2/models/..%2F..%2Fetc%2Fpasswd")
+    assert (answer.status_code, answer.json()["error"]) == (
+        404,
+        "there is no model '../../etc/passwd'",
+    )
+    assert ask("GET", "/v2/models/%00").status_code == 404
+    assert ask("GET", "/v2/models/" + "x" * 300).status_code in (400, 404)
+
+
+def test_every_path_is_on_the_page_with_its_role() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rest.md"
+    rows = re.findall(r"\| ([A-Z]+) \| `([^`]+)` \| ([a-z-]+) \|", page.read_text())
+    assert rows == [(route.verb, route.pattern, ROLE_OF[route.path].value) for route in ROUTES]
+
+
+def test_applications_are_made_asked_taught_and_removed(server: FrontEndInThread) -> None:
+    url = f"http://{server.rest}/v2"
+    application = {"models": ["right", "wrong"], "slo_ns": 60_000_000_000}
+    made = requests.put(f"{url}/applications/app", json=application, timeout=60)
+    assert made.status_code == 200, made.text
+    assert made.json()["application"]["application"]["models"] == ["right", "wrong"]
+    answer = post(server, question(), model="app")
+    assert answer.status_code == 200, answer.text
+    query_id = answer.json()["parameters"]["query_id"]
+    items = {"items": [{"query_id": query_id, "label": 1}]}
+    taught = requests.post(f"{url}/feedback", json=items, timeout=60).json()
+    assert taught["outcomes"][0]["query_id"] == query_id
+    listed = requests.get(f"{url}/applications/app", params={"context": "ann"}, timeout=60).json()
+    assert [each["application"]["name"] for each in listed["applications"]] == ["app"]
+    erased = requests.delete(f"{url}/applications/app/contexts/ann", timeout=60)
+    assert erased.json() == {"erased": False}
+    assert requests.delete(f"{url}/applications/app", timeout=60).status_code == 200
+    assert requests.get(f"{url}/applications/app", timeout=60).status_code == 404
+    bad = requests.put(f"{url}/applications/app", json={"modles": []}, timeout=60)
+    assert bad.status_code == 400
+    assert "modles" in bad.json()["error"]

@@ -1,0 +1,521 @@
+"""The sockets of REST: who hangs up, is slow, sends too much or what is none, has no key, or comes by TLS."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import socket
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from typing_extensions import override
+
+from clockwright.errors import Refusal
+from controller.access.authoriser import Authoriser, Rules
+from controller.access.grants import Grant, digest, id_of, make_key
+from controller.access.roles import ROLE_OF, Role
+from controller.front.door import Door
+from controller.front.oip_json import JSON_BYTES_MAX
+from controller.front.pressure import MemoryPressure
+from controller.front.rest import ROUTES
+from controller.front.rest_server import HEADERS_BYTES_MAX
+from controller.front.throttle import Throttle
+from controller.front.tls import server_context
+from tests.kit.addresses import own_address
+from tests.kit.certificates import self_signed
+from tests.kit.front_end import MESSAGE_BYTES_MAX, FrontEnd, FrontEndInThread, serving_in_thread
+
+LONG = {"slo_ms": 600_000}
+QUESTION: dict[str, Any] = {
+    "inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": [1, 2, 3]}],
+    "parameters": LONG,
+}
+INFER = "/v2/models/double/infer"
+BODY = json.dumps(QUESTION).encode()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return self_signed(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEndInThread]:
+    with serving_in_thread(tmp_path_factory.mktemp("models"), rest=True) as running:
+        yield running
+        # Whatever was sent, nothing of it is kept.
+        running.until(lambda front: front.runtime.num_waiting == 0)
+
+
+def request_of(body: bytes = BODY, path: str = INFER, *headers: str) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def dial(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def answer(sock: socket.socket) -> tuple[int, dict[str, Any]]:
+    """Read one answer; 0 where the server hung up."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        with suppress(ConnectionError):
+            if part := sock.recv(1):
+                data += part
+                continue
+        return 0, {}
+    head = data.decode().lower()
+    length = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+    body = b""
+    while len(body) < length and (part := sock.recv(length - len(body))):
+        body += part
+    return int(head.split()[1]), json.loads(body)
+
+
+def is_served(server: FrontEndInThread) -> bool:
+    with dial(server.rest) as sock:
+        sock.sendall(request_of())
+        status, told = answer(sock)
+    return status == 200 and told["outputs"][0]["data"] == [2, 4, 6]
+
+
+def post(
+    server: FrontEndInThread, body: object = QUESTION, path: str = INFER, **headers: str
+) -> Any:  # noqa: ANN401
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    url = f"http://{server.rest}{path}"
+    return requests.post(url, json=body, headers=named, timeout=60)
+
+
+# --- connections ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("front", ["http2", "grpc", "apart"])
+def test_a_client_that_hangs_up_withdraws_its_request(tmp_path: Path, front: str) -> None:
+    with serving_in_thread(tmp_path, front=front, rest=True) as server:
+        server.do(lambda front_end: setattr(front_end.worker, "hold", True))
+        with dial(server.rest) as sock:
+            sock.sendall(request_of())
+            server.until(lambda each: each.runtime.num_waiting == 1)
+        server.until(lambda each: each.runtime.num_waiting == 0)
+        assert server.do(lambda each: each.runtime.telemetry.total.cancelled) == 1
+
+
+def test_requests_behind_each_other_are_answered_in_their_order(server: FrontEndInThread) -> None:
+    paths = [INFER, "/v2/models/none/infer", INFER, "/nowhere", INFER]
+    with dial(server.rest) as sock:
+        sock.sendall(b"".join(request_of(path=path) for path in paths))
+        assert [answer(sock)[0] for _ in paths] == [200, 404, 200, 404, 200]
+        # It comes in pieces, one byte each, on the same connection.
+        for byte in request_of():
+            sock.sendall(bytes((byte,)))
+        assert answer(sock)[0] == 200
+
+
+def test_a_requests_clock_starts_with_its_first_byte(tmp_path: Path) -> None:
+    ahead_ns = 0
+    clock: Callable[[], int] = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
+    with serving_in_thread(tmp_path, rest=True, clock=clock) as server, dial(server.rest) as sock:
+        # The first bytes of the second have been read when the first is answered.
+        data = request_of()
+        sock.sendall(data + data[:40])
+        assert answer(sock)[0] == 200
+        ahead_ns = 1000 * 10**9
+        sock.sendall(data[40:])
+        status, told = answer(sock)
+        assert (status, told["reason"]) == (504, "LATE")
+
+
+def test_an_answer_that_would_be_late_is_not_sent(tmp_path: Path) -> None:
+    ahead_ns = 0
+    clock: Callable[[], int] = lambda: time.monotonic_ns() + ahead_ns  # noqa: E731
+    with serving_in_thread(tmp_path, rest=True, clock=clock) as server, dial(server.rest) as sock:
+        server.do(lambda each: setattr(each.worker, "hold", True))
+        sock.sendall(request_of())
+        server.until(lambda each: bool(each.worker.infers))
+
+        def release(each: FrontEnd) -> None:
+            nonlocal ahead_ns
+            ahead_ns = 1000 * 10**9
+            each.worker.hold = False
+            each.worker.release()
+
+        server.do(release)
+        status, told = answer(sock)
+        assert (status, told["reason"]) == (504, "LATE")
+
+
+def test_who_is_slow_is_given_up_and_the_idle_make_room(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, rest=True, max_connections=2) as server:
+        rest_server = server.front_end.rest_server
+        assert rest_server is not None
+
+        def sweep(times: int) -> None:
+            def work(_: FrontEnd) -> None:
+                for each in rest_server.connections * times:
+                    each.sweep()
+
+            server.do(work)
+
+        slow, busy, third = (dial(server.rest) for _ in range(3))
+        with slow, busy, third:
+            busy.sendall(request_of())
+            assert answer(busy)[0] == 200
+            slow.sendall(request_of()[:-1])
+            third.sendall(request_of())
+            status, told = answer(third)
+            assert (status, told["reason"]) == (429, "OVERLOADED")
+            assert "connections, expected 2 at most" in told["error"]
+            third.close()
+            server.until(lambda _: len(rest_server.connections) == 2)
+            sweep(3)  # `busy` has nothing open since; `slow` may still come.
+            assert is_served(server)
+            assert answer(busy)[0] == 0
+            slow.sendall(request_of()[-1:])
+            assert answer(slow)[0] == 200
+            slow.sendall(request_of()[:50])
+            server.until(lambda _: len(rest_server.connections) == 1)
+            sweep(119)
+            slow.sendall(request_of()[50:60])
+            sweep(3)
+            assert answer(slow)[0] == 0
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0" * 100,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"\x16\x03\x01\x00\xf1\x01",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET  HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nbad header: 1\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_is_told_so_and_harms_nobody(server: FrontEndInThread, data: bytes) -> None:
+    with dial(server.rest) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        assert answer(sock)[0] in (0, 400, 404)
+    assert is_served(server)
+
+
+def test_chance_finds_no_request_that_breaks_it(server: FrontEndInThread) -> None:
+    chance = random.Random(15)
+    good = request_of(BODY, INFER, "Inference-Header-Content-Length: 12", "Authorization: Bearer x")
+    for _ in range(150):
+        data = bytearray(good)
+        for _ in range(chance.randrange(1, 6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        with dial(server.rest) as sock:
+            sock.sendall(data[: chance.randrange(len(data))] if chance.random() < 0.2 else data)
+            sock.shutdown(socket.SHUT_WR)
+            assert answer(sock)[0] in (0, 200, 400, 401, 404, 405, 413, 415, 429, 431)
+    assert is_served(server)
+
+
+@pytest.mark.parametrize("pieces", [1, 50])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /" + b"x" * HEADERS_BYTES_MAX,
+        b"GET / HTTP/1.1\r\nx: " + b"x" * HEADERS_BYTES_MAX,
+        b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * (HEADERS_BYTES_MAX // 6),
+        b"GET / HTTP/1.1\r\nx: " + b"x" * HEADERS_BYTES_MAX + b"\r\n\r\n",
+        b"\r\n" * HEADERS_BYTES_MAX,
+        request_of()[: -len(BODY)].replace(
+            b"Content-Length: ", b"Transfer-Encoding: chunked\r\nx: "
+        )
+        + b"0\r\nx: "
+        + b"x" * HEADERS_BYTES_MAX,
+    ],
+)
+def test_headers_without_end_are_not_kept(
+    server: FrontEndInThread, data: bytes, pieces: int
+) -> None:
+    size = -(-len(data) // pieces)
+    with dial(server.rest) as sock:
+        with suppress(ConnectionError):
+            for position in range(0, len(data), size):
+                sock.sendall(data[position : position + size])
+            # More than one read, which may end in what is not looked into.
+            for _ in range(20):
+                sock.sendall(b"x" * HEADERS_BYTES_MAX)
+        assert answer(sock)[0] in (0, 400, 431)
+    assert is_served(server)
+
+
+def test_a_body_that_is_too_large_is_not_kept_and_the_connection_goes_on(
+    server: FrontEndInThread,
+) -> None:
+    with dial(server.rest) as sock:
+        sock.sendall(request_of(bytes(MESSAGE_BYTES_MAX + 1)))
+        status, told = answer(sock)
+        assert (status, told["error"]) == (
+            413,
+            f"found a body of {MESSAGE_BYTES_MAX + 1} bytes, expected {MESSAGE_BYTES_MAX} at most",
+        )
+        head = request_of(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+        chunk = b"%x\r\n%b\r\n" % (1 << 16, bytes(1 << 16))
+        sock.sendall(head + chunk * (MESSAGE_BYTES_MAX // (1 << 16) + 1) + b"0\r\n\r\n")
+        assert answer(sock)[0] == 413
+        sock.sendall(request_of())
+        assert answer(sock)[0] == 200
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress])
+def test_a_packed_body_is_unpacked_no_further_than_it_may_be(
+    server: FrontEndInThread, pack: Callable[[bytes], bytes]
+) -> None:
+    encoding = "Content-Encoding: " + ("gzip" if pack is gzip.compress else "deflate")
+    packed = pack(BODY)
+    with dial(server.rest) as sock:
+        for body, status in (
+            (packed, 200),
+            (pack(BODY + b" " * (1 << 20)), 200),
+            (pack(bytes(MESSAGE_BYTES_MAX + 1)), 413),
+            (pack(bytes(1 << 28)), 413),
+            (packed[:-5], 400),
+            (packed + b"x", 400),
+            (BODY, 400),
+            (b"", 400),
+            (packed, 200),
+        ):
+            sock.sendall(request_of(body, INFER, encoding))
+            assert answer(sock)[0] == status
+        sock.sendall(request_of(packed, INFER, "Content-Encoding: br"))
+        status, told = answer(sock)
+        assert status == 415
+        assert "expected gzip, deflate or identity" in told["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "got `array`"),
+        ('{"inputs":' * 50_000, "expected"),
+        ('{"inputs": [], "x": ' + "[" * 100_000, "too deep"),
+        (
+            '{"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": ' + "[" * 90_000,
+            "deep",
+        ),
+        (
+            '{"inputs": [{"name": "x", "shape": [1, 3], "datatype": "FP32", "data": '
+            + "[" * 33
+            + "1"
+            + "]" * 33
+            + "}]}",
+            "33 lists in each other",
+        ),
+        ("\xff", "the body is not what is expected"),
+        ("", "truncated"),
+        ("null", "Expected `object`"),
+        (
+            '{"inputs": [], "parameters": {' + ",".join(f'"{i}": 1' for i in range(1025)) + "}}",
+            "1025",
+        ),
+        (
+            '{"inputs": [' + ",".join(['{"name": "x", "shape": [], "datatype": ""}'] * 1025) + "]}",
+            "1025",
+        ),
+        ('{"inputs": [], "x": "' + "x" * JSON_BYTES_MAX + '"}', "bytes, expected"),
+    ],
+)
+def test_json_has_bounds_and_whoever_meets_them_is_told(
+    server: FrontEndInThread, text: str, words: str
+) -> None:
+    with dial(server.rest) as sock:
+        sock.sendall(request_of(text.encode("latin-1")))
+        status, told = answer(sock)
+        assert status in (400, 413)
+        assert words in told["error"]
+    assert is_served(server)
+
+
+def test_a_page_of_another_site_reaches_nothing(server: FrontEndInThread) -> None:
+    path = "/v2/repository/models/double/unload"
+    for headers in (
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Host": "evil.example"},
+        {"Host": f"evil.example:{server.rest.rpartition(':')[2]}"},
+    ):
+        assert post(server, {}, path, **headers).status_code == 403
+    for headers in (
+        {"Origin": f"http://{server.rest}"},
+        {"Host": "localhost"},
+        {"Host": "[::1]:8000"},
+    ):
+        assert post(server, **headers).status_code == 200
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+def test_what_the_door_has_no_room_for_is_refused_and_nothing_stays_counted(tmp_path: Path) -> None:
+    counted: list[Refusal] = []
+    door = Door(max_requests=2, max_bytes=1 << 20, count=counted.append)
+    with serving_in_thread(tmp_path, rest=True, door=door) as server:
+        server.do(lambda front: setattr(front.worker, "hold", True))
+        inside = [dial(server.rest) for _ in range(2)]
+        for sock in inside:
+            sock.sendall(request_of())
+        server.until(lambda front: front.runtime.num_waiting == 2)
+        refused = post(server)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert "2 open requests, expected 2 at most" in refused.json()["error"]
+        large = requests.post(f"http://{server.rest}{INFER}", data=bytes(3 << 20), timeout=60)
+        assert large.status_code == 429
+        assert "bytes of open requests" in large.json()["error"]
+
+        def release(front: FrontEnd) -> None:
+            front.worker.hold = False
+            front.worker.release()
+
+        server.do(release)
+        for sock in inside:
+            assert answer(sock)[0] == 200
+            sock.close()
+        # A body that never ends is counted until its client hangs up.
+        with dial(server.rest) as sock:
+            sock.sendall(request_of(bytes(1 << 19))[:-1])
+            server.until(lambda _: door.num_bytes > 1 << 18)
+        server.until(lambda _: door.num_bytes == 0 and door.num_requests == 0)
+        assert set(counted) == {Refusal.OVERLOADED}
+        pressure = MemoryPressure(100 << 20)
+        pressure.see(99 << 20)
+        server.do(lambda _: door.memory_is(pressure))
+        assert "memory is short" in post(server).json()["error"]
+        ready = requests.get(f"http://{server.rest}/v2/health/ready", timeout=60)
+        assert (ready.status_code, ready.json()) == (400, {"ready": False})
+
+
+class FullThrottle(Throttle):
+    """One that keeps everybody out."""
+
+    @override
+    def admit(self) -> bool:
+        return False
+
+
+def test_a_loop_that_has_no_time_refuses_at_once(tmp_path: Path) -> None:
+    throttle = FullThrottle(time.monotonic_ns, lambda: (0, 0))
+    with serving_in_thread(tmp_path, rest=True, throttle=throttle) as server:
+        refused = post(server)
+        assert refused.status_code == 429
+        assert "is busy all the time" in refused.json()["error"]
+        assert refused.headers["retry-after"] == "1"
+        assert requests.get(f"http://{server.rest}/v2/health/live", timeout=60).status_code == 200
+
+
+def test_a_draining_server_is_not_ready_and_refuses(tmp_path: Path) -> None:
+    with serving_in_thread(tmp_path, rest=True) as server:
+
+        def drain(front: FrontEnd) -> None:
+            front.runtime.draining = True
+            front.runtime.close_admission()
+
+        server.do(drain)
+        assert requests.get(f"http://{server.rest}/v2/health/ready", timeout=60).status_code == 400
+        refused = post(server)
+        assert (refused.status_code, refused.json()["reason"]) == (503, "DRAINING")
+        assert "retry-after" not in refused.headers
+
+
+# --- who ------------------------------------------------------------------------------------------
+
+
+def test_every_path_needs_the_role_of_its_method(tmp_path: Path) -> None:
+    def a_grant(name: str, *roles: Role, tenant: str = "") -> tuple[str, Grant]:
+        key = make_key(name.encode().ljust(4)[:4], "s" * 43)
+        return key, Grant(name, frozenset(roles), tenant, key_id=id_of(key), key_sha256=digest(key))
+
+    asks, its_grant = a_grant("asks", Role.INFERENCE, tenant="gold")
+    rules = Rules((its_grant,), anonymous=frozenset((Role.HEALTH,)), anonymous_tenants=False)
+    with serving_in_thread(tmp_path, rest=True, authoriser=Authoriser(rules)) as server:
+
+        def ask(verb: str, path: str, **headers: str) -> Any:  # noqa: ANN401
+            url = f"http://{server.rest}{path}"
+            return requests.request(verb, url, headers=headers, json={}, timeout=60)
+
+        for route in ROUTES:
+            path = "/" + route.pattern.format(
+                name="double", version="1", model_name="double", application="a", context="c"
+            )
+            role = ROLE_OF[route.path]
+            nobody = ask(route.verb, path)
+            stranger = ask(route.verb, path, Authorization="Bearer cw_none")
+            known = ask(route.verb, path, Authorization=f"Bearer {asks}")
+            if role is Role.HEALTH:
+                assert nobody.status_code == 200
+                continue
+            assert (nobody.status_code, nobody.json()["reason"]) == (401, "NO_CREDENTIALS")
+            assert nobody.headers["www-authenticate"] == "Bearer"
+            assert (stranger.status_code, stranger.json()["reason"]) == (401, "UNKNOWN_CREDENTIALS")
+            if role is not Role.INFERENCE:
+                assert (known.status_code, known.json()["reason"]) == (403, "NOT_ALLOWED")
+                assert role.value in known.json()["error"]
+        good = {"Authorization": f"Bearer {asks}"}
+        assert post(server, **good).status_code == 200
+        assert post(server, triton_grpc_protocol_key=asks).status_code == 200
+        other = post(server, x_clockwright_tenant="silver", **good)
+        assert (other.status_code, other.json()["reason"]) == (403, "NOT_ALLOWED")
+        # What a front says of who asks is heard from fronts only, and never in HTTP.
+        told = post(server, clockwright_caller_bin="xxxx")
+        assert told.status_code == 401
+        with dial(server.rest) as sock:
+            twice = [f"Authorization: Bearer {key}" for key in (asks, "x")]
+            sock.sendall(request_of(BODY, INFER, *twice))
+            assert answer(sock)[0] == 400
+
+
+def test_other_machines_have_to_use_tls_and_this_one_may(
+    tmp_path: Path, files: tuple[Path, Path]
+) -> None:
+    tls = server_context(*files, protocol="http/1.1")
+    with serving_in_thread(tmp_path, rest=True, rest_tls=tls, host="0.0.0.0") as server:
+        url = f"https://localhost:{server.rest.rpartition(':')[2]}"
+        with requests.Session() as session:
+            # Else a bundle that the environment names would count.
+            session.trust_env, session.verify = False, str(files[0])
+            for _ in range(3):
+                assert session.post(url + INFER, json=QUESTION, timeout=60).status_code == 200
+            large = {"inputs": [], "x": "x" * (2 << 20)} | QUESTION
+            assert session.post(url + INFER, json=large, timeout=60).status_code == 200
+        assert is_served(server)
+        elsewhere = f"{own_address()}:{server.rest.rpartition(':')[2]}"
+        with dial(elsewhere) as sock:
+            sock.sendall(request_of())
+            assert answer(sock)[0] == 0
+        # Neither who says nothing nor who says no more than a byte keeps others out.
+        with dial(server.rest), dial(server.rest) as sock:
+            sock.sendall(b"\x16")
+            assert is_served(server)
+        context = ssl.create_default_context(cafile=str(files[0]))
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        with (
+            dial(elsewhere) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as sealed,
+        ):
+            assert sealed.selected_alpn_protocol() == "http/1.1"
+            sealed.sendall(request_of())
+            assert answer(sealed)[0] == 200
