@@ -41,12 +41,14 @@ from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
+from controller.metrics.door import MetricsDoor
+from controller.metrics.page import Page, Parts
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
-from controller.server_tls import use_tls
+from controller.server_tls import metrics_tls, use_tls
 from controller.slabs import Slabs
 from controller.standby import standing_by as standing_by_at
 from controller.state_file import StateFile, begin_term, keep_digests, read_digests
@@ -77,9 +79,12 @@ class Controller:
         slabs: Slabs,
         guard: Guard,
         state: StateFile,
+        metrics_port: int | None = None,
     ) -> None:
         #: Where it listens; never 0.
         self.port = port
+        #: Likewise for whoever scrapes; None: nowhere.
+        self.metrics_port = metrics_port
         self.runtime = runtime
         self.catalogue = catalogue
         self.links = links
@@ -277,6 +282,31 @@ async def running(
         port = _bind(server, config)
         await server.start()
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
+        metrics_port: int | None = None
+        if config.metrics_port is not None:
+            parts = Parts(
+                runtime=runtime,
+                catalogue=catalogue,
+                links=links,
+                fronts=fronts,
+                applications=applications,
+                quotas=quotas,
+                door=door,
+                throttle=throttle,
+                memory=memory.pressure,
+                lag_ns=turns.lag_ns,
+                generation=term.generation,
+                policy=config.scheduler.policy,
+            )
+            metrics = MetricsDoor(Page(parts), guard.authoriser)
+            stack.callback(metrics.close)
+            tls = metrics_tls(config, guard)
+            try:
+                metrics_port = await metrics.listen(config.host, config.metrics_port, tls)
+            except ConfigError as error:
+                if not config.metrics_optional:
+                    raise
+                log.warning("%s: there are none", error)
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
@@ -293,6 +323,7 @@ async def running(
             slabs=slabs,
             guard=guard,
             state=state,
+            metrics_port=metrics_port,
         )
 
 
@@ -308,6 +339,7 @@ async def serve(
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
     standing_by: Callable[[int], None] | None = None,
+    measured: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
 
@@ -320,6 +352,7 @@ async def serve(
         started: is called with the port once connections are accepted.
         draining: is called before the workers are left waiting.
         standing_by: is called with the port where it says that it is not ready yet.
+        measured: is called with the port of metrics, if there are any, before `started`.
 
     Returns:
         The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
@@ -330,7 +363,7 @@ async def serve(
     with signals_to_end() as signals:
         if config.lease is None:
             never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            return await _lead(config, Term(), signals, never, started, draining)
+            return await _lead(config, Term(), signals, never, started, draining, measured)
         store = open_store(config.lease)
         async with standing_by_at(config) as port:
             if standing_by is not None:
@@ -349,7 +382,7 @@ async def serve(
             if is_told:
                 return 0
             log.warning("leading, in generation %d", keeper.term.generation)
-            return await _lead(config, keeper.term, signals, lost, started, draining)
+            return await _lead(config, keeper.term, signals, lost, started, draining, measured)
         finally:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
@@ -364,6 +397,7 @@ async def _lead(
     lost: asyncio.Future[str],
     started: Callable[[int], None] | None,
     draining: Callable[[], None] | None,
+    measured: Callable[[int], None] | None,
 ) -> int:
     """Do what `serve` says, as the leader; `lost` says why it leads no more."""
     async with running(config, term) as controller:
@@ -371,6 +405,8 @@ async def _lead(
         loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
         # All objects made so far live as long as the process: the collector need not look at them.
         freeze_garbage()
+        if measured is not None and controller.metrics_port is not None:
+            measured(controller.metrics_port)
         if started is not None:
             started(controller.port)
         told = asyncio.create_task(signals.get())
@@ -419,9 +455,12 @@ def run(
     started: Callable[[int], None] | None = None,
     draining: Callable[[], None] | None = None,
     standing_by: Callable[[int], None] | None = None,
+    measured: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller process until it is told to leave; the arguments are those of `serve`."""
-    main = serve(config, started=started, draining=draining, standing_by=standing_by)
+    main = serve(
+        config, started=started, draining=draining, standing_by=standing_by, measured=measured
+    )
     return run_loop(main)
 
 

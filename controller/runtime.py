@@ -18,7 +18,7 @@ from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
-from controller.core import Scheduler, Statistics
+from controller.core import Load, ModelLoad, Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
@@ -185,6 +185,14 @@ class Runtime:
     def statistics(self) -> Statistics:
         """What the scheduler believes; linear in models and workers."""
         return self._scheduler.statistics()
+
+    def load(self) -> Load:
+        """What all workers have to do now; linear in workers, and hardly in models."""
+        return self._scheduler.load(self.clock())
+
+    def load_of_model(self, model_id: ModelId) -> ModelLoad | None:
+        """What waits for a model; None: there is no such model."""
+        return self._scheduler.load_of_model(model_id)
 
     # --- requests -----------------------------------------------------------------------------
 

@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import ssl
+
+from clockwright.errors import ConfigError
 from controller.access.guard import Guard
 from controller.config import ControllerConfig, FrontConfig
 from controller.front.http2_server import Http2Server
 from controller.front.tls import server_context
+
+
+def metrics_tls(config: ControllerConfig, guard: Guard) -> ssl.SSLContext | None:
+    """Make what connections of a port for metrics share: the certificate of the server beside it; None: it has none.
+
+    Raises:
+        ConfigError: the files cannot be used.
+    """
+    certificate, key, client_ca = config.tls_certificate, config.tls_key, config.access.client_ca
+    if certificate is None or key is None:
+        return None
+    context = server_context(certificate, key, client_ca, protocol="http/1.1")
+
+    def read() -> None:
+        # For those who connect from now on. Whether a client's certificate counts, the authoriser says.
+        try:
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except OSError as error:
+            raise ConfigError(f"TLS certificate {certificate} and key {key}: {error}") from error
+
+    guard.watch([certificate, key], read)
+    return context
 
 
 def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: Guard) -> None:

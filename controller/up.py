@@ -89,6 +89,10 @@ def up(
         task = _announce(console, channel, key, clients, workers, has_fronts=fronts is not None)
         announcement.append(loop.create_task(task))
 
+    def measured(port: int) -> None:
+        scheme = "http" if config.tls_certificate is None else "https"
+        console.print(f"metrics on {scheme}://{_reachable(config.host)}:{port}/metrics")
+
     def standing_by(port: int) -> None:
         console.print(f"standing by on {config.host}:{port}")
 
@@ -103,7 +107,13 @@ def up(
         token_file = folder / "token"
         token_file.write_text(key)
         try:
-            code = run(config, started=started, draining=draining, standing_by=standing_by)
+            code = run(
+                config,
+                started=started,
+                draining=draining,
+                standing_by=standing_by,
+                measured=measured,
+            )
         finally:
             for processes, _ in reversed(local):
                 processes.stop()

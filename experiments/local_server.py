@@ -15,6 +15,7 @@ from typing import Self
 
 _READY = "ready: "
 _LISTENING = "listening on "
+_METRICS = "metrics on "
 _FOR_PEOPLE = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 # Thrice what draining, workers included, may take by their own limits.
@@ -36,7 +37,7 @@ class LocalServer:
         """Start the process; entering the block waits until it is ready.
 
         Args:
-            arguments: of the command, but for `--port`.
+            arguments: of the command, but for `--port`. Metrics are off unless `--metrics-port` says otherwise.
             show: told each line that it prints on standard output.
             start_limit_s: how long preparing the models may take.
             command: `up`, or `controller`, which starts no workers.
@@ -49,6 +50,11 @@ class LocalServer:
         self.output: list[str] = []
         #: HOST:PORT, once it listens.
         self.address = ""
+        #: URL of the metrics, where they are on.
+        self.metrics = ""
+        if "--metrics-port" not in arguments:
+            # Their default is one port for the whole machine.
+            arguments = ["--no-metrics", *arguments]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
@@ -79,6 +85,8 @@ class LocalServer:
                 raise RuntimeError(f"clockwright up ended with {self.process.wait()}")
             if line.startswith(_LISTENING):
                 self.address = line.removeprefix(_LISTENING)
+            if line.startswith(_METRICS):
+                self.metrics = line.removeprefix(_METRICS)
             if line.startswith(start):
                 return line
 

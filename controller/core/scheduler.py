@@ -85,7 +85,14 @@ from controller.core.state import (
     SentAction,
     WorkerState,
 )
-from controller.core.statistics import Statistics, snapshot
+from controller.core.statistics import (
+    Load,
+    ModelLoad,
+    Statistics,
+    load_of,
+    load_of_model,
+    snapshot,
+)
 
 # A worker whose action is overdue is given up if the result is still missing after this time.
 _SECOND_LOOK_NS = NS_PER_S
@@ -256,6 +263,15 @@ class Scheduler:
     def statistics(self) -> Statistics:
         """A frozen snapshot for people and dashboards; linear in models and workers."""
         return snapshot(self._books, self._now_ns)
+
+    def load(self, now_ns: int) -> Load:
+        """What all workers have to do; linear in workers, and hardly in models."""
+        return load_of(self._books, max(now_ns, self._now_ns))
+
+    def load_of_model(self, model_id: ModelId) -> ModelLoad | None:
+        """What waits for a model; None: there is no such model."""
+        model = self._books.models.get(model_id)
+        return None if model is None else load_of_model(model)
 
     @property
     def num_open_requests(self) -> int:

@@ -18,7 +18,12 @@ _READ_BYTES = 64 << 10
 
 
 def server_context(
-    certificate: Path, key: Path, client_ca: Path | None = None, worker_ca: Path | None = None
+    certificate: Path,
+    key: Path,
+    client_ca: Path | None = None,
+    worker_ca: Path | None = None,
+    *,
+    protocol: str = _PROTOCOL,
 ) -> ssl.SSLContext:
     """Make what all connections of a server share.
 
@@ -29,6 +34,7 @@ def server_context(
         key: PEM file of the certificate's private key, without a passphrase.
         client_ca: PEM file of the certificates that sign clients'; None: no client has one.
         worker_ca: PEM file of those that sign workers'.
+        protocol: what is spoken behind TLS, by its name in ALPN.
 
     Raises:
         ConfigError: the files cannot be read, or do not belong together.
@@ -36,7 +42,7 @@ def server_context(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
-    context.set_alpn_protocols([_PROTOCOL])
+    context.set_alpn_protocols([protocol])
     try:
         # A key with a passphrase would be asked for on the terminal.
         context.load_cert_chain(certificate, key, password=lambda: "")
@@ -90,16 +96,7 @@ class TlsSession:
 
     def client_certificate(self) -> Certificate | None:
         """The peer's certificate, which is verified; None: it has shown none."""
-        der = self._tls.getpeercert(binary_form=True)
-        found = self._tls.getpeercert()
-        if not der or not found:
-            return None
-        names = [f"{kind}:{value}" for kind, value in _pairs(found.get("subjectAltName"))]
-        subject = found.get("subject", ())
-        assert isinstance(subject, tuple)
-        for parts in subject:
-            names += [f"CN:{value}" for kind, value in _pairs(parts) if kind == "commonName"]
-        return Certificate(tuple(names), der, ssl.cert_time_to_seconds(str(found["notAfter"])))
+        return client_certificate(self._tls)
 
     def seal(self, plaintext: Buffer) -> None:
         """Encrypt for the peer, once `established`."""
@@ -108,6 +105,20 @@ class TlsSession:
     def take_output(self) -> bytes:
         """Take what is to be sent."""
         return self._outgoing.read()
+
+
+def client_certificate(tls: ssl.SSLObject) -> Certificate | None:
+    """The certificate that a peer has shown, which is verified; None: it has shown none."""
+    der = tls.getpeercert(binary_form=True)
+    found = tls.getpeercert()
+    if not der or not found:
+        return None
+    names = [f"{kind}:{value}" for kind, value in _pairs(found.get("subjectAltName"))]
+    subject = found.get("subject", ())
+    assert isinstance(subject, tuple)
+    for parts in subject:
+        names += [f"CN:{value}" for kind, value in _pairs(parts) if kind == "commonName"]
+    return Certificate(tuple(names), der, ssl.cert_time_to_seconds(str(found["notAfter"])))
 
 
 def _pairs(found: object) -> Iterator[tuple[str, str]]:
