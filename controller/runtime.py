@@ -18,7 +18,7 @@ from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
-from controller.core import Load, ModelLoad, Scheduler, Statistics
+from controller.core import ClusterLoad, ModelBacklog, Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
@@ -186,13 +186,13 @@ class Runtime:
         """What the scheduler believes; linear in models and workers."""
         return self._scheduler.statistics()
 
-    def load(self) -> Load:
+    def cluster_load(self) -> ClusterLoad:
         """What all workers have to do now; linear in workers, and hardly in models."""
-        return self._scheduler.load(self.clock())
+        return self._scheduler.cluster_load(self.clock())
 
-    def load_of_model(self, model_id: ModelId) -> ModelLoad | None:
+    def backlog(self, model_id: ModelId) -> ModelBacklog | None:
         """What waits for a model; None: there is no such model."""
-        return self._scheduler.load_of_model(model_id)
+        return self._scheduler.backlog(model_id)
 
     # --- requests -----------------------------------------------------------------------------
 

@@ -93,18 +93,18 @@ from controller.core.config import EdfMhConfig, SchedulerConfig
 from controller.core.scheduler import Scheduler
 from controller.core.shortages import KindStatistics
 from controller.core.statistics import (
-    Load,
-    ModelLoad,
+    ClusterLoad,
+    ModelBacklog,
     ModelStatistics,
     Statistics,
     WorkerStatistics,
 )
 
 __all__ = [
+    "ClusterLoad",
     "EdfMhConfig",
     "KindStatistics",
-    "Load",
-    "ModelLoad",
+    "ModelBacklog",
     "ModelStatistics",
     "Scheduler",
     "SchedulerConfig",

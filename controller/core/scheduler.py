@@ -86,11 +86,11 @@ from controller.core.state import (
     WorkerState,
 )
 from controller.core.statistics import (
-    Load,
-    ModelLoad,
+    ClusterLoad,
+    ModelBacklog,
     Statistics,
-    load_of,
-    load_of_model,
+    backlog_of,
+    cluster_load_of,
     snapshot,
 )
 
@@ -264,14 +264,14 @@ class Scheduler:
         """A frozen snapshot for people and dashboards; linear in models and workers."""
         return snapshot(self._books, self._now_ns)
 
-    def load(self, now_ns: int) -> Load:
+    def cluster_load(self, now_ns: int) -> ClusterLoad:
         """What all workers have to do; linear in workers, and hardly in models."""
-        return load_of(self._books, max(now_ns, self._now_ns))
+        return cluster_load_of(self._books, max(now_ns, self._now_ns))
 
-    def load_of_model(self, model_id: ModelId) -> ModelLoad | None:
+    def backlog(self, model_id: ModelId) -> ModelBacklog | None:
         """What waits for a model; None: there is no such model."""
         model = self._books.models.get(model_id)
-        return None if model is None else load_of_model(model)
+        return None if model is None else backlog_of(model)
 
     @property
     def num_open_requests(self) -> int:

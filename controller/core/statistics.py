@@ -74,7 +74,7 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class ClusterLoad:
     """What all workers have to do, for whoever asks often: nothing is listed by model."""
 
     workers: tuple[WorkerLoad, ...]
@@ -83,7 +83,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLoad:
+class ModelBacklog:
     """What waits for one model, and where it is."""
 
     #: Requests that wait, and those in Infer actions.
@@ -93,13 +93,13 @@ class ModelLoad:
     num_resident: int
 
 
-def load_of(books: Books, now_ns: int) -> Load:
+def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
     """Count what operators may see, but for models."""
     kinds, without_worker = books.shortages.statistics(now_ns)
     num_suspended = Counter(
         [worker for model in books.models.values() if model.suspended for worker in model.suspended]
     )
-    return Load(
+    return ClusterLoad(
         workers=tuple(
             WorkerLoad(
                 worker_id=worker.worker_id,
@@ -118,9 +118,9 @@ def load_of(books: Books, now_ns: int) -> Load:
     )
 
 
-def load_of_model(model: Model) -> ModelLoad:
+def backlog_of(model: Model) -> ModelBacklog:
     """Count what waits for a model."""
-    return ModelLoad(
+    return ModelBacklog(
         len(model.queue),
         model.num_sent,
         sum([copy.resident for copy in model.copies.values()]),

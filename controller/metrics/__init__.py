@@ -1,11 +1,12 @@
 """What Prometheus is told of a controller, on a port of its own.
 
-    families  every name that is exported, with its type, labels and meaning
-    tally     counts of requests and actions, made of telemetry's records; no I/O
-    capacity  how many workers are needed; no I/O
-    text      the lines of a page, in Prometheus' format or OpenMetrics'; no I/O
-    page      what each family says now, collected from the controller's parts in slices
-    door      HTTP: who asks, may he, and the page
+    families   every name that is exported, with its type, labels and meaning
+    histogram  how many times fell into which bucket; no I/O
+    tally      counts of requests and actions, made of telemetry's records; no I/O
+    capacity   how many workers are needed; no I/O
+    text       the lines of a page, in Prometheus' format or OpenMetrics'; no I/O
+    page       what each family says now, collected from the controller's parts in slices
+    door       HTTP: who asks, may he, and the page
 
 The names that begin with `nv_` are Triton's, with its labels, units and meaning, so that its dashboards and scaling
 rules hold here too; the others are ours. Both are listed in `docs/metrics.md`.

@@ -23,7 +23,7 @@ from clockwright import __version__
 from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US, ModelId
 from controller.catalogue import Catalogue, ModelState
-from controller.core import Load
+from controller.core import ClusterLoad
 from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.pressure import MemoryPressure, MemoryState
@@ -175,10 +175,10 @@ class Page:
                 tally.add(model.model_id)
         for index, model in enumerate(served):
             states[catalogue.state(model)] += 1
-            if (load := runtime.load_of_model(model.model_id)) is not None:
+            if (backlog := runtime.backlog(model.model_id)) is not None:
                 counted = tally.find(model.model_id)
-                waiting[counted] += load.num_waiting
-                copies[counted] += load.num_resident
+                waiting[counted] += backlog.num_waiting
+                copies[counted] += backlog.num_resident
             if index % _MODELS_BETWEEN_LOOKS == 0:
                 await self._give_way()
         models = [*tally.models.values()]
@@ -261,7 +261,7 @@ class Page:
     # --- workers ------------------------------------------------------------------------------
 
     def _workers(self, text: Text) -> None:
-        links, load = self._parts.links.links, self._parts.runtime.load()
+        links, load = self._parts.links.links, self._parts.runtime.cluster_load()
         states = Counter(
             [
                 "DRAINING" if link.draining else "READY" if link.joined else "JOINING"
@@ -469,7 +469,7 @@ def _outcome(outcome: str) -> str:
     return {OK: "ok", CANCELLED: "cancelled"}.get(outcome, "refused")
 
 
-def _capacity(text: Text, load: Load) -> None:
+def _capacity(text: Text, load: ClusterLoad) -> None:
     """The families of kinds of workers, for whoever scales."""
     kinds = [(labels_of(gpu_kind=kind.gpu_kind), kind) for kind in load.kinds]
     _each(

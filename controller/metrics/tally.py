@@ -5,11 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Final
 
 from clockwright.errors import Refusal
-from clockwright.units import NS_PER_S, ActionId, ModelId, WorkerId
+from clockwright.units import ActionId, ModelId, WorkerId
+from controller.metrics.histogram import Buckets, Histogram
 from controller.metrics.text import escape
 from controller.telemetry import CANCELLED, OK, ActionRecord, RequestRecord
 
@@ -23,18 +23,6 @@ _WORKERS_MAX = 10_000
 
 _LATE: Final = Refusal.LATE.value
 _NO_ERROR: Final = "NONE"
-
-
-class Buckets:
-    """The upper bounds of a histogram's buckets."""
-
-    def __init__(self, *bounds_s: float) -> None:
-        """Bound buckets at some times, ascending, in s."""
-        self.bounds_ns = tuple(round(bound_s * NS_PER_S) for bound_s in bounds_s)
-        #: The bounds as a page has them; the last bucket has none.
-        self.le = (*(repr(float(bound_s)) for bound_s in bounds_s), "+Inf")
-        #: Whether something below 0 is counted too: then a sum would be no counter.
-        self.signed = bounds_s[0] < 0
 
 
 #: How long answers took: models on a GPU take milliseconds, and SLOs are about that or some seconds.
@@ -58,27 +46,6 @@ ERRORS: Final = Buckets(
 
 #: What is predicted: when an answer leaves, and how long a device takes for a batch and for weights.
 PREDICTED: Final = ("departure", "exec", "load")
-
-
-class Histogram:
-    """How many times fell into each bucket, and their sum."""
-
-    __slots__ = ("buckets", "counts", "sum_ns")
-
-    def __init__(self, buckets: Buckets) -> None:
-        self.buckets = buckets
-        #: Of each bucket alone.
-        self.counts = [0] * len(buckets.le)
-        self.sum_ns = 0
-
-    def add(self, time_ns: int) -> None:
-        """Count one."""
-        self.counts[bisect_left(self.buckets.bounds_ns, time_ns)] += 1
-        self.sum_ns += time_ns
-
-    def cumulative(self) -> list[int]:
-        """How many are at most each bound; the last counts all."""
-        return list(accumulate(self.counts))
 
 
 class ModelTally:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from controller.metrics.families import Family
-    from controller.metrics.tally import Histogram
+from controller.metrics.families import MetricFamily
+from controller.metrics.histogram import Histogram
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -38,7 +37,7 @@ class Text:
         self._openmetrics = openmetrics
         self._parts: list[str] = []
 
-    def begin(self, family: Family) -> None:
+    def begin(self, family: MetricFamily) -> None:
         """Begin a family; its lines follow."""
         name, kind = family.name, family.kind
         if self._openmetrics and kind == "counter":
