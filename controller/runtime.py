@@ -18,7 +18,7 @@ from clockwright.actions import Action, ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
-from controller.core import ClusterLoad, ModelBacklog, Scheduler, Statistics
+from controller.core import ClusterLoad, Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
@@ -190,9 +190,9 @@ class Runtime:
         """What all workers have to do now; linear in workers, and hardly in models."""
         return self._scheduler.cluster_load(self.clock())
 
-    def backlog(self, model_id: ModelId) -> ModelBacklog | None:
-        """What waits for a model; None: there is no such model."""
-        return self._scheduler.backlog(model_id)
+    def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
+        """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""
+        return self._scheduler.backlogs(model_ids)
 
     # --- requests -----------------------------------------------------------------------------
 

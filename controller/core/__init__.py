@@ -94,7 +94,6 @@ from controller.core.scheduler import Scheduler
 from controller.core.shortages import KindStatistics
 from controller.core.statistics import (
     ClusterLoad,
-    ModelBacklog,
     ModelStatistics,
     Statistics,
     WorkerStatistics,
@@ -104,7 +103,6 @@ __all__ = [
     "ClusterLoad",
     "EdfMhConfig",
     "KindStatistics",
-    "ModelBacklog",
     "ModelStatistics",
     "Scheduler",
     "SchedulerConfig",

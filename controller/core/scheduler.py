@@ -87,9 +87,7 @@ from controller.core.state import (
 )
 from controller.core.statistics import (
     ClusterLoad,
-    ModelBacklog,
     Statistics,
-    backlog_of,
     cluster_load_of,
     snapshot,
 )
@@ -268,10 +266,20 @@ class Scheduler:
         """What all workers have to do; linear in workers, and hardly in models."""
         return cluster_load_of(self._books, max(now_ns, self._now_ns))
 
-    def backlog(self, model_id: ModelId) -> ModelBacklog | None:
-        """What waits for a model; None: there is no such model."""
-        model = self._books.models.get(model_id)
-        return None if model is None else backlog_of(model)
+    def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
+        """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""
+        models = self._books.models
+        found: list[tuple[int, int]] = []
+        for model_id in model_ids:
+            model = models.get(model_id)
+            if model is None:
+                found.append((0, 0))
+                continue
+            num_resident = 0
+            for copy in model.copies.values():
+                num_resident += copy.resident
+            found.append((len(model.queue), num_resident))
+        return found
 
     @property
     def num_open_requests(self) -> int:

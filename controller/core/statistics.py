@@ -82,17 +82,6 @@ class ClusterLoad:
     dropped_without_worker_rps: float
 
 
-@dataclass(frozen=True, slots=True)
-class ModelBacklog:
-    """What waits for one model, and where it is."""
-
-    #: Requests that wait, and those in Infer actions.
-    num_waiting: int
-    num_sent: int
-    #: Workers where its weights are resident.
-    num_resident: int
-
-
 def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
     """Count what operators may see, but for models."""
     kinds, without_worker = books.shortages.statistics(now_ns)
@@ -115,15 +104,6 @@ def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
         ),
         kinds=kinds,
         dropped_without_worker_rps=without_worker,
-    )
-
-
-def backlog_of(model: Model) -> ModelBacklog:
-    """Count what waits for a model."""
-    return ModelBacklog(
-        len(model.queue),
-        model.num_sent,
-        sum([copy.resident for copy in model.copies.values()]),
     )
 
 

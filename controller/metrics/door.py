@@ -52,7 +52,8 @@ _PLAIN: Final = "text/plain; charset=utf-8"
 @dataclass(slots=True)
 class _Reply:
     status: int
-    body: bytes
+    #: In pieces.
+    body: list[bytes]
     content_type: str = _PLAIN
     #: A header that belongs to the status, with the end of its line.
     header: str = ""
@@ -123,8 +124,6 @@ class MetricsDoor:
                 # Used now: the last in line to make room.
                 if self._open.pop(writer, 0) is None:
                     self._open[writer] = None
-                async with asyncio.timeout(_SEND_S):
-                    await writer.drain()
                 if reply.last:
                     return
         except (OSError, TimeoutError):
@@ -144,17 +143,17 @@ class MetricsDoor:
             return None
         except asyncio.LimitOverrunError:
             words = f"found a request of more than {REQUEST_BYTES_MAX} bytes\n"
-            reply, with_body = _Reply(431, words.encode(), last=True), True
+            reply, with_body = _Reply(431, [words.encode()], last=True), True
         else:
             reply, with_body = await self._answer(request, writer)
         head = (
             f"HTTP/1.1 {reply.status} {_PHRASES[reply.status]}\r\nContent-Type: {reply.content_type}\r\n"
-            f"Content-Length: {len(reply.body)}\r\nCache-Control: no-store\r\n{reply.header}"
+            f"Content-Length: {sum(map(len, reply.body))}\r\nCache-Control: no-store\r\n{reply.header}"
             f"Connection: {'close' if reply.last else 'keep-alive'}\r\n\r\n"
         )
         writer.write(head.encode())
         if with_body:
-            writer.write(reply.body)
+            await _send(writer, reply.body)
         return reply
 
     async def _answer(self, request: bytes, writer: asyncio.StreamWriter) -> tuple[_Reply, bool]:
@@ -165,14 +164,14 @@ class MetricsDoor:
         for line in lines:
             name, colon, value = line.partition(":")
             if not colon or not name or name != name.strip():
-                return _Reply(400, b"found a header that is none\n", last=True), True
+                return _Reply(400, [b"found a header that is none\n"], last=True), True
             headers.append((name.lower(), value.strip()))
         if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0"):
-            return _Reply(400, b"expected a request of HTTP/1.1\n", last=True), True
+            return _Reply(400, [b"expected a request of HTTP/1.1\n"], last=True), True
         method, target, version = words
         found = dict(headers)
         if "transfer-encoding" in found or found.get("content-length", "0") != "0":
-            return _Reply(400, b"expected a request without a body\n", last=True), True
+            return _Reply(400, [b"expected a request without a body\n"], last=True), True
         connection = writer.get_extra_info("ssl_object")
         shown = credentials_of(
             headers, None if connection is None else client_certificate(connection)
@@ -184,13 +183,13 @@ class MetricsDoor:
 
     async def _reply(self, method: str, path: str, shown: Credentials, accept: str) -> _Reply:
         if path != _PATH:
-            return _Reply(404, f"expected {_PATH}\n".encode())
+            return _Reply(404, [f"expected {_PATH}\n".encode()])
         if method not in ("GET", "HEAD"):
-            return _Reply(405, b"expected GET\n", header="Allow: GET, HEAD\r\n")
+            return _Reply(405, [b"expected GET\n"], header="Allow: GET, HEAD\r\n")
         try:
             self._authoriser.admit(_METHOD, shown, now_s=time.time())
         except DeniedError as error:
-            body = f"{error}\n".encode()
+            body = [f"{error}\n".encode()]
             if error.denial is Denial.NOT_ALLOWED:
                 return _Reply(403, body)
             return _Reply(401, body, header="WWW-Authenticate: Bearer\r\n")
@@ -200,5 +199,14 @@ class MetricsDoor:
         except Exception:
             # This is a bug of ours, which must not end the controller, nor be hidden.
             log.exception("the page of metrics cannot be made")
-            return _Reply(500, b"the page cannot be made; the log says why\n")
+            return _Reply(500, [b"the page cannot be made; the log says why\n"])
         return _Reply(200, page, OPENMETRICS if openmetrics else PROMETHEUS)
+
+
+async def _send(writer: asyncio.StreamWriter, body: list[bytes]) -> None:
+    """Send a body; requests have their turn between its pieces."""
+    async with asyncio.timeout(_SEND_S):
+        for piece in body:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)

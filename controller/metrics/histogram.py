@@ -23,19 +23,21 @@ class Buckets:
 class Histogram:
     """How many times fell into each bucket, and their sum."""
 
-    __slots__ = ("buckets", "counts", "sum_ns")
+    __slots__ = ("buckets", "counts", "sum_ns", "template")
 
     def __init__(self, buckets: Buckets) -> None:
         self.buckets = buckets
         #: How many are in each bucket alone.
         self.counts = [0] * len(buckets.le)
         self.sum_ns = 0
+        #: Its lines on a page, with gaps for numbers; whoever writes them keeps that here.
+        self.template = ""
 
     def add(self, time_ns: int) -> None:
         """Count one."""
         self.counts[bisect_left(self.buckets.bounds_ns, time_ns)] += 1
         self.sum_ns += time_ns
 
-    def cumulative(self) -> list[int]:
+    def cumulative(self) -> list[float]:
         """How many are at most each bound; the last counts all."""
         return list(accumulate(self.counts))

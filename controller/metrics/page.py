@@ -124,10 +124,10 @@ class Page:
         self._changes = _Changes()
         self._busy = _Changes()
         self._slice_began_ns = 0
-        self._making: dict[bool, asyncio.Task[bytes]] = {}
+        self._making: dict[bool, asyncio.Task[list[bytes]]] = {}
 
-    async def make(self, *, openmetrics: bool) -> bytes:
-        """Make a page; who asks while one is made gets the same."""
+    async def make(self, *, openmetrics: bool) -> list[bytes]:
+        """Make a page, in pieces; who asks while one is made gets the same."""
         making = self._making.get(openmetrics)
         if making is None:
             making = asyncio.create_task(self._make(Text(openmetrics=openmetrics)))
@@ -146,7 +146,7 @@ class Page:
             await asyncio.sleep(0)
             self._slice_began_ns = time.perf_counter_ns()
 
-    async def _make(self, text: Text) -> bytes:
+    async def _make(self, text: Text) -> list[bytes]:
         self._slice_began_ns = time.perf_counter_ns()
         self._parts.runtime.telemetry.count()
         await self._give_way()
@@ -166,21 +166,25 @@ class Page:
     async def _models(self, text: Text) -> None:
         runtime, catalogue, tally = self._parts.runtime, self._parts.catalogue, self.tally
         served = catalogue.served
-        states: Counter[ModelState] = Counter()
+        states: list[ModelState] = []
         waiting: Counter[ModelTally] = Counter()
         copies: Counter[ModelTally] = Counter()
         # What nobody has asked for yet is listed too where all have room.
-        if len(served) <= self._names_max:
-            for model in served:
-                tally.add(model.model_id)
-        for index, model in enumerate(served):
-            states[catalogue.state(model)] += 1
-            if (backlog := runtime.backlog(model.model_id)) is not None:
-                counted = tally.find(model.model_id)
-                waiting[counted] += backlog.num_waiting
-                copies[counted] += backlog.num_resident
-            if index % _MODELS_BETWEEN_LOOKS == 0:
-                await self._give_way()
+        has_room = len(served) <= self._names_max
+        for begin in range(0, len(served), _MODELS_BETWEEN_LOOKS):
+            entries = served[begin : begin + _MODELS_BETWEEN_LOOKS]
+            states += [catalogue.state(entry) for entry in entries]
+            model_ids = [entry.model_id for entry in entries]
+            if has_room:
+                for model_id in model_ids:
+                    tally.add(model_id)
+            backlogs = runtime.backlogs(model_ids)
+            for model_id, (num_waiting, num_resident) in zip(model_ids, backlogs, strict=True):
+                if num_waiting or num_resident:
+                    counted = tally.find(model_id)
+                    waiting[counted] += num_waiting
+                    copies[counted] += num_resident
+            await self._give_way()
         models = [*tally.models.values()]
         if len(served) > len(models) or tally.others.outcomes:
             models.append(tally.others)
@@ -202,9 +206,9 @@ class Page:
                 await self._give_way()
         text.begin(FAMILIES["clockwright_models"])
         for state in ModelState:
-            text.line("clockwright_models", labels_of(state=state.value), states[state])
+            text.line("clockwright_models", labels_of(state=state.value), states.count(state))
         draining = runtime.draining or self._parts.memory.state is MemoryState.ALL_REFUSED
-        _one(text, "clockwright_ready", int(not states[ModelState.LOADING] and not draining))
+        _one(text, "clockwright_ready", int(ModelState.LOADING not in states and not draining))
 
     async def _by_model(
         self,

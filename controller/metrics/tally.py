@@ -213,9 +213,9 @@ class Tally:
         refusals.add(latency_ns)
 
     def _take_action(self, record: ActionRecord) -> None:
-        action_id, kind, worker_id, model_id, _, rows = record[:6]
-        expected_ns, error = record[11], record[14]
-        load, brought_in, exec_, brought_out = record[15:]
+        action_id, kind, worker_id, model_id = record[0], record[1], record[2], record[3]
+        rows, expected_ns, error = record[5], record[11], record[14]
+        load, brought_in, exec_, brought_out = record[15], record[16], record[17], record[18]
         worker = self.workers.get(worker_id)
         if worker is None:
             if len(self.workers) >= _WORKERS_MAX:
