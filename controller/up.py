@@ -115,6 +115,7 @@ def up(
                 measured=measured,
             )
         finally:
+            _catalogue_log.setLevel(logging.NOTSET)
             for processes, _ in reversed(local):
                 processes.stop()
     if any(processes.unable for processes, _ in local):
