@@ -41,8 +41,9 @@ from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
-from controller.metrics.door import MetricsDoor
+from controller.metrics.door import MetricsDoor, Pages
 from controller.metrics.page import Page, Parts
+from controller.metrics.standby import StandbyPage
 from controller.quota_book import QuotaBook
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
@@ -299,15 +300,7 @@ async def running(
                 generation=term.generation,
                 policy=config.scheduler.policy,
             )
-            metrics = MetricsDoor(Page(parts), guard.authoriser)
-            stack.callback(metrics.close)
-            tls = metrics_tls(config, guard)
-            try:
-                metrics_port = await metrics.listen(config.host, config.metrics_port, tls)
-            except ConfigError as error:
-                if not config.metrics_optional:
-                    raise
-                log.warning("%s: there are none", error)
+            metrics_port = await stack.enter_async_context(_measuring(Page(parts), config, guard))
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
@@ -326,6 +319,46 @@ async def running(
             state=state,
             metrics_port=metrics_port,
         )
+
+
+@asynccontextmanager
+async def _measuring(
+    pages: Pages, config: ControllerConfig, guard: Guard
+) -> AsyncIterator[int | None]:
+    """Serve metrics meanwhile; gives the port, None: there are none.
+
+    Raises:
+        ConfigError: the port is taken, or a file cannot be used.
+    """
+    if config.metrics_port is None:
+        yield None
+        return
+    door = MetricsDoor(pages, guard.authoriser)
+    port: int | None = None
+    try:
+        port = await door.listen(config.host, config.metrics_port, metrics_tls(config, guard))
+    except ConfigError as error:
+        if not config.metrics_optional:
+            raise
+        log.warning("%s: there are none", error)
+    try:
+        yield port
+    finally:
+        door.close()
+
+
+@asynccontextmanager
+async def _measuring_standby(config: ControllerConfig) -> AsyncIterator[int | None]:
+    """Serve what there is to say while another controller leads; gives the port, None: there are no metrics."""
+    if config.metrics_port is None:
+        yield None
+        return
+    guard = Guard(config.access)
+    async with (
+        _measuring(StandbyPage(config.scheduler.policy), config, guard) as port,
+        guard.looking(),
+    ):
+        yield port
 
 
 def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str, float]) -> None:
@@ -353,7 +386,7 @@ async def serve(
         started: is called with the port once connections are accepted.
         draining: is called before the workers are left waiting.
         standing_by: is called with the port where it says that it is not ready yet.
-        measured: is called with the port of metrics, if there are any, before `started`.
+        measured: is called with the port of metrics, if there are any, after the two that say where it listens.
 
     Returns:
         The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
@@ -366,10 +399,13 @@ async def serve(
             never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             return await _lead(config, Term(), signals, never, started, draining, measured)
         store = open_store(config.lease)
-        async with standing_by_at(config) as port:
+        async with standing_by_at(config) as port, _measuring_standby(config) as metrics_port:
             if standing_by is not None:
                 standing_by(port)
-            config = replace(config, port=port)
+            if measured is not None and metrics_port is not None:
+                measured(metrics_port)
+            # Whoever scrapes finds it where it was; one whose port was taken tries again.
+            config = replace(config, port=port, metrics_port=metrics_port or config.metrics_port)
             keeper = LeaseKeeper(store, holder_name(config.address))
             told = asyncio.create_task(signals.get())
             taken = asyncio.create_task(keeper.take())
@@ -406,10 +442,10 @@ async def _lead(
         loop.add_signal_handler(signal.SIGHUP, controller.guard.read_again)
         # All objects made so far live as long as the process: the collector need not look at them.
         freeze_garbage()
-        if measured is not None and controller.metrics_port is not None:
-            measured(controller.metrics_port)
         if started is not None:
             started(controller.port)
+        if measured is not None and controller.metrics_port is not None:
+            measured(controller.metrics_port)
         told = asyncio.create_task(signals.get())
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if told.done():

@@ -11,12 +11,11 @@ import logging
 import ssl
 import time
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from clockwright.errors import ConfigError, Denial, DeniedError
 from controller.access.authoriser import Authoriser, Credentials, credentials_of
 from controller.front.tls import client_certificate
-from controller.metrics.page import Page
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
 
 log = logging.getLogger(__name__)
@@ -61,17 +60,24 @@ class _Reply:
     last: bool = False
 
 
+class Pages(Protocol):
+    """Whoever makes pages."""
+
+    async def make(self, *, openmetrics: bool) -> list[bytes]:
+        """Make a page, in pieces, in Prometheus' format or in OpenMetrics'."""
+
+
 class MetricsDoor:
     """Serves pages. It lives in the controller's event loop."""
 
-    def __init__(self, page: Page, authoriser: Authoriser) -> None:
+    def __init__(self, pages: Pages, authoriser: Authoriser) -> None:
         """Serve nothing yet.
 
         Args:
-            page: makes them.
+            pages: makes them.
             authoriser: says who may have them.
         """
-        self._page = page
+        self._pages = pages
         self._authoriser = authoriser
         self._server: asyncio.Server | None = None
         #: All connections, the one that was used least recently first.
@@ -195,7 +201,7 @@ class MetricsDoor:
             return _Reply(401, body, header="WWW-Authenticate: Bearer\r\n")
         openmetrics = "application/openmetrics-text" in accept
         try:
-            page = await self._page.make(openmetrics=openmetrics)
+            page = await self._pages.make(openmetrics=openmetrics)
         except Exception:
             # This is a bug of ours, which must not end the controller, nor be hidden.
             log.exception("the page of metrics cannot be made")

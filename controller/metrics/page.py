@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Set
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from clockwright import __version__
@@ -28,9 +24,8 @@ from controller.front.door import Door
 from controller.front.front_link import FrontLinks
 from controller.front.pressure import MemoryPressure, MemoryState
 from controller.front.throttle import Throttle
-from controller.memory import resident_bytes
 from controller.metrics.capacity import required_workers
-from controller.metrics.families import FAMILIES
+from controller.metrics.process import Changes, ProcessFigures
 from controller.metrics.tally import NAMES_MAX, OTHER, ModelTally, Tally, WorkerTally
 from controller.metrics.text import Text, labels_of
 from controller.quota_book import QuotaBook
@@ -42,12 +37,6 @@ from controller.worker_link import WorkerLinks
 # A page gives way to requests after so long, which it looks for after so many models.
 _SLICE_NS: Final = NS_PER_MS
 _MODELS_BETWEEN_LOOKS: Final = 50
-
-# What changes is compared with a sample that is no younger, so that two who scrape do not see each other's
-# moments.
-_LEAST_NS: Final = NS_PER_S
-
-_STAT, _MEMORY, _HANDLES = Path("/proc/stat"), Path("/proc/meminfo"), Path("/proc/self/fd")
 
 _REASONS: Final = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 # Triton's word for what became of a request; REJECTED where none is here.
@@ -120,9 +109,9 @@ class Page:
         self._names_max = names_max
         self.tally = Tally(self._describe, names_max=names_max)
         parts.runtime.telemetry.count_by(self.tally)
-        self._started_s = time.time()
-        self._changes = _Changes()
-        self._busy = _Changes()
+        self._changes = Changes()
+        self._busy = Changes()
+        self._process = ProcessFigures()
         self._slice_began_ns = 0
         self._making: dict[bool, asyncio.Task[list[bytes]]] = {}
 
@@ -158,7 +147,7 @@ class Page:
         self._tenants(text)
         await self._give_way()
         self._controller(text)
-        self._process(text)
+        self._process.write(text)
         return text.end()
 
     # --- models -------------------------------------------------------------------------------
@@ -197,18 +186,18 @@ class Page:
         await self._by_model(text, "nv_inference_request_failure", models, _failures)
         await self._by_model(text, "clockwright_requests_total", models, _outcomes)
         name = "clockwright_request_duration_seconds"
-        text.begin(FAMILIES[name])
+        text.begin(name)
         for index, counted in enumerate(models):
             # For a model that was never asked it says nothing that the other counters do not.
             if counted.durations.sum_ns:
                 text.histogram(name, counted.labels, counted.durations)
             if index % _MODELS_BETWEEN_LOOKS == 0:
                 await self._give_way()
-        text.begin(FAMILIES["clockwright_models"])
+        text.begin("clockwright_models")
         for state in ModelState:
             text.line("clockwright_models", labels_of(state=state.value), states.count(state))
         draining = runtime.draining or self._parts.memory.state is MemoryState.ALL_REFUSED
-        _one(text, "clockwright_ready", int(ModelState.LOADING not in states and not draining))
+        text.one("clockwright_ready", int(ModelState.LOADING not in states and not draining))
 
     async def _by_model(
         self,
@@ -217,7 +206,7 @@ class Page:
         models: list[ModelTally],
         lines_of: Callable[[ModelTally], str],
     ) -> None:
-        text.begin(FAMILIES[name])
+        text.begin(name)
         for begin in range(0, len(models), _MODELS_BETWEEN_LOOKS):
             text.lines(map(lines_of, models[begin : begin + _MODELS_BETWEEN_LOOKS]))
             await self._give_way()
@@ -227,40 +216,37 @@ class Page:
     def _requests(self, text: Text) -> None:
         tally, telemetry = self.tally, self._parts.runtime.telemetry
         name = "clockwright_deadline_slack_seconds"
-        text.begin(FAMILIES[name])
+        text.begin(name)
         text.histogram(name, "", tally.slacks)
         name = "clockwright_refusal_duration_seconds"
-        text.begin(FAMILIES[name])
+        text.begin(name)
         for reason in sorted(tally.refusals):
             text.histogram(name, labels_of(reason=reason), tally.refusals[reason])
         name = "clockwright_prediction_error_seconds"
-        text.begin(FAMILIES[name])
+        text.begin(name)
         for what, histogram in tally.errors.items():
             text.histogram(name, labels_of(predicted=what), histogram)
         total = telemetry.total
         _, answered, over = self._changes.since_earlier(
             "requests", (time.monotonic_ns(), total.answered, total.requests - total.cancelled)
         )
-        _one(text, "clockwright_slo_attainment_ratio", answered / over if over else 1.0)
-        _one(text, "clockwright_requests_waiting", self._parts.runtime.num_waiting)
-        _each(
-            text,
+        text.one("clockwright_slo_attainment_ratio", answered / over if over else 1.0)
+        text.one("clockwright_requests_waiting", self._parts.runtime.num_waiting)
+        text.each(
             "clockwright_requests_refused_at_door_total",
             [(labels_of(reason=reason), num) for reason, num in telemetry.at_door.items()],
         )
-        _each(
-            text,
+        text.each(
             "clockwright_calls_denied_total",
             [(labels_of(reason=denial.value), num) for denial, num in telemetry.denials.items()],
         )
         cache = self._parts.applications.cache_statistics()
         lookups = {"hit": cache.hits, "join": cache.joins, "miss": cache.misses}
-        _each(
-            text,
+        text.each(
             "clockwright_cache_lookups_total",
             [(labels_of(result=result), num) for result, num in lookups.items()],
         )
-        _one(text, "clockwright_cache_bytes", cache.num_bytes)
+        text.one("clockwright_cache_bytes", cache.num_bytes)
 
     # --- workers ------------------------------------------------------------------------------
 
@@ -272,8 +258,7 @@ class Page:
                 for link in links
             ]
         )
-        _each(
-            text,
+        text.each(
             "clockwright_workers",
             [(labels_of(state=state), states[state]) for state in ("JOINING", "READY", "DRAINING")],
         )
@@ -330,7 +315,7 @@ class Page:
             ]
         self._busy.keep_only({row.worker_id for row in load.workers})
         for name, found in samples.items():
-            _each(text, name, found)
+            text.each(name, found)
         _capacity(text, load)
 
     # --- tenants and the controller -------------------------------------------------------------
@@ -353,90 +338,34 @@ class Page:
                 "clockwright_quota_open_bytes",
             )
         ):
-            _each(text, name, [(labels, values[index]) for labels, values in sums.items()])
+            text.each(name, [(labels, values[index]) for labels, values in sums.items()])
 
     def _controller(self, text: Text) -> None:
         parts = self._parts
         door, memory = parts.door, parts.memory
-        _one(text, "clockwright_open_requests", door.num_requests)
-        _one(text, "clockwright_open_requests_limit", door.max_requests)
-        _one(text, "clockwright_open_bytes", door.num_bytes)
-        _one(text, "clockwright_open_bytes_limit", door.max_bytes)
-        _one(text, "clockwright_memory_bytes", memory.used_bytes)
-        _one(text, "clockwright_memory_limit_bytes", memory.limit_bytes)
-        _each(
-            text,
+        text.one("clockwright_open_requests", door.num_requests)
+        text.one("clockwright_open_requests_limit", door.max_requests)
+        text.one("clockwright_open_bytes", door.num_bytes)
+        text.one("clockwright_open_bytes_limit", door.max_bytes)
+        text.one("clockwright_memory_bytes", memory.used_bytes)
+        text.one("clockwright_memory_limit_bytes", memory.limit_bytes)
+        text.each(
             "clockwright_memory_state",
             [(labels_of(state=each.value), int(each is memory.state)) for each in MemoryState],
         )
         rate_rps = parts.throttle.rate_rps
-        _one(
-            text,
+        text.one(
             "clockwright_throttle_requests_per_second",
             math.inf if rate_rps is None else rate_rps,
         )
-        _one(text, "clockwright_event_loop_lag_seconds", parts.lag_ns() / NS_PER_S)
-        _one(text, "clockwright_fronts", parts.fronts.num_fronts)
-        _one(text, "clockwright_leader", int(not parts.runtime.draining))
-        _one(text, "clockwright_generation", parts.generation)
-        _each(
-            text,
+        text.one("clockwright_event_loop_lag_seconds", parts.lag_ns() / NS_PER_S)
+        text.one("clockwright_fronts", parts.fronts.num_fronts)
+        text.one("clockwright_leader", int(not parts.runtime.draining))
+        text.one("clockwright_generation", parts.generation)
+        text.each(
             "clockwright_build_info",
             [(labels_of(version=__version__, policy=parts.policy), 1)],
         )
-
-    def _process(self, text: Text) -> None:
-        busy, total = 0, 0
-        with suppress(OSError):
-            times = list(map(int, _STAT.read_text().partition("\n")[0].split()[1:9]))
-            # The fourth and fifth are idle time, and idle time while a disk was waited for.
-            busy, total = sum(times) - times[3] - times[4], sum(times)
-        elapsed, used = self._changes.since_earlier("host", (total, busy), least=1)
-        _one(text, "nv_cpu_utilization", used / elapsed if elapsed else 0.0)
-        total_bytes = free_bytes = 0
-        with suppress(OSError):
-            lines = dict(line.split(":") for line in _MEMORY.read_text().splitlines())
-            total_bytes, free_bytes = (
-                int(lines[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable")
-            )
-        _one(text, "nv_cpu_memory_total_bytes", total_bytes)
-        _one(text, "nv_cpu_memory_used_bytes", total_bytes - free_bytes)
-        _one(text, "process_cpu_seconds_total", time.process_time())
-        _one(text, "process_resident_memory_bytes", resident_bytes())
-        _one(text, "process_start_time_seconds", self._started_s)
-        _one(text, "process_open_fds", len(os.listdir(_HANDLES)) if _HANDLES.exists() else 0)
-        _one(text, "process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-class _Changes:
-    """What has changed since an earlier look, by what it is; the first element of a sample is a time."""
-
-    def __init__(self) -> None:
-        self._samples: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-
-    def since_earlier(
-        self, what: str, sample: tuple[int, ...], *, least: int = _LEAST_NS
-    ) -> tuple[int, ...]:
-        """Differences to a sample that is `least` older, or as old as there is; at first to that of this moment."""
-        earlier, last = self._samples.get(what, (sample, sample))
-        if sample[0] - last[0] >= least:
-            earlier, last = last, sample
-        self._samples[what] = earlier, last
-        return tuple([now - then for now, then in zip(sample, earlier, strict=True)])
-
-    def keep_only(self, present: Set[str]) -> None:
-        """Forget samples of all others."""
-        self._samples = {what: found for what, found in self._samples.items() if what in present}
-
-
-def _each(text: Text, name: str, samples: Iterable[tuple[str, float]]) -> None:
-    text.begin(FAMILIES[name])
-    for labels, value in samples:
-        text.line(name, labels, value)
-
-
-def _one(text: Text, name: str, value: float) -> None:
-    _each(text, name, [("", value)])
 
 
 def _line(name: str, value: Callable[[ModelTally], int], model: ModelTally) -> str:
@@ -476,13 +405,11 @@ def _outcome(outcome: str) -> str:
 def _capacity(text: Text, load: ClusterLoad) -> None:
     """The families of kinds of workers, for whoever scales."""
     kinds = [(labels_of(gpu_kind=kind.gpu_kind), kind) for kind in load.kinds]
-    _each(
-        text,
+    text.each(
         "clockwright_required_workers",
         [(labels, required_workers(kind)) for labels, kind in kinds],
     )
-    _each(
-        text,
+    text.each(
         "clockwright_lane_busy_ratio",
         [
             (f'{labels},lane="{lane}"', busy)
@@ -501,13 +428,11 @@ def _capacity(text: Text, load: ClusterLoad) -> None:
         )
     ]
     nobody = labels_of(gpu_kind="", resource="worker")
-    _each(
-        text,
+    text.each(
         "clockwright_shortage_requests_per_second",
         [*shortages, (nobody, load.dropped_without_worker_rps)],
     )
-    _each(
-        text,
+    text.each(
         "clockwright_one_more_requests_per_second",
         [(labels, kind.one_more_rps) for labels, kind in kinds],
     )

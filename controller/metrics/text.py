@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from clockwright.units import NS_PER_S
-from controller.metrics.families import MetricFamily
+from controller.metrics.families import FAMILIES
 from controller.metrics.histogram import Histogram
 
 PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -54,9 +54,10 @@ class Text:
         self._num_chars = 0
         self._pieces: list[bytes] = []
 
-    def begin(self, family: MetricFamily) -> None:
+    def begin(self, name: str) -> None:
         """Begin a family; its lines follow."""
-        name, kind = family.name, family.kind
+        family = FAMILIES[name]
+        kind = family.kind
         if self._openmetrics and kind == "counter":
             name = name.removesuffix(_TOTAL)
             kind = "counter" if name != family.name else "unknown"
@@ -66,6 +67,16 @@ class Text:
         """Write one line of the family that was begun last."""
         number = "+Inf" if value == math.inf else repr(value)
         self._add(f"{name}{{{labels}}} {number}\n" if labels else f"{name} {number}\n")
+
+    def each(self, name: str, samples: Iterable[tuple[str, float]]) -> None:
+        """Write a whole family of labels and values."""
+        self.begin(name)
+        for labels, value in samples:
+            self.line(name, labels, value)
+
+    def one(self, name: str, value: float) -> None:
+        """Write a whole family that has no labels."""
+        self.each(name, [("", value)])
 
     def lines(self, lines: Iterable[str]) -> None:
         """Write lines of the family that was begun last, which end as lines do."""

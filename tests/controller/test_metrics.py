@@ -290,6 +290,38 @@ def test_values_agree_with_what_was_served(tmp_path: Path) -> None:
 PAGES = ("resident", "loading", "free")
 
 
+def test_who_refuses_for_want_of_workers_says_that_more_are_required(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with (
+            running(config(make_models(tmp_path, "m"))) as controller,
+            LoopbackWorker(controller.port, exec_ns=50 * NS_PER_MS) as worker,
+        ):
+            (model_id,) = await until_ready(controller, "m")
+            labels = {"gpu_kind": worker.register.gpu_kind}
+            required = Found(await scrape(controller))("clockwright_required_workers", **labels)
+            assert required == 1
+            assert await ask(controller, model_id) == OK
+            refused = 0
+            while required < 2 or not refused:
+                # As one that works on something else until their time is over.
+                worker.hold = True
+                asked = [ask(controller, model_id, slo_ns=200 * NS_PER_MS) for _ in range(50)]
+                outcomes = await asyncio.gather(*asked)
+                refused += outcomes.count(Refusal.OVERLOADED.value)
+                await worker.release()
+                found = Found(await scrape(controller))
+                required = found("clockwright_required_workers", **labels)
+            assert refused > 0
+            m = {"model": "m", "version": "1"}
+            over = {"outcome": "refused", "reason": "OVERLOADED"}
+            assert found("clockwright_requests_total", **m, **over) == refused
+            assert found("clockwright_slo_attainment_ratio") < 1
+            lack = {**labels, "resource": "exec"}
+            assert found("clockwright_shortage_requests_per_second", **lack) > 0
+
+    run(test)
+
+
 def test_both_formats_say_the_same(tmp_path: Path) -> None:
     async def test() -> None:
         async with (

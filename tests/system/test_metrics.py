@@ -6,6 +6,7 @@ import functools
 import json
 import re
 import shutil
+import signal
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from clockwright import Client, Refusal, RefusedError
 from controller.metrics.families import FAMILIES
 from experiments.local_server import LocalServer
-from tests.kit.processes import write_models
+from tests.kit.processes import standing_by, until, write_models
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/rules.yml"
@@ -94,6 +95,34 @@ def test_curl_gets_the_page(server: LocalServer) -> None:
         ["curl", "--silent", "--fail", server.metrics], capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("# HELP nv_inference_request_success ")
+
+
+def test_a_standby_says_that_it_does_not_lead_and_at_the_same_place_when_it_does(
+    tmp_path: Path,
+) -> None:
+    flags = ["--port", "0", "--metrics-port", "0", "--lease", f"file:{tmp_path}/lease"]
+    flags += ["--state", str(tmp_path / "state")]
+
+    def metrics_of(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return next(line.split()[-1] for line in process.stdout if line.startswith("metrics on "))
+
+    def leads(url: str) -> bool:
+        try:
+            return "\nclockwright_leader 1\n" in read(url)
+        except OSError:
+            return False  # It stands by no more and does not lead yet.
+
+    with standing_by("controller", *flags) as (leader, _):
+        first = metrics_of(leader)
+        until(functools.partial(leads, first), what="the first leads")
+        with standing_by("controller", *flags) as (standby, _):
+            second = metrics_of(standby)
+            assert "\nclockwright_leader 0\n" in read(second)
+            assert "clockwright_workers" not in read(second)
+            leader.send_signal(signal.SIGTERM)
+            until(functools.partial(leads, second), what="the second leads")
+            assert 'clockwright_workers{state="READY"} 0' in read(second)
 
 
 # --- rules, alerts and the dashboard --------------------------------------------------------------
