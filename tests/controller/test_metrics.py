@@ -7,10 +7,12 @@ import http.client
 import re
 import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -36,7 +38,7 @@ from controller.metrics.families import FAMILIES
 from controller.metrics.tally import NAMES_MAX, OTHER, Tally
 from controller.metrics.text import OPENMETRICS, PROMETHEUS
 from controller.runtime import NoAnswerError
-from controller.telemetry import CANCELLED, OK, ActionRecord, RequestRecord
+from controller.telemetry import CANCELLED, OK, ActionRecord, RequestRecord, Telemetry
 from tests.kit.scripted_worker import LoopbackWorker
 
 ROW = b"0123456789abcdef"
@@ -456,6 +458,33 @@ def test_times_of_a_batch_count_for_each_of_its_requests() -> None:
     assert model.durations.sum_ns == 3 * 5 * NS_PER_MS
     assert tally.workers[WorkerId("w")].exec_ns == NS_PER_MS
     assert {reason: sum(each.counts) for reason, each in tally.refusals.items()} == {"LATE": 1}
+
+
+@pytest.mark.parametrize(("together", "most"), [(1, 70), (8, 45)])
+def test_a_request_is_counted_in_few_lines(together: int, most: int) -> None:
+    telemetry, num_requests, num_lines = Telemetry(1000), 512, 0
+    telemetry.count_by(Tally(lambda model_id: (model_id, "1")))
+
+    def line(_frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
+        nonlocal num_lines
+        num_lines += event == "line"
+        return line
+
+    answers = [request(number, "m", action=number // together) for number in range(num_requests)]
+    batches = [infer(number, "m", together) for number in range(num_requests // together)]
+    before = sys.gettrace()
+    sys.settrace(lambda *_: line)
+    try:
+        for number, batch in enumerate(batches):
+            for answer in answers[number * together : (number + 1) * together]:
+                telemetry.add_request(answer)
+            telemetry.add_action(batch)
+        telemetry.count()
+    finally:
+        sys.settrace(before)
+    # Without metrics telemetry itself takes a dozen. What clients ask for takes some hundred
+    # (test_request_cost.py), and some of them far more time than any here.
+    assert num_lines / num_requests < most
 
 
 def test_a_bucket_holds_what_is_at_most_its_bound() -> None:
