@@ -1,4 +1,4 @@
-"""What it costs to know who calls: processor time of a request without keys, with keys, and with keys and TLS.
+"""What it costs to know who calls: processor time of a request without keys, with keys, TLS, and quotas as well.
 
 One `clockwright up` for each variant, all beside each other, asked in turns, in random order
 (`experiments.request_cost`). The variant without keys runs twice: how far its two servers lie apart says what a
@@ -24,7 +24,7 @@ from experiments.results_file import RESULTS, add_results, write_results
 
 #: Models by the bytes of a request, and what they are made of.
 _MODELS = {"small": "mlp-784-8-4", "large": "mlp-150528-4-4"}
-_VARIANTS = ("off", "off_again", "keys", "keys_tls")
+_VARIANTS = ("off", "off_again", "keys", "keys_tls", "keys_tls_quotas")
 
 
 def measure(rounds: int, num_requests: int) -> dict[str, float]:
@@ -66,11 +66,17 @@ def _start(scratch: Path, stack: ExitStack) -> dict[str, ServerBeside]:
     key = add_key(scratch / "keys", "bench", frozenset({Role.INFERENCE, Role.METADATA}))
     keys = ["--keys", str(scratch / "keys")]
     tls = ["--tls-cert", str(certificate), "--tls-key", str(tls_key)]
+    quotas = scratch / "quotas.toml"
+    quotas.write_text('[""]\nrate_rps = 1000000\nopen_requests = 10000\nslo_ms_max = 100000\n')
     variants = {
         "off": ([], Access()),
         "off_again": ([], Access()),
         "keys": (keys, Access(key=key)),
         "keys_tls": ([*keys, *tls], Access(key=key, ca=ca)),
+        "keys_tls_quotas": (
+            [*keys, *tls, "--quotas", str(quotas)],
+            Access(key=key, ca=ca),
+        ),
     }
     return {
         variant: start_beside([*flags, *variants[variant][0]], variants[variant][1], stack)
