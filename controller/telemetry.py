@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from clockwright.actions import StepTime
 from clockwright.errors import Denial, Refusal
@@ -163,16 +163,6 @@ class Counts:
             self.refusals[outcome] += 1
 
 
-class RecordCounter(Protocol):
-    """Whoever counts records of what is over, some at a time."""
-
-    def take(self, requests: Sequence[RequestRecord], actions: Sequence[ActionRecord]) -> None:
-        """Count requests, and actions that came after those of them which they answered."""
-
-    def forget(self, model_id: ModelId) -> None:
-        """A model is removed; all its records so far are counted."""
-
-
 class Telemetry:
     """The last rows of both tables, and totals."""
 
@@ -188,7 +178,8 @@ class Telemetry:
         self.by_model: dict[ModelId, Counts] = {}
         self._write_request: Callable[[RequestRow], None] | None = None
         self._write_action: Callable[[ActionRow], None] | None = None
-        self._counter: RecordCounter | None = None
+        self._take: Callable[[Sequence[RequestRecord], Sequence[ActionRecord]], None] | None = None
+        self._forget: Callable[[ModelId], None] | None = None
         self._uncounted_requests: list[RequestRecord] = []
         self._uncounted_actions: list[ActionRecord] = []
 
@@ -219,7 +210,7 @@ class Telemetry:
                 counts.add(outcome, cold=cold)
         if self._write_request is not None:
             self._write_request(RequestRow(*record))
-        if self._counter is not None:
+        if self._take is not None:
             self._uncounted_requests.append(record)
             if len(self._uncounted_requests) >= _COUNTED_TOGETHER:
                 self.count()
@@ -239,19 +230,28 @@ class Telemetry:
         self._actions.append(record)
         if self._write_action is not None:
             self._write_action(ActionRow(*record))
-        if self._counter is not None:
+        if self._take is not None:
             self._uncounted_actions.append(record)
             if len(self._uncounted_actions) >= _COUNTED_TOGETHER:
                 self.count()
 
-    def count_by(self, counter: RecordCounter) -> None:
-        """From now on have every record counted by somebody, some at a time."""
-        self._counter = counter
+    def count_by(
+        self,
+        take: Callable[[Sequence[RequestRecord], Sequence[ActionRecord]], None],
+        forget: Callable[[ModelId], None],
+    ) -> None:
+        """From now on have every record counted by somebody, some at a time.
+
+        Args:
+            take: counts requests, and actions that came after those of them which they answered.
+            forget: hears of a model that is removed when all its records so far are counted.
+        """
+        self._take, self._forget = take, forget
 
     def count(self) -> None:
         """Have counted what was not counted yet."""
-        if self._counter is not None:
-            self._counter.take(self._uncounted_requests, self._uncounted_actions)
+        if self._take is not None:
+            self._take(self._uncounted_requests, self._uncounted_actions)
             self._uncounted_requests.clear()
             self._uncounted_actions.clear()
 
@@ -262,9 +262,9 @@ class Telemetry:
     def remove_model(self, model_id: ModelId) -> None:
         """Forget the counts of a model. Rows that it still leaves are in the totals only."""
         self.by_model.pop(model_id, None)
-        if self._counter is not None:
+        if self._forget is not None:
             self.count()
-            self._counter.forget(model_id)
+            self._forget(model_id)
 
     def clear(self) -> None:
         """Forget all rows; the totals stay."""

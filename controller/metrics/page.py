@@ -108,7 +108,7 @@ class Page:
         self._parts = parts
         self._names_max = names_max
         self.tally = Tally(self._describe, names_max=names_max)
-        parts.runtime.telemetry.count_by(self.tally)
+        parts.runtime.telemetry.count_by(self.tally.take, self.tally.forget)
         self._changes = Changes()
         self._busy = Changes()
         self._process = ProcessFigures()

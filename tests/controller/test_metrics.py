@@ -463,7 +463,8 @@ def test_times_of_a_batch_count_for_each_of_its_requests() -> None:
 @pytest.mark.parametrize(("together", "most"), [(1, 70), (8, 45)])
 def test_a_request_is_counted_in_few_lines(together: int, most: int) -> None:
     telemetry, num_requests, num_lines = Telemetry(1000), 512, 0
-    telemetry.count_by(Tally(lambda model_id: (model_id, "1")))
+    tally = Tally(lambda model_id: (model_id, "1"))
+    telemetry.count_by(tally.take, tally.forget)
 
     def line(_frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
         nonlocal num_lines
