@@ -116,6 +116,12 @@ bench-restart: $(STAMP)
 bench-guard: $(STAMP)
 	@$(BIN)/python -m experiments.bench_guard
 
+# What it costs to be observed: a scrape of 4,000 models, and a request with everything off and on; in four minutes,
+# on a machine with nothing else to do.
+.PHONY: bench-observe
+bench-observe: $(STAMP)
+	@$(BIN)/python -m experiments.bench_observe
+
 # An hour of churn: models, applications, clients and workers come and go, and each process keeps its size.
 .PHONY: bench-soak
 bench-soak: $(STAMP)

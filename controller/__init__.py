@@ -55,6 +55,9 @@ until an Infer is sent, hears then which worker to send them to, and gets the ou
 handles meanwhile (`held_tensors`). An Infer is received, to worker and scheduler, when its inputs are whole: so
 what the way through the front takes is learned as part of the link (`core.link`), and no plan knows of it.
 
+Who scrapes (`metrics`) has a port of his own, and gets the counts of telemetry and what all the others say of
+themselves.
+
 What survives. Models that were added (`uploads`), applications and what they learned (`selection.stores`) lie in
 one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and
 residency do not: workers know what they hold, and clients ask again. What goes with the process (`scratch`) is

@@ -42,13 +42,16 @@ from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
 from controller.memory import MemoryWatch
+from controller.metrics.door import MetricsDoor, Pages
+from controller.metrics.page import Page, Parts
+from controller.metrics.standby import StandbyPage
 from controller.quota_book import QuotaBook
 from controller.rest_door import rest_door
 from controller.runtime import Runtime
 from controller.schedulers import make_scheduler
 from controller.scratch import clear_left_behind, scratch_folder
 from controller.selection.applications import Applications
-from controller.server_tls import use_tls
+from controller.server_tls import metrics_tls, use_tls
 from controller.slabs import Slabs
 from controller.standby import standing_by as standing_by_at
 from controller.state_file import StateFile, begin_term, keep_digests, read_digests
@@ -72,6 +75,7 @@ class Controller:
         *,
         port: int,
         http_port: int | None,
+        metrics_port: int | None,
         runtime: Runtime,
         catalogue: Catalogue,
         links: WorkerLinks,
@@ -85,6 +89,8 @@ class Controller:
         self.port = port
         #: Where it listens for REST; None: nowhere.
         self.http_port = http_port
+        #: Likewise for whoever scrapes.
+        self.metrics_port = metrics_port
         self.runtime = runtime
         self.catalogue = catalogue
         self.links = links
@@ -305,6 +311,23 @@ async def running(
                 stop_grace_s=_STOP_GRACE_S,
             )
         )
+        metrics_port: int | None = None
+        if config.metrics_port is not None:
+            parts = Parts(
+                runtime=runtime,
+                catalogue=catalogue,
+                links=links,
+                fronts=fronts,
+                applications=applications,
+                quotas=quotas,
+                door=door,
+                throttle=throttle,
+                memory=memory.pressure,
+                lag_ns=turns.lag_ns,
+                generation=term.generation,
+                policy=config.scheduler.policy,
+            )
+            metrics_port = await stack.enter_async_context(_measuring(Page(parts), config, guard))
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
         for danger in config.access.dangers(
@@ -314,6 +337,7 @@ async def running(
         yield Controller(
             port=port,
             http_port=http_port,
+            metrics_port=metrics_port,
             runtime=runtime,
             catalogue=catalogue,
             links=links,
@@ -323,6 +347,46 @@ async def running(
             guard=guard,
             state=state,
         )
+
+
+@asynccontextmanager
+async def _measuring(
+    pages: Pages, config: ControllerConfig, guard: Guard
+) -> AsyncIterator[int | None]:
+    """Serve metrics meanwhile; gives the port, None: there are none.
+
+    Raises:
+        ConfigError: the port is taken, or a file cannot be used.
+    """
+    if config.metrics_port is None:
+        yield None
+        return
+    door = MetricsDoor(pages, guard.authoriser)
+    port: int | None = None
+    try:
+        port = await door.listen(config.host, config.metrics_port, metrics_tls(config, guard))
+    except ConfigError as error:
+        if not config.metrics_optional:
+            raise
+        log.warning("%s: there are none", error)
+    try:
+        yield port
+    finally:
+        door.close()
+
+
+@asynccontextmanager
+async def _measuring_standby(config: ControllerConfig) -> AsyncIterator[int | None]:
+    """Serve what there is to say while another controller leads; gives the port, None: there are no metrics."""
+    if config.metrics_port is None:
+        yield None
+        return
+    guard = Guard(config.access)
+    async with (
+        _measuring(StandbyPage(config.scheduler.policy), config, guard) as port,
+        guard.looking(),
+    ):
+        yield port
 
 
 def _quotas_changed(runtime: Runtime, catalogue: Catalogue, weights: Mapping[str, float]) -> None:
@@ -338,6 +402,7 @@ async def serve(
     draining: Callable[[], None] | None = None,
     standing_by: Callable[[int], None] | None = None,
     rest_started: Callable[[int], None] | None = None,
+    measured: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller until SIGTERM or SIGINT, then drain it; a second signal stops at once.
 
@@ -351,6 +416,7 @@ async def serve(
         draining: is called before the workers are left waiting.
         standing_by: is called with the port where it says that it is not ready yet.
         rest_started: is called with the port of REST, if there is one, after `started`.
+        measured: is called with the port of metrics, if there are any, after those that say where it listens.
 
     Returns:
         The process's exit code: 0, or `os.EX_TEMPFAIL` where another controller leads now.
@@ -361,12 +427,17 @@ async def serve(
     with signals_to_end() as signals:
         if config.lease is None:
             never: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            return await _lead(config, Term(), signals, never, started, draining, rest_started)
+            return await _lead(
+                config, Term(), signals, never, started, draining, rest_started, measured
+            )
         store = open_store(config.lease)
-        async with standing_by_at(config) as port:
+        async with standing_by_at(config) as port, _measuring_standby(config) as metrics_port:
             if standing_by is not None:
                 standing_by(port)
-            config = replace(config, port=port)
+            if measured is not None and metrics_port is not None:
+                measured(metrics_port)
+            # Whoever scrapes finds it where it was; one whose port was taken tries again.
+            config = replace(config, port=port, metrics_port=metrics_port or config.metrics_port)
             keeper = LeaseKeeper(store, holder_name(config.address))
             told = asyncio.create_task(signals.get())
             taken = asyncio.create_task(keeper.take())
@@ -380,7 +451,9 @@ async def serve(
             if is_told:
                 return 0
             log.warning("leading, in generation %d", keeper.term.generation)
-            return await _lead(config, keeper.term, signals, lost, started, draining, rest_started)
+            return await _lead(
+                config, keeper.term, signals, lost, started, draining, rest_started, measured
+            )
         finally:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
@@ -396,6 +469,7 @@ async def _lead(
     started: Callable[[int], None] | None,
     draining: Callable[[], None] | None,
     rest_started: Callable[[int], None] | None,
+    measured: Callable[[int], None] | None,
 ) -> int:
     """Do what `serve` says, as the leader; `lost` says why it leads no more."""
     async with running(config, term) as controller:
@@ -407,6 +481,8 @@ async def _lead(
             started(controller.port)
         if rest_started is not None and controller.http_port is not None:
             rest_started(controller.http_port)
+        if measured is not None and controller.metrics_port is not None:
+            measured(controller.metrics_port)
         told = asyncio.create_task(signals.get())
         await asyncio.wait((told, lost), return_when=asyncio.FIRST_COMPLETED)
         if told.done():
@@ -454,6 +530,7 @@ def run(
     draining: Callable[[], None] | None = None,
     standing_by: Callable[[int], None] | None = None,
     rest_started: Callable[[int], None] | None = None,
+    measured: Callable[[int], None] | None = None,
 ) -> int:
     """Run a controller process until it is told to leave; the arguments are those of `serve`."""
     main = serve(

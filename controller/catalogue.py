@@ -187,6 +187,11 @@ class Catalogue:
         """Models that are served, whatever their state, sorted by name."""
         return [self._by_name[name] for name in sorted(self._by_name)]
 
+    @property
+    def served(self) -> list[Entry]:
+        """The same in no order, which takes less time where there are thousands."""
+        return list(self._by_name.values())
+
     def state(self, model: Entry) -> ModelState:
         """Whether a model can be served now."""
         if model.folder is None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from controller.core import SchedulerConfig
     from controller.front_process import Front
 
+# Triton's.
+_METRICS_PORT = 8002
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerFlags:
@@ -130,6 +133,15 @@ class ControllerFlags(FrontFlags):
         ),
     ] = 0
     telemetry: Telemetry = None
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Prometheus gets /metrics here; 0: any free one. Unset: 8002, and none where that is taken."
+        ),
+    ] = None
+    no_metrics: Annotated[
+        bool, typer.Option("--no-metrics", help="Serve no metrics, and count nothing for them.")
+    ] = False
     selection_store: Annotated[
         str | None,
         typer.Option(
@@ -178,6 +190,10 @@ class ControllerFlags(FrontFlags):
             worker_token_file=self.worker_token_file,
         )
 
+    @property
+    def _metrics_port(self) -> int:
+        return _METRICS_PORT if self.metrics_port is None else self.metrics_port
+
     def config(self, host: str, scheduler: SchedulerFlags) -> ControllerConfig:
         """The settings of a controller that listens on `host`.
 
@@ -197,6 +213,8 @@ class ControllerFlags(FrontFlags):
             models_dir=self.models,
             state_dir=self.state,
             telemetry_dir=self.telemetry,
+            metrics_port=None if self.no_metrics else self._metrics_port,
+            metrics_optional=self.metrics_port is None,
             selection=SelectionConfig(store=self.selection_store),
             default_slo_ns=ns(self.slo_ms, "--slo-ms"),
             front=self.front,

@@ -157,6 +157,10 @@ class ControllerConfig:
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     #: Folder for `requests.csv` and `actions.csv`; None keeps telemetry in memory only.
     telemetry_dir: Path | None = None
+    #: Port of `/metrics` for Prometheus (controller.metrics): 0 takes any free one, None has none.
+    metrics_port: int | None = None
+    #: Where that port is taken the controller starts without metrics, and the log says so.
+    metrics_optional: bool = False
     #: Rows of telemetry kept in memory, per table.
     telemetry_capacity: int = CAPACITY
     #: Where controllers that follow each other keep who of them leads (`controller.lease`); None: this is the only
@@ -169,7 +173,7 @@ class ControllerConfig:
     drain_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("port", "worker_port", "http_port"):
+        for name in ("port", "worker_port", "http_port", "metrics_port"):
             if not 0 <= (getattr(self, name) or 0) <= 65535:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected 0 to 65535")
         if not self.host:

@@ -17,7 +17,7 @@ from clockwright.actions import ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
-from controller.core import Scheduler, Statistics
+from controller.core import ClusterLoad, Scheduler, Statistics
 from controller.core.events import (
     AdmissionClosed,
     AnswerRequest,
@@ -148,6 +148,14 @@ class Runtime:
     def statistics(self) -> Statistics:
         """What the scheduler believes; linear in models and workers."""
         return self._scheduler.statistics()
+
+    def cluster_load(self) -> ClusterLoad:
+        """What all workers have to do now; linear in workers, and hardly in models."""
+        return self._scheduler.cluster_load(self.clock())
+
+    def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
+        """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""
+        return self._scheduler.backlogs(model_ids)
 
     # --- requests -----------------------------------------------------------------------------
 

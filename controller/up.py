@@ -92,7 +92,10 @@ def up(
         announcement.append(loop.create_task(task))
 
     def rest_started(port: int) -> None:
-        console.print(f"REST on {_rest_url(config, port)}")
+        console.print(f"REST on {_url(config, port)}")
+
+    def measured(port: int) -> None:
+        console.print(f"metrics on {_url(config, port)}/metrics")
 
     def standing_by(port: int) -> None:
         console.print(f"standing by on {config.host}:{port}")
@@ -114,6 +117,7 @@ def up(
                 draining=draining,
                 standing_by=standing_by,
                 rest_started=rest_started,
+                measured=measured,
             )
         finally:
             _catalogue_log.setLevel(logging.NOTSET)
@@ -125,7 +129,7 @@ def up(
     return code
 
 
-def _rest_url(config: ControllerConfig, port: int) -> str:
+def _url(config: ControllerConfig, port: int) -> str:
     scheme = "http" if config.tls_certificate is None else "https"
     return f"{scheme}://{_reachable(config.host)}:{port}"
 

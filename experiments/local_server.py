@@ -15,6 +15,7 @@ from typing import Self
 
 _READY = "ready: "
 _LISTENING = "listening on "
+_METRICS = "metrics on "
 _FOR_PEOPLE = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 
 # Thrice what draining, workers included, may take by their own limits.
@@ -36,7 +37,8 @@ class LocalServer:
         """Start the process; entering the block waits until it is ready.
 
         Args:
-            arguments: of the command, but for `--port`. There is no REST unless `--http-port` says otherwise.
+            arguments: of the command, but for `--port`. There is no REST unless `--http-port` says otherwise, and
+                there are no metrics unless `--metrics-port` does.
             show: told each line that it prints on standard output.
             start_limit_s: how long preparing the models may take.
             command: `up`, or `controller`, which starts no workers.
@@ -49,9 +51,12 @@ class LocalServer:
         self.output: list[str] = []
         #: HOST:PORT, once it listens.
         self.address = ""
-        if "--http-port" not in arguments:
-            # Its default is one port for the whole machine.
-            arguments = ["--no-http", *arguments]
+        #: URL of the metrics, where they are on.
+        self.metrics = ""
+        for port, none in (("--http-port", "--no-http"), ("--metrics-port", "--no-metrics")):
+            if port not in arguments:
+                # Its default is one port for the whole machine.
+                arguments = [none, *arguments]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "clockwright.cli", command, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
@@ -82,6 +87,8 @@ class LocalServer:
                 raise RuntimeError(f"clockwright up ended with {self.process.wait()}")
             if line.startswith(_LISTENING):
                 self.address = line.removeprefix(_LISTENING)
+            if line.startswith(_METRICS):
+                self.metrics = line.removeprefix(_METRICS)
             if line.startswith(start):
                 return line
 

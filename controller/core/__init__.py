@@ -92,9 +92,15 @@ A policy that does not predict skips 1 to 4: its requests wait until they have r
 from controller.core.config import EdfMhConfig, SchedulerConfig
 from controller.core.scheduler import Scheduler
 from controller.core.shortages import KindStatistics
-from controller.core.statistics import ModelStatistics, Statistics, WorkerStatistics
+from controller.core.statistics import (
+    ClusterLoad,
+    ModelStatistics,
+    Statistics,
+    WorkerStatistics,
+)
 
 __all__ = [
+    "ClusterLoad",
     "EdfMhConfig",
     "KindStatistics",
     "ModelStatistics",

@@ -85,7 +85,12 @@ from controller.core.state import (
     SentAction,
     WorkerState,
 )
-from controller.core.statistics import Statistics, snapshot
+from controller.core.statistics import (
+    ClusterLoad,
+    Statistics,
+    cluster_load_of,
+    snapshot,
+)
 
 # A worker whose action is overdue is given up if the result is still missing after this time.
 _SECOND_LOOK_NS = NS_PER_S
@@ -256,6 +261,25 @@ class Scheduler:
     def statistics(self) -> Statistics:
         """A frozen snapshot for people and dashboards; linear in models and workers."""
         return snapshot(self._books, self._now_ns)
+
+    def cluster_load(self, now_ns: int) -> ClusterLoad:
+        """What all workers have to do; linear in workers, and hardly in models."""
+        return cluster_load_of(self._books, max(now_ns, self._now_ns))
+
+    def backlogs(self, model_ids: Sequence[ModelId]) -> list[tuple[int, int]]:
+        """How many requests wait for each of some models, not sent yet, and how many workers hold its weights."""
+        models = self._books.models
+        found: list[tuple[int, int]] = []
+        for model_id in model_ids:
+            model = models.get(model_id)
+            if model is None:
+                found.append((0, 0))
+                continue
+            num_resident = 0
+            for copy in model.copies.values():
+                num_resident += copy.resident
+            found.append((len(model.queue), num_resident))
+        return found
 
     @property
     def num_open_requests(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from clockwright.units import ArchitectureId, GpuKind, ModelId, WorkerId
@@ -55,6 +56,55 @@ class Statistics:
     kinds: tuple[KindStatistics, ...]
     #: Requests dropped per second because no worker offers their model.
     dropped_without_worker_rps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLoad:
+    """What one GPU has to do, in numbers."""
+
+    worker_id: WorkerId
+    num_pages: int
+    num_free_pages: int
+    num_loading_pages: int
+    exec_backlog_ns: int
+    load_backlog_ns: int
+    num_in_flight: int
+    #: Models that get nothing there.
+    num_suspended: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterLoad:
+    """What all workers have to do, for whoever asks often: nothing is listed by model."""
+
+    workers: tuple[WorkerLoad, ...]
+    kinds: tuple[KindStatistics, ...]
+    dropped_without_worker_rps: float
+
+
+def cluster_load_of(books: Books, now_ns: int) -> ClusterLoad:
+    """Count what operators may see, but for models."""
+    kinds, without_worker = books.shortages.statistics(now_ns)
+    num_suspended = Counter(
+        [worker for model in books.models.values() if model.suspended for worker in model.suspended]
+    )
+    return ClusterLoad(
+        workers=tuple(
+            WorkerLoad(
+                worker_id=worker.worker_id,
+                num_pages=worker.num_pages,
+                num_free_pages=worker.num_free_pages,
+                num_loading_pages=sum([copy.num_pages for copy in worker.loading.values()]),
+                exec_backlog_ns=worker.exec_lane.available_ns(now_ns) - now_ns,
+                load_backlog_ns=worker.load_lane.available_ns(now_ns) - now_ns,
+                num_in_flight=len(worker.in_flight),
+                num_suspended=num_suspended[worker],
+            )
+            for worker in books.workers.values()
+        ),
+        kinds=kinds,
+        dropped_without_worker_rps=without_worker,
+    )
 
 
 def snapshot(books: Books, now_ns: int) -> Statistics:

@@ -450,6 +450,18 @@ def message_of_a_worker(_: Place) -> str:
     return asyncio.run(main())
 
 
+def request_for_metrics(_: Place) -> str:
+    async def main() -> str:
+        async with running(ControllerConfig(port=0, metrics_port=0)) as controller:
+            reader, writer = await asyncio.open_connection("127.0.0.1", controller.metrics_port)
+            writer.write(b"GET /metrics HTTP/1.1\r\nx: ".ljust(17 << 10, b"x"))
+            answer = await reader.read()
+            writer.close()
+            return answer.decode()
+
+    return asyncio.run(main())
+
+
 #: By what is bounded: what is said of one more.
 ONE_MORE: dict[str, Callable[[Place], str]] = {
     "message": lambda place: place.call(INFER, bytes(4 * MIB + 1)),
@@ -539,6 +551,7 @@ ONE_MORE: dict[str, Callable[[Place], str]] = {
     "name of a tenant with a quota": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant=LONG)
     ),
+    "request for metrics": request_for_metrics,
     "weight of a tenant": lambda place: place.control(
         "SetQuota", control.SetQuotaRequest(tenant="t", quota=control.Quota(weight=101))
     ),

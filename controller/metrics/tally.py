@@ -1,0 +1,248 @@
+"""Counts of requests and actions by model and worker, made of telemetry's records. No I/O and no clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from clockwright.errors import Refusal
+from clockwright.units import ActionId, ModelId, WorkerId
+from controller.metrics.histogram import Buckets, Histogram
+from controller.metrics.text import escape
+from controller.telemetry import CANCELLED, OK, ActionRecord, RequestRecord
+
+#: Values of a label that comes from outside which are told apart. llm-d's router has the same bound.
+NAMES_MAX: Final = 1000
+#: Stands for all the others.
+OTHER: Final = "other"
+
+# Workers that nobody scraped before they left are forgotten from here on.
+_WORKERS_MAX = 10_000
+
+_LATE: Final = Refusal.LATE.value
+_NO_ERROR: Final = "NONE"
+
+
+#: How long answers took: models on a GPU take milliseconds, and SLOs are about that or some seconds.
+DURATIONS: Final = Buckets(
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+)
+#: How long before the deadline answers left. Below 0 they were too late.
+SLACKS: Final = Buckets(
+    *(-1.0, -0.1, -0.01, -0.001, 0.0),
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+)
+#: How long it took to refuse: at once where a request can never be in time.
+REFUSALS: Final = Buckets(
+    *(0.0001, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+)
+#: How much later something was than predicted. Below 0 it was earlier.
+ERRORS: Final = Buckets(
+    *(-0.1, -0.025, -0.01, -0.0025, -0.001, -0.00025, -0.0001, 0.0),
+    *(0.0001, 0.00025, 0.001, 0.0025, 0.01, 0.025, 0.1),
+)
+
+#: What is predicted: when an answer leaves, and how long a device takes for a batch and for weights.
+PREDICTED: Final = ("departure", "exec", "load")
+
+
+class ModelTally:
+    """Totals of one model, or of all that have no name here."""
+
+    __slots__ = (
+        "batches",
+        "cold_starts",
+        "durations",
+        "evictions",
+        "exec_ns",
+        "input_ns",
+        "labels",
+        "loads",
+        "num_ids",
+        "outcomes",
+        "output_ns",
+        "queue_ns",
+        "rows",
+    )
+
+    def __init__(self, name: str, version: str) -> None:
+        #: As they stand between the braces of a line.
+        self.labels = f'model="{escape(name)}",version="{escape(version)}"'
+        #: Generations of the model that are counted here.
+        self.num_ids = 0
+        #: Requests by "OK", "CANCELLED" or the name of a `Refusal`.
+        self.outcomes: Counter[str] = Counter()
+        self.cold_starts = 0
+        self.durations = Histogram(DURATIONS)
+        #: Batches, and rows in them.
+        self.batches = 0
+        self.rows = 0
+        #: Times of all requests together: before their batch began, and of its steps.
+        self.queue_ns = 0
+        self.input_ns = 0
+        self.exec_ns = 0
+        self.output_ns = 0
+        self.loads = 0
+        self.evictions = 0
+
+
+class WorkerTally:
+    """Totals of one worker."""
+
+    __slots__ = ("actions", "exec_ns", "load_ns")
+
+    def __init__(self) -> None:
+        #: Time in which its lanes were busy.
+        self.exec_ns = 0
+        self.load_ns = 0
+        #: Actions by type and error.
+        self.actions: Counter[tuple[str, str]] = Counter()
+
+
+class Tally:
+    """Counts what telemetry hands over."""
+
+    def __init__(
+        self,
+        describe: Callable[[ModelId], tuple[str, str] | None],
+        *,
+        names_max: int = NAMES_MAX,
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            describe: finds a model's public name and version; None: it is gone.
+            names_max: models that are counted apart.
+        """
+        self._describe = describe
+        self.names_max = names_max
+        #: Models that are counted apart, by name and version: the first that were asked.
+        self.models: dict[tuple[str, str], ModelTally] = {}
+        #: All others together.
+        self.others = ModelTally(OTHER, "")
+        self.workers: dict[WorkerId, WorkerTally] = {}
+        self.slacks = Histogram(SLACKS)
+        self.refusals: dict[str, Histogram] = {}
+        self.errors = {what: Histogram(ERRORS) for what in PREDICTED}
+        self._by_id: dict[ModelId, ModelTally] = {}
+        # Requests that are answered by an action whose own record is still to come, and the sum of their arrivals.
+        self._answered: dict[ActionId, list[int]] = {}
+
+    def take(self, requests: Sequence[RequestRecord], actions: Sequence[ActionRecord]) -> None:
+        """Count requests and actions that are over; an action never comes before the requests that it answered."""
+        by_id, answered = self._by_id, self._answered
+        slacks, departures = self.slacks, self.errors["departure"]
+        slack_counts, departure_counts = slacks.counts, departures.counts
+        durations_ns, slacks_ns, errors_ns = (
+            DURATIONS.bounds_ns,
+            SLACKS.bounds_ns,
+            ERRORS.bounds_ns,
+        )
+        for record in requests:
+            model_id, arrival_ns, slo_ns = record[1], record[3], record[4]
+            departure_ns, outcome, action_id = record[6], record[7], record[14]
+            model = by_id.get(model_id) or self._find(model_id)
+            model.outcomes[outcome] += 1
+            latency_ns = departure_ns - arrival_ns
+            if action_id is None:
+                if outcome != CANCELLED:
+                    self._refused(outcome, latency_ns)
+                continue
+            # What is done for each answer is written out: a call takes as long as all it would do.
+            slack_counts[bisect_left(slacks_ns, slo_ns - latency_ns)] += 1
+            departure_counts[bisect_left(errors_ns, departure_ns - record[16])] += 1
+            if outcome == OK:
+                durations = model.durations
+                durations.counts[bisect_left(durations_ns, latency_ns)] += 1
+                durations.sum_ns += latency_ns
+                model.cold_starts += record[12]
+            else:
+                self._refused(outcome, latency_ns)
+            sums = answered.get(action_id)
+            if sums is None:
+                answered[action_id] = [1, arrival_ns]
+            else:
+                sums[0] += 1
+                sums[1] += arrival_ns
+        for action in actions:
+            self._take_action(action)
+
+    def add(self, model_id: ModelId) -> None:
+        """Count a model apart, although nobody has asked for it yet, if there is room."""
+        if model_id not in self._by_id:
+            self._find(model_id)
+
+    def find(self, model_id: ModelId) -> ModelTally:
+        """Where a model is counted, or would be if somebody asked for it now."""
+        model = self._by_id.get(model_id)
+        if model is not None:
+            return model
+        described = self._describe(model_id)
+        return self.others if described is None else self.models.get(described, self.others)
+
+    def forget(self, model_id: ModelId) -> None:
+        """A model is removed, and its counts with it, unless another generation has the same name and version."""
+        model = self._by_id.pop(model_id, None)
+        if model is None or model is self.others:
+            return
+        model.num_ids -= 1
+        if not model.num_ids:
+            self.models = {key: each for key, each in self.models.items() if each is not model}
+
+    def _find(self, model_id: ModelId) -> ModelTally:
+        described = self._describe(model_id)
+        if described is None:
+            return self.others
+        model = self.models.get(described)
+        if model is None:
+            # A model may be called like this too.
+            if described[0] == OTHER or len(self.models) >= self.names_max:
+                model = self.others
+            else:
+                model = self.models[described] = ModelTally(*described)
+        model.num_ids += 1
+        self._by_id[model_id] = model
+        return model
+
+    def _refused(self, reason: str, latency_ns: int) -> None:
+        refusals = self.refusals.get(reason)
+        if refusals is None:
+            refusals = self.refusals[reason] = Histogram(REFUSALS)
+        refusals.add(latency_ns)
+
+    def _take_action(self, record: ActionRecord) -> None:
+        action_id, kind, worker_id, model_id = record[0], record[1], record[2], record[3]
+        rows, expected_ns, error = record[5], record[11], record[14]
+        load, brought_in, exec_, brought_out = record[15], record[16], record[17], record[18]
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            if len(self.workers) >= _WORKERS_MAX:
+                del self.workers[next(iter(self.workers))]
+            worker = self.workers[worker_id] = WorkerTally()
+        worker.actions[kind, error] += 1
+        num_answered, arrivals_ns = self._answered.pop(action_id, (0, 0))
+        if error != _NO_ERROR:
+            return
+        model = self._by_id.get(model_id) or self._find(model_id)
+        if exec_ is not None:
+            worker.exec_ns += exec_.duration_ns
+            self.errors["exec"].add(exec_.duration_ns - expected_ns)
+            model.batches += 1
+            model.rows += rows
+            begin_ns = exec_.begin_ns
+            if brought_in is not None:
+                begin_ns = brought_in.begin_ns
+                model.input_ns += num_answered * brought_in.duration_ns
+            if brought_out is not None:
+                model.output_ns += num_answered * brought_out.duration_ns
+            model.exec_ns += num_answered * exec_.duration_ns
+            # The worker's clock is known to some microseconds only.
+            model.queue_ns += max(0, num_answered * begin_ns - arrivals_ns)
+        elif load is not None:
+            worker.load_ns += load.duration_ns
+            self.errors["load"].add(load.duration_ns - expected_ns)
+            model.loads += 1
+        else:
+            model.evictions += 1
