@@ -44,8 +44,8 @@ _DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-# numpy has no bfloat16 of its own; its bits come as uint16.
-_DTYPES = {datatype: name for name, datatype in _DATATYPES.items()} | {"BF16": "uint16"}
+#: numpy's name of each datatype. It has no bfloat16 of its own, whose bits come as uint16.
+DTYPES = {datatype: name for name, datatype in _DATATYPES.items()} | {"BF16": "uint16"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, Array] | Array
@@ -180,6 +180,10 @@ class Client:
         except ConfigError:
             return False
 
+    def server_name(self) -> str:
+        """Ask what the server calls itself: "clockwright", or another of the protocol's."""
+        return _server_name(self._call("ServerMetadata", b""))
+
     def models(self) -> list[ModelStatus]:
         """List all models, by name."""
         return _model_list(self._call("RepositoryIndex", b""))
@@ -267,6 +271,10 @@ class AsyncClient:
             return _ready(await self._call("ServerReady", b""))
         except ConfigError:
             return False
+
+    async def server_name(self) -> str:
+        """Ask what the server calls itself; see `Client.server_name`."""
+        return _server_name(await self._call("ServerMetadata", b""))
 
     async def models(self) -> list[ModelStatus]:
         """List all models, by name."""
@@ -359,7 +367,7 @@ def _decode_response(data: bytes) -> InferResult:
     response = pb.ModelInferResponse.FromString(header)
     outputs: dict[str, Array] = {}
     for tensor, buffer in zip(response.outputs, raw, strict=True):
-        dtype = np.dtype(_DTYPES[tensor.datatype]).newbyteorder("<")
+        dtype = np.dtype(DTYPES[tensor.datatype]).newbyteorder("<")
         outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
     explanation: dict[str, Any] = {}
     for name in sorted(response.parameters):
@@ -382,6 +390,10 @@ def _only_input(metadata: ModelMetadata) -> str:
 
 def _ready(data: bytes) -> bool:
     return pb.ServerReadyResponse.FromString(data).ready
+
+
+def _server_name(data: bytes) -> str:
+    return pb.ServerMetadataResponse.FromString(data).name
 
 
 def _model_list(data: bytes) -> list[ModelStatus]:
