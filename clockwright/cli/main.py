@@ -21,7 +21,7 @@ from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 # Help lists first what a newcomer types first, and others at its end, by name.
 _FIRST = (
     *("up", "controller", "front", "worker", "infer", "status", "drain", "load", "simulate"),
-    *("replay", "models", "app", "keys", "quotas", "trace"),
+    *("doctor", "replay", "models", "app", "keys", "quotas", "trace"),
 )
 
 

@@ -24,7 +24,7 @@ from worker import gpu_workers
 
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
-    *("models", "app", "keys", "quotas", "trace", "front", "load"),
+    *("models", "app", "keys", "quotas", "trace", "front", "load", "doctor"),
 )
 
 #: Exit code, standard output, standard error.
