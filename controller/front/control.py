@@ -30,6 +30,7 @@ from controller.core.quotas import BOUNDS, OTHERS, Quota
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.pressure import MemoryPressure, MemoryState
+from controller.front.recent import recent_actions, recent_requests
 from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.quota_book import QuotaBook
@@ -167,6 +168,9 @@ class ControlService:
             denials=_reasons(
                 {reason.value: count for reason, count in self._runtime.telemetry.denials.items()}
             ),
+            recent=recent_requests(
+                self._runtime.telemetry, since_ns=self._started_ns, now_ns=self._runtime.clock()
+            ),
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
@@ -175,9 +179,19 @@ class ControlService:
         if request.worker_id:
             links = [self._link(request.worker_id)]
         statistics = {row.worker_id: row for row in self._runtime.statistics().workers}
-        return pb.ListWorkersResponse(
-            workers=[_worker_info(link, statistics.get(link.worker_id)) for link in links]
+        recent = recent_actions(
+            self._runtime.telemetry,
+            {link.worker_id: link.register.gpu_kind for link in self._links.links},
+            since_ns=self._started_ns,
+            now_ns=self._runtime.clock(),
         )
+        response = pb.ListWorkersResponse()
+        for link in links:
+            info = _worker_info(link, statistics.get(link.worker_id))
+            if (actions := recent.get(link.worker_id)) is not None:
+                info.recent.CopyFrom(actions)
+            response.workers.append(info)
+        return response
 
     async def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         """All models, or the one that is named."""

@@ -24,7 +24,7 @@ from worker import gpu_workers
 
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
-    *("models", "app", "keys", "quotas", "trace", "front", "load", "doctor"),
+    *("models", "app", "keys", "quotas", "trace", "front", "load", "doctor", "top"),
 )
 
 #: Exit code, standard output, standard error.
@@ -477,3 +477,20 @@ def test_a_load_that_cannot_be_is_one_line(
     assert (code, out) == (1, "")
     assert why in err
     assert "\n" not in err.strip()
+
+
+def test_top_prints_once_for_scripts_and_says_whether_all_is_well(
+    run: Run, server: LocalServer
+) -> None:
+    once = ("top", "--server", server.address, "--interval-s", "0.1")
+    code, out, _ = run(*once, "--once")
+    first = out.splitlines()[0]
+    # Whatever other tests left behind: the exit code says what the first line says.
+    assert code == (0 if first.startswith(("WELL", "PREPARING")) else 1)
+    assert "local-0" in out
+    assert "dense" in out
+    code, out, _ = run(*once, "--json")
+    shown = json.loads(out)
+    assert code == bool(shown["findings"])
+    assert shown["recent"]["over_ns"] > 0
+    assert {row["model_id"] for row in shown["models"]} >= {"dense", "pair"}
