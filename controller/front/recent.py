@@ -16,7 +16,7 @@ from controller.telemetry import CANCELLED, OK, Telemetry
 
 #: How far a look goes back. Less: few rows; more: what was sick looks sick for long.
 _WINDOW_NS = 5 * NS_PER_S
-_ROWS_MAX = 4000
+_ROWS_MAX = 2000
 
 _NO_ERROR, _TOO_LATE = ActionError.NONE.name, ActionError.TOO_LATE.name
 # Taken back by the controller itself.
@@ -71,46 +71,58 @@ def recent_actions(
     if len(rows) == _ROWS_MAX:
         since_ns = rows[-1][13]
     over_ns = max(now_ns - since_ns, 1)
-    found: dict[WorkerId, pb.RecentActions] = {}
-    predicted_ns: Counter[WorkerId] = Counter()
-    load_ns: Counter[WorkerId] = Counter()
+    # Numbers of too late and of failed actions, of loads and their time, of EXECs and what they were to take.
+    sums: dict[WorkerId, list[int]] = {}
     # Time and number of EXECs of one model in one batch size.
-    runs: dict[tuple[str, ModelId, int], dict[WorkerId, tuple[int, int]]] = {}
+    runs: dict[tuple[str, ModelId, int], dict[WorkerId, list[int]]] = {}
     for row in rows:
         worker_id, error, load, run = row[2], row[14], row[15], row[17]
         kind = kinds.get(worker_id)
         if kind is None or error == _WITHDRAWN:
             continue
-        recent = found.setdefault(worker_id, pb.RecentActions(over_ns=over_ns))
+        mine = sums.setdefault(worker_id, [0] * 6)
         if error == _TOO_LATE:
-            recent.too_late += 1
+            mine[0] += 1
         elif error != _NO_ERROR:
-            recent.failed += 1
+            mine[1] += 1
         elif run is not None:
-            recent.infers += 1
-            predicted_ns[worker_id] += row[11]
-            same = runs.setdefault((kind, row[3], row[4]), {})
-            duration_ns, num = same.get(worker_id, (0, 0))
-            same[worker_id] = duration_ns + run.duration_ns, num + 1
+            mine[4] += 1
+            mine[5] += row[11]
+            same = runs.setdefault((kind, row[3], row[4]), {}).setdefault(worker_id, [0, 0])
+            same[0] += run.duration_ns
+            same[1] += 1
         elif load is not None:
-            recent.loads += 1
-            load_ns[worker_id] += load.duration_ns
-    exec_ns: Counter[WorkerId] = Counter()
-    compared_ns: Counter[WorkerId] = Counter()
-    others_ns: Counter[WorkerId] = Counter()
-    for same in runs.values():
-        all_ns, num_all = (sum(column) for column in zip(*same.values(), strict=True))
-        for worker_id, (duration_ns, num) in same.items():
+            mine[2] += 1
+            mine[3] += load.duration_ns
+    exec_ns, compared_ns, others_ns = Counter[WorkerId](), Counter[WorkerId](), Counter[WorkerId]()
+    for of_all in runs.values():
+        all_ns, num_all = (sum(column) for column in zip(*of_all.values(), strict=True))
+        for worker_id, (duration_ns, num) in of_all.items():
             exec_ns[worker_id] += duration_ns
             if num < num_all:
                 compared_ns[worker_id] += duration_ns
                 others_ns[worker_id] += num * (all_ns - duration_ns) // (num_all - num)
-    for worker_id, recent in found.items():
-        recent.exec_busy = exec_ns[worker_id] / over_ns
-        recent.load_busy = load_ns[worker_id] / over_ns
-        recent.exec_over_predicted = exec_ns[worker_id] / max(predicted_ns[worker_id], 1)
-        recent.exec_over_others = compared_ns[worker_id] / max(others_ns[worker_id], 1)
-    return found
+    return {
+        worker_id: pb.RecentActions(
+            over_ns=over_ns,
+            infers=num_infers,
+            loads=num_loads,
+            exec_busy=exec_ns[worker_id] / over_ns,
+            load_busy=load_ns / over_ns,
+            exec_over_predicted=exec_ns[worker_id] / max(predicted_ns, 1),
+            exec_over_others=compared_ns[worker_id] / max(others_ns[worker_id], 1),
+            too_late=num_too_late,
+            failed=num_failed,
+        )
+        for worker_id, (
+            num_too_late,
+            num_failed,
+            num_loads,
+            load_ns,
+            num_infers,
+            predicted_ns,
+        ) in sums.items()
+    }
 
 
 def _rank(num: int, percent: int) -> int:

@@ -44,7 +44,7 @@ def test_what_is_short_is_named_with_its_figures(shortage: str, name: str, figur
     assert finding.name == name
     assert "20.0 r/s" in finding.words
     assert figure in finding.words
-    # Of 200 requests per second, one does not matter.
+    # One of 200 requests per second does not matter.
     assert diagnose(status_of(**{shortage: 1.0}), WELL) == []
 
 

@@ -18,21 +18,23 @@ from experiments.simulator.case import WorkerKind, slower_kind
 from modelzoo.profile import load_profile
 from traces.arrivals import Poisson, Workload
 
-SECONDS = 4
+SECONDS = 2
 RESNET = load_profile("table1").row_for("resnet50_v1b")
 
 
-def staged(*, rate_rps: float, models: int = 4, pages: int = 1376, slow: bool = False) -> list[str]:
-    """Names of what is found after some seconds on two workers, of which one may be slow."""
+def staged(
+    *, rate_rps: float, workers: int = 2, models: int = 4, pages: int = 1376, slow: bool = False
+) -> list[str]:
+    """Names of what is found after some seconds on workers, of which one may be slow."""
     hosted = copies_of(RESNET, models)
     end_ns = SECONDS * NS_PER_S
     source = Poisson(
         models=range(models), rate_rps=rate_rps, slo_ns=100 * NS_PER_MS, end_ns=end_ns, seed=5
     )
-    kinds = (WorkerKind(), slower_kind("slow", [RESNET], 2.0) if slow else WorkerKind())
+    kinds = (WorkerKind(),) * (workers - slow) + (slower_kind("slow", [RESNET], 2.0),) * slow
     case = Case(
         workload=Workload(models=tuple(model.model_id for model in hosted), sources=(source,)),
-        cluster=Cluster(models=hosted, num_workers=2, num_pages=pages, kinds=kinds),
+        cluster=Cluster(models=hosted, num_workers=workers, num_pages=pages, kinds=kinds),
         duration_ns=end_ns,
     )
     schedulers: list[Scheduler] = []
@@ -79,10 +81,10 @@ def staged(*, rate_rps: float, models: int = 4, pages: int = 1376, slow: bool = 
 @pytest.mark.parametrize(
     ("stage", "first"),
     [
-        ({"rate_rps": 600}, None),
-        ({"rate_rps": 4000}, "overload"),
-        ({"rate_rps": 600, "slow": True}, "slow worker"),
-        ({"rate_rps": 600, "models": 250, "pages": 350}, "too few pages"),
+        ({"rate_rps": 300}, None),
+        ({"rate_rps": 1500, "workers": 1}, "overload"),
+        ({"rate_rps": 300, "slow": True}, "slow worker"),
+        ({"rate_rps": 300, "workers": 1, "models": 60, "pages": 100}, "too few pages"),
     ],
 )
 def test_what_was_staged_is_found_first(stage: dict[str, float], first: str | None) -> None:
