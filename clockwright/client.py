@@ -188,6 +188,15 @@ class Client:
         """List all models, by name."""
         return _model_list(self._call("RepositoryIndex", b""))
 
+    def load_model(self, model: str) -> None:
+        """Have the server read a model of its models directory, again if it has it; returns once it is ready.
+
+        Raises:
+            UnknownModelError: the directory has no such model.
+            ModelError: it cannot be served; nothing has changed.
+        """
+        self._call("RepositoryModelLoad", _load_request(model))
+
     def metadata(self, model: str) -> ModelMetadata:
         """Say what a model takes and gives.
 
@@ -279,6 +288,10 @@ class AsyncClient:
     async def models(self) -> list[ModelStatus]:
         """List all models, by name."""
         return _model_list(await self._call("RepositoryIndex", b""))
+
+    async def load_model(self, model: str) -> None:
+        """Have the server read a model again; see `Client.load_model`."""
+        await self._call("RepositoryModelLoad", _load_request(model))
 
     async def metadata(self, model: str) -> ModelMetadata:
         """Say what a model takes and gives; see `Client.metadata`."""
@@ -405,6 +418,10 @@ def _model_list(data: bytes) -> list[ModelStatus]:
 
 def _metadata_request(model: str) -> bytes:
     return pb.ModelMetadataRequest(name=model).SerializeToString()
+
+
+def _load_request(model: str) -> bytes:
+    return pb.RepositoryModelLoadRequest(model_name=model).SerializeToString()
 
 
 def _metadata(data: bytes) -> ModelMetadata:

@@ -215,7 +215,7 @@ class BatchEstimate(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "cold_starts", "one_by_one")
+    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "cold_starts", "one_by_one", "pinned")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -233,6 +233,7 @@ class ModelInfo(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
     ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     version: str
     state: str
@@ -250,7 +251,8 @@ class ModelInfo(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
     cold_starts: int
     one_by_one: str
-    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., one_by_one: _Optional[str] = ...) -> None: ...
+    pinned: bool
+    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., one_by_one: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)
@@ -295,6 +297,20 @@ class RemoveModelRequest(_message.Message):
 class RemoveModelResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PinModelRequest(_message.Message):
+    __slots__ = ("model_id", "pinned")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    pinned: bool
+    def __init__(self, model_id: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class PinModelResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
 
 class Application(_message.Message):
     __slots__ = ("name", "models", "policy", "options_json", "slo_ns", "default_label", "confidence_threshold", "combination", "label_output", "probability_output", "no_cache")

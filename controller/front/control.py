@@ -113,6 +113,7 @@ class ControlService:
             "DrainWorker": unary("DrainWorker", pb.DrainWorkerRequest, self._drain_worker),
             "AddModel": grpc.stream_unary_rpc_method_handler(self._add_model),
             "RemoveModel": unary("RemoveModel", pb.RemoveModelRequest, self._remove_model),
+            "PinModel": unary("PinModel", pb.PinModelRequest, self._pin_model),
             "PutApplication": unary(
                 "PutApplication", pb.PutApplicationRequest, self._put_application
             ),
@@ -287,6 +288,11 @@ class ControlService:
         await asyncio.shield(self._catalogue.remove(request.model_id))
         return pb.RemoveModelResponse()
 
+    async def _pin_model(self, request: pb.PinModelRequest) -> pb.PinModelResponse:
+        """Pin a model, or let it go."""
+        models = await asyncio.shield(self._catalogue.pin(request.model_id, pinned=request.pinned))
+        return pb.PinModelResponse(models=self._model_infos(models))
+
     # --- applications -------------------------------------------------------------------------
 
     async def _put_application(
@@ -424,6 +430,7 @@ class ControlService:
             slo_ns=model.slo_ns or self._default_slo_ns,
             weights_bytes=model.weights_bytes,
             one_by_one=model.one_by_one,
+            pinned=self._catalogue.is_pinned(model),
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,
