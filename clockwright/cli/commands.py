@@ -95,7 +95,11 @@ def add_application(
     name: str,
     model: Annotated[list[str], typer.Option(help="A candidate; once per model.")],
     policy: Annotated[
-        str, typer.Option(help="exp4-full, exp3, thompson, canary, ...; see README.")
+        str,
+        typer.Option(
+            help="exp4-full, exp4 (all models, weighed); exp3, exp3-ix, exp3-s, thompson, epsilon-greedy (one each "
+            "time); static, ab, canary, shadow. `clockwright policies` says what each is, with its options."
+        ),
     ] = "exp4-full",
     option: Annotated[
         list[str] | None,

@@ -23,7 +23,7 @@ from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 # Help lists first what a newcomer types first, and others at its end, by name.
 _FIRST = (
     *("up", "controller", "front", "worker", "infer", "status", "top", "drain", "load", "simulate"),
-    *("doctor", "replay", "models", "app", "keys", "quotas", "trace", "completion"),
+    *("doctor", "replay", "models", "app", "policies", "keys", "quotas", "trace", "completion"),
 )
 
 
