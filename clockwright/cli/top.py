@@ -27,6 +27,8 @@ _BAR_CHARS = 10
 # Lines of the totals and the tables' heads, besides rows of workers and models. A finding takes two lines.
 _OTHER_LINES = 14
 _WORKERS_SHOWN = 8
+# A look at thousands of models takes the server's time, so the next one waits so many times as long.
+_PAUSE_FACTOR = 20
 _ROWS_MIN = 4
 
 
@@ -34,7 +36,7 @@ _ROWS_MIN = 4
 class Look:
     """What a server said at one time."""
 
-    #: By the clock of whoever looks.
+    #: When all of it was there, by the clock of whoever looks.
     at_s: float
     status: pb.StatusResponse
     workers: Sequence[pb.WorkerInfo]
@@ -85,9 +87,12 @@ def top(
                 raise typer.Exit(1)
             return
         with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            cost_s = 0.0
             while True:
-                time.sleep(interval_s)
+                time.sleep(max(interval_s, _PAUSE_FACTOR * cost_s))
+                began_s = time.monotonic()
                 now = _look(operator)
+                cost_s = now.at_s - began_s
                 live.update(
                     screen(before, now, lines=console.size.height, address=to.server), refresh=True
                 )
@@ -221,12 +226,8 @@ def _table(*names: str) -> Table:
 
 
 def _look(operator: Operator) -> Look:
-    return Look(
-        at_s=time.monotonic(),
-        status=operator.status(),
-        workers=operator.workers(),
-        models=operator.models(),
-    )
+    status, workers, models = operator.status(), operator.workers(), operator.models()
+    return Look(at_s=time.monotonic(), status=status, workers=workers, models=models)
 
 
 def _counts(model: pb.ModelInfo) -> Mapping[str, int]:
