@@ -55,8 +55,8 @@ until an Infer is sent, hears then which worker to send them to, and gets the ou
 handles meanwhile (`held_tensors`). An Infer is received, to worker and scheduler, when its inputs are whole: so
 what the way through the front takes is learned as part of the link (`core.link`), and no plan knows of it.
 
-What survives. Models that were added (`uploads`), applications and what they learned (`selection.stores`) lie in
-one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and
+What survives. Models that were added (`uploads`), which ones are pinned (`catalogue`), applications and what they
+learned (`selection.stores`) lie in one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and
 residency do not: workers know what they hold, and clients ask again. What goes with the process (`scratch`) is
 cleared away by the next one where it was killed.
 

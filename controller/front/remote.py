@@ -278,9 +278,9 @@ class RemoteBackend:
                 question.explain,
                 question.tenant,
                 question.context,
-                question.owner,
                 lengths,
                 places,
+                question.owner,
             )
         )
         self._payload += inputs
