@@ -56,9 +56,9 @@ handles meanwhile (`held_tensors`). An Infer is received, to worker and schedule
 what the way through the front takes is learned as part of the link (`core.link`), and no plan knows of it.
 
 What survives. Models that were added (`uploads`), which ones are pinned (`catalogue`), applications and what they
-learned (`selection.stores`) lie in one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and
-residency do not: workers know what they hold, and clients ask again. What goes with the process (`scratch`) is
-cleared away by the next one where it was killed.
+learned (`selection.stores`) lie in one SQLite file of the state folder (`state_file`), which one controller at a time
+may use. Queues, timelines and residency do not: workers know what they hold, and clients ask again. What goes with the
+process (`scratch`) is cleared away by the next one where it was killed.
 
 Several controllers may stand behind one lease (`lease`): one leads, the others only listen and say that they are
 not ready (`standby`). Nothing that is hot has to be handed over. Workers say what they hold when they register, fronts
