@@ -117,6 +117,7 @@ def draw(report: LoadReport, record: ClientRecord, target: Path) -> None:
         ) from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator
 
     figure, (over_time, shares) = pyplot.subplots(2, 1, figsize=(8, 7), layout="constrained")
     try:
@@ -163,6 +164,7 @@ def draw(report: LoadReport, record: ClientRecord, target: Path) -> None:
             ylabel="% of requests",
         )  # fmt: skip
         shares.xaxis.set_major_formatter("{x:g}")
+        shares.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
         shares.xaxis.set_minor_formatter("{x:g}")
         if shares.get_legend_handles_labels()[0]:
             shares.legend(loc="lower right", frameon=False)
