@@ -22,10 +22,10 @@ from pathlib import Path
 from clockwright.bulk import Buffer
 from clockwright.data_socket import is_our_users, prepare
 from clockwright.errors import ProtocolError
+from clockwright.frame_headers import TOKEN_BYTES
 from clockwright.frames import (
     GREETING_BYTES,
     PLAIN_HEADER_BYTES,
-    TOKEN_BYTES,
     Frame,
     FrameReader,
     SendQueue,

@@ -24,17 +24,15 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
+from clockwright import frame_headers as headers
 from clockwright.actions import (
     Action,
-    ActionError,
     EvictWeights,
     FromFronts,
     Infer,
@@ -44,17 +42,22 @@ from clockwright.actions import (
 )
 from clockwright.bulk import Buffer, total_bytes
 from clockwright.errors import ProtocolError
-from clockwright.units import DURATION_NS_MAX, TIME_NS_MAX, ActionId, ModelId
+from clockwright.frame_headers import (
+    APART,
+    HEADER_BYTES_MAX,
+    PLACE_BITS,
+    TOKEN_BYTES,
+    WORDS_CHARS_MAX,
+)
+from clockwright.units import ActionId, ModelId
 
 #: Bytes of the header and of the payload.
 PREFIX: Final = struct.Struct("<II")
+PREFIX_BYTES: Final = PREFIX.size
 
 _MAGIC: Final = b"CWF4"
-TOKEN_BYTES: Final = 32
 GREETING_BYTES: Final = len(_MAGIC) + TOKEN_BYTES
 
-#: Most bytes of a header, whatever it holds.
-HEADER_BYTES_MAX: Final = 1 << 20
 #: Most bytes of a payload.
 PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
 #: Bytes of a header without lengths of tensors.
@@ -65,9 +68,6 @@ LENGTH_BYTES: Final = 5
 #: A request that has a tensor of so many bytes, or gets one, is worth a message between its front and the worker.
 DIRECT_BYTES: Final = 64 << 10
 
-#: Words on an action may quote an engine or two; what is longer is cut by the sender.
-WORDS_CHARS_MAX: Final = 1000
-
 # Where received bytes gather until a frame is complete; a frame that has not come whole and is larger than
 # the other figure gets memory of its own, into which the rest is received.
 _GATHERED_BYTES: Final = 256 << 10
@@ -77,194 +77,18 @@ _JOINED_BYTES: Final = 16 << 10
 # The kernel takes 1,024 buffers in one call.
 _BUFFERS_MAX: Final = 512
 
-_Id = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-_Count = Annotated[int, Meta(ge=0, lt=1 << 32)]
-_Time = Annotated[int, Meta(gt=-TIME_NS_MAX, lt=TIME_NS_MAX)]
-_Duration = Annotated[int, Meta(ge=0, le=DURATION_NS_MAX)]
-_Words = Annotated[str, Meta(max_length=WORDS_CHARS_MAX)]
-_Counts = Annotated[tuple[_Count, ...], Meta(max_length=HEADER_BYTES_MAX)]
 
-# Where something lies in shared memory: the memory's number and, in so many bits, the offset. -1: it travels in
-# the payload.
-PLACE_BITS: Final = 48
-#: The place of a tensor that travels between a front and a worker.
-APART: Final = -2
-_MEMORIES_MAX: Final = 1 << 14
-_Place = Annotated[int, Meta(ge=APART, lt=_MEMORIES_MAX << PLACE_BITS)]
-_Number = Annotated[int, Meta(gt=0, lt=_MEMORIES_MAX)]
-_Places = Annotated[tuple[_Place, ...], Meta(max_length=HEADER_BYTES_MAX)]
-_Size = Annotated[int, Meta(ge=0, le=1 << 48)]
-_FrontNumber = Annotated[int, Meta(gt=0, lt=1 << 32)]
-
-_INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT, _MEMORY, _MAPPED, _FURTHER, _FORGET = range(9)
-_EXPECT, _FRONT_GONE, _INPUTS, _OUTPUTS = range(9, 13)
-
-
-class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=True, gc=False):
-    action_id: _Id
-    model_id: _Words
-    batch_size: _Count
-    rows: _Counts
-    earliest_ns: _Time
-    latest_ns: _Time
-    expected_duration_ns: _Duration
-    lengths: _Counts
-    places: _Places
-    room: tuple[_Size, _Size] | None
-    generation: _Id = 0
-    fronts: _Counts = ()
-
-
-class _LoadWeights(
-    msgspec.Struct, array_like=True, tag=_LOAD, forbid_unknown_fields=True, gc=False
-):
-    action_id: _Id
-    model_id: _Words
-    earliest_ns: _Time
-    latest_ns: _Time
-    expected_duration_ns: _Duration
-    generation: _Id = 0
-
-
-class _EvictWeights(
-    msgspec.Struct, array_like=True, tag=_EVICT, forbid_unknown_fields=True, gc=False
-):
-    action_id: _Id
-    model_id: _Words
-    generation: _Id = 0
-
-
-class Withdrawal(
-    msgspec.Struct, array_like=True, tag=_WITHDRAW, forbid_unknown_fields=True, gc=False
-):
-    """Drop an action if its LOAD or EXEC has not begun; its result says WITHDRAWN then.
-
-    An action that has begun is finished and reported as usual, and one that is not there has been reported
-    already.
-    """
-
-    action_id: _Id
-    generation: _Id = 0
-
-
-class MemoryOffer(
-    msgspec.Struct, array_like=True, tag=_MEMORY, forbid_unknown_fields=True, gc=False
-):
-    """Map these files, which come with the first bytes of a connection, and say `MAPPED`.
-
-    From then on an Infer's tensors may lie there.
-    """
-
-    inputs_bytes: _Size
-    outputs_bytes: _Size
-
-
-class FurtherMemory(
-    msgspec.Struct, array_like=True, tag=_FURTHER, forbid_unknown_fields=True, gc=False
-):
-    """Map a further file, which comes with this frame, to read inputs there, and say so (`encode_mapped`).
-
-    It is that of a front which is a process of its own.
-    """
-
-    number: _Number
-    num_bytes: _Size
-
-
-class ForgetMemory(
-    msgspec.Struct, array_like=True, tag=_FORGET, forbid_unknown_fields=True, gc=False
-):
-    """Nothing comes from such memory any more."""
-
-    number: _Number
-
-
-class ExpectFront(
-    msgspec.Struct, array_like=True, tag=_EXPECT, forbid_unknown_fields=True, gc=False
-):
-    """Let the front that shows this token send inputs, and send it its outputs."""
-
-    number: _FrontNumber
-    token: Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
-    #: Bytes of the largest inputs to one request.
-    inputs_bytes_max: _Count
-
-
-class FrontGone(
-    msgspec.Struct, array_like=True, tag=_FRONT_GONE, forbid_unknown_fields=True, gc=False
-):
-    """Nothing comes from a front any more, and nobody there waits for outputs."""
-
-    number: _FrontNumber
-
-
-class Inputs(msgspec.Struct, array_like=True, tag=_INPUTS, forbid_unknown_fields=True, gc=False):
-    """A front's inputs to one request of an Infer, in their order, without those that came with the action."""
-
-    action_id: _Id
-    #: The request's number in the action.
-    index: _Count
-    #: None: nobody waits for its answer any more, so there are none.
-    lengths: _Counts | None
-
-
-class Outputs(msgspec.Struct, array_like=True, tag=_OUTPUTS, forbid_unknown_fields=True, gc=False):
-    """The outputs of one request of an Infer, for its front."""
-
-    action_id: _Id
-    index: _Count
-    lengths: _Counts
-
-
-class _Mapped(msgspec.Struct, array_like=True, tag=_MAPPED, forbid_unknown_fields=True, gc=False):
-    number: Annotated[int, Meta(ge=0, lt=_MEMORIES_MAX)]
-
-
-@dataclass(slots=True)
 class Memory:
     """A controller's memory as a worker has it mapped."""
 
-    #: By number; 0: the controller's own.
-    inputs: dict[int, memoryview]
-    outputs: memoryview
+    # No dataclass, because mypyc finds no type of the name memoryview for it.
+    __slots__ = ("inputs", "outputs")
 
+    def __init__(self, inputs: dict[int, memoryview], outputs: memoryview) -> None:
+        #: By number; 0: the controller's own.
+        self.inputs = inputs
+        self.outputs = outputs
 
-class _Step(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    begin_ns: _Time
-    end_ns: _Time
-    duration_ns: _Duration
-
-
-class _Result(msgspec.Struct, array_like=True, tag=_RESULT, forbid_unknown_fields=True, gc=False):
-    action_id: _Id
-    error: ActionError
-    message: _Words
-    received_ns: _Time
-    load: _Step | None
-    input: _Step | None
-    exec: _Step | None
-    output: _Step | None
-    lengths: _Counts
-    sent: _Counts = ()
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_order = msgspec.msgpack.Decoder(
-    _Infer
-    | _LoadWeights
-    | _EvictWeights
-    | Withdrawal
-    | MemoryOffer
-    | FurtherMemory
-    | ForgetMemory
-    | ExpectFront
-    | FrontGone
-    | Inputs
-).decode
-_decode_inputs = msgspec.msgpack.Decoder(Inputs).decode
-_decode_outputs = msgspec.msgpack.Decoder(Outputs).decode
-_decode_mapped = msgspec.msgpack.Decoder(_Mapped).decode
-_decode_result = msgspec.msgpack.Decoder(_Result).decode
 
 # No result is so short.
 _MAPPED_BYTES_MAX: Final = 8
@@ -275,7 +99,7 @@ def mapped_number(header: Buffer) -> int | None:
     if len(header) > _MAPPED_BYTES_MAX:
         return None
     try:
-        return _decode_mapped(header).number
+        return headers.decode_mapped(header).number
     except msgspec.DecodeError:
         return None
 
@@ -322,14 +146,23 @@ def encode_action(
     """
     told = (generation,) if generation else ()
     if isinstance(action, EvictWeights):
-        return make_frame(_encode((_EVICT, action.action_id, action.model_id, *told)), ())
+        return make_frame(
+            headers.encode((headers.EVICT, action.action_id, action.model_id, *told)), ()
+        )
     earliest_ns, latest_ns = action.earliest_ns + shift_ns, action.latest_ns + shift_ns
     expected_ns = action.expected_duration_ns
     if isinstance(action, LoadWeights):
-        load = (_LOAD, action.action_id, action.model_id, earliest_ns, latest_ns, expected_ns)
-        return make_frame(_encode((*load, *told)), ())
+        load = (
+            headers.LOAD,
+            action.action_id,
+            action.model_id,
+            earliest_ns,
+            latest_ns,
+            expected_ns,
+        )
+        return make_frame(headers.encode((*load, *told)), ())
     infer: tuple[object, ...] = (
-        _INFER,
+        headers.INFER,
         action.action_id,
         action.model_id,
         action.batch_size,
@@ -347,82 +180,82 @@ def encode_action(
         infer = (*infer, generation)
     if places:
         payload = [tensor for tensor, place in zip(payload, places, strict=True) if place == -1]
-    return make_frame(_encode(infer), payload)
+    return make_frame(headers.encode(infer), payload)
 
 
 def encode_memory(inputs_bytes: int, outputs_bytes: int) -> bytes:
     """Make the frame with which the files of these sizes are handed over."""
-    (frame,) = make_frame(_encode((_MEMORY, inputs_bytes, outputs_bytes)), ())
+    (frame,) = make_frame(headers.encode((headers.MEMORY, inputs_bytes, outputs_bytes)), ())
     return bytes(frame)
 
 
 def encode_further(number: int, num_bytes: int) -> bytes:
     """Make the frame with which a further file of this size is handed over."""
-    (frame,) = make_frame(_encode((_FURTHER, number, num_bytes)), ())
+    (frame,) = make_frame(headers.encode((headers.FURTHER, number, num_bytes)), ())
     return bytes(frame)
 
 
 def encode_forget(number: int) -> list[Buffer]:
     """Make the frame that takes further memory back."""
-    return make_frame(_encode((_FORGET, number)), ())
+    return make_frame(headers.encode((headers.FORGET, number)), ())
 
 
 def encode_mapped(number: int = 0) -> list[Buffer]:
     """Make the frame that says that memory is mapped; 0: the controller's own."""
-    return make_frame(_encode((_MAPPED, number)), ())
+    return make_frame(headers.encode((headers.MAPPED, number)), ())
 
 
 def encode_withdrawal(action_id: ActionId, *, generation: int = 0) -> list[Buffer]:
     """Make the frame that takes an action back; `generation` as in `encode_action`."""
     told = (generation,) if generation else ()
-    return make_frame(_encode((_WITHDRAW, action_id, *told)), ())
+    return make_frame(headers.encode((headers.WITHDRAW, action_id, *told)), ())
 
 
 def encode_expect(number: int, token: bytes, inputs_bytes_max: int) -> list[Buffer]:
     """Make the frame that announces a front to a worker."""
-    return make_frame(_encode((_EXPECT, number, token, inputs_bytes_max)), ())
+    return make_frame(headers.encode((headers.EXPECT, number, token, inputs_bytes_max)), ())
 
 
 def encode_front_gone(number: int) -> list[Buffer]:
     """Make the frame that says that a front is gone."""
-    return make_frame(_encode((_FRONT_GONE, number)), ())
+    return make_frame(headers.encode((headers.FRONT_GONE, number)), ())
 
 
 def encode_inputs(action_id: int, index: int, tensors: Sequence[Buffer] | None) -> list[Buffer]:
     """Make the frame of a front's inputs to one request of an Infer; None: there are none."""
     if tensors is None:
-        return make_frame(_encode((_INPUTS, action_id, index, None)), ())
+        return make_frame(headers.encode((headers.INPUTS, action_id, index, None)), ())
     lengths = [len(tensor) for tensor in tensors]
-    return make_frame(_encode((_INPUTS, action_id, index, lengths)), tensors)
+    return make_frame(headers.encode((headers.INPUTS, action_id, index, lengths)), tensors)
 
 
 def encode_outputs(action_id: int, index: int, tensors: Sequence[Buffer]) -> list[Buffer]:
     """Make the frame of the outputs of one request of an Infer, for its front."""
     lengths = [len(tensor) for tensor in tensors]
-    return make_frame(_encode((_OUTPUTS, action_id, index, lengths)), tensors)
+    return make_frame(headers.encode((headers.OUTPUTS, action_id, index, lengths)), tensors)
 
 
-def decode_inputs(frame: Frame) -> tuple[Inputs, Sequence[Buffer]]:
+def decode_inputs(frame: Frame) -> tuple[headers.Inputs, Sequence[Buffer]]:
     """Read what a front sent to a worker.
 
     Raises:
         ProtocolError: no front of this version sends that.
     """
     try:
-        inputs = _decode_inputs(frame[0])
+        inputs = headers.decode_inputs(frame[0])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(frame[0])} bytes that are no inputs: {error}") from None
     return inputs, _cut(inputs.action_id, frame[1], inputs.lengths or ())
 
 
-def decode_outputs(frame: Frame) -> tuple[Outputs, Sequence[Buffer]]:
+def decode_outputs(frame: Frame) -> tuple[headers.Outputs, Sequence[Buffer]]:
     """Read what a worker sent to a front.
 
     Raises:
         ProtocolError: no worker of this version sends that.
     """
     try:
-        outputs = _decode_outputs(frame[0])
+        outputs = headers.decode_outputs(frame[0])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(frame[0])} bytes that are no outputs: {error}") from None
     return outputs, _cut(outputs.action_id, frame[1], outputs.lengths)
@@ -448,30 +281,36 @@ def encode_result(
         # What an engine says may be long, and not even be text.
         message = message[:WORDS_CHARS_MAX].encode(errors="replace").decode()
     header: tuple[object, ...] = (
-        _RESULT,
+        headers.RESULT,
         result.action_id,
         result.error,
         message,
         result.received_ns + shift_ns,
-        _encode_step(result.load, shift_ns),
-        _encode_step(result.input, shift_ns),
-        _encode_step(result.exec, shift_ns),
-        _encode_step(result.output, shift_ns),
+        None if result.load is None else _encode_step(result.load, shift_ns),
+        None if result.input is None else _encode_step(result.input, shift_ns),
+        None if result.exec is None else _encode_step(result.exec, shift_ns),
+        None if result.output is None else _encode_step(result.output, shift_ns),
         [len(tensor) for tensor in outputs],
     )
     if sent:
         header = (*header, sent)
-    return make_frame(_encode(header), outputs)
+    return make_frame(headers.encode(header), outputs)
 
 
 #: What a controller says of memory and of fronts.
-Arrangement = MemoryOffer | FurtherMemory | ForgetMemory | ExpectFront | FrontGone
+Arrangement = (
+    headers.MemoryOffer
+    | headers.FurtherMemory
+    | headers.ForgetMemory
+    | headers.ExpectFront
+    | headers.FrontGone
+)
 
 
 def decode_order(
     frame: Frame, memory: Memory | None = None, *, oldest: int = 0
 ) -> tuple[
-    Action | Withdrawal | Inputs | Arrangement,
+    Action | headers.Withdrawal | headers.Inputs | Arrangement,
     Sequence[Buffer],
     memoryview | FromFronts | None,
 ]:
@@ -492,14 +331,14 @@ def decode_order(
     """
     header, payload = frame
     try:
-        order = _decode_order(header)
+        order = headers.decode_order(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no action: {error}") from None
-    if oldest and not isinstance(order, Arrangement | Inputs) and order.generation < oldest:
+    if oldest and not isinstance(order, Arrangement | headers.Inputs) and order.generation < oldest:
         raise ProtocolError(
             f"action {order.action_id} is of generation {order.generation}, expected {oldest} or later"
         )
-    if isinstance(order, _Infer):
+    if isinstance(order, headers.InferHeader):
         infer = Infer(
             action_id=ActionId(order.action_id),
             model_id=ModelId(order.model_id),
@@ -519,16 +358,16 @@ def decode_order(
         if order.room is not None:
             room = _look(order.action_id, memory.outputs, *order.room)
         return infer, _gather(order, payload, memory.inputs), room
-    if isinstance(order, Inputs):
+    if isinstance(order, headers.Inputs):
         return order, _cut(order.action_id, payload, order.lengths or ()), None
     if isinstance(order, Arrangement):
         _cut(0, payload, ())
         return order, (), None
     _cut(order.action_id, payload, ())
-    if isinstance(order, Withdrawal):
+    if isinstance(order, headers.Withdrawal):
         return order, (), None
     action_id, model_id = ActionId(order.action_id), ModelId(order.model_id)
-    if isinstance(order, _EvictWeights):
+    if isinstance(order, headers.EvictHeader):
         return EvictWeights(action_id=action_id, model_id=model_id), (), None
     load = LoadWeights(
         action_id=action_id,
@@ -554,7 +393,7 @@ def decode_result(
     """
     header, payload = frame
     try:
-        found = _decode_result(header)
+        found = headers.decode_result(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no result: {error}") from None
     result = Result(
@@ -562,10 +401,10 @@ def decode_result(
         error=found.error,
         message=found.message,
         received_ns=found.received_ns + shift_ns,
-        load=_decode_step(found.load, shift_ns),
-        input=_decode_step(found.input, shift_ns),
-        exec=_decode_step(found.exec, shift_ns),
-        output=_decode_step(found.output, shift_ns),
+        load=None if found.load is None else _decode_step(found.load, shift_ns),
+        input=None if found.input is None else _decode_step(found.input, shift_ns),
+        exec=None if found.exec is None else _decode_step(found.exec, shift_ns),
+        output=None if found.output is None else _decode_step(found.output, shift_ns),
     )
     return result, _cut(found.action_id, payload, found.lengths), found.sent
 
@@ -594,7 +433,9 @@ def _cut(action_id: int, payload: Buffer, lengths: Sequence[int]) -> Sequence[Bu
     return tensors
 
 
-def _gather(order: _Infer, payload: Buffer, memories: Mapping[int, memoryview]) -> Sequence[Buffer]:
+def _gather(
+    order: headers.InferHeader, payload: Buffer, memories: Mapping[int, memoryview]
+) -> Sequence[Buffer]:
     """Find an Infer's tensors: some in shared memory, the others in the payload."""
     if not order.places:
         return _cut(order.action_id, payload, order.lengths)
@@ -618,7 +459,7 @@ def _gather(order: _Infer, payload: Buffer, memories: Mapping[int, memoryview]) 
 
 
 def _supplied(
-    order: _Infer, payload: Buffer, memory: Memory | None
+    order: headers.InferHeader, payload: Buffer, memory: Memory | None
 ) -> tuple[Sequence[Buffer], FromFronts]:
     """Find the inputs of an Infer that has fronts, and what they still have to send."""
     num_requests = len(order.rows)
@@ -638,7 +479,7 @@ def _supplied(
     return inputs, FromFronts(order.fronts, awaited)
 
 
-def _check_places(order: _Infer) -> None:
+def _check_places(order: headers.InferHeader) -> None:
     if len(order.places) != len(order.lengths):
         raise ProtocolError(
             f"action {order.action_id}: {len(order.places)} places of {len(order.lengths)} tensors"
@@ -655,15 +496,11 @@ def _look(action_id: int, memory: memoryview, begin: int, num_bytes: int) -> mem
     return memory[begin : begin + num_bytes]
 
 
-def _encode_step(step: StepTime | None, shift_ns: int) -> tuple[int, int, int] | None:
-    if step is None:
-        return None
+def _encode_step(step: StepTime, shift_ns: int) -> tuple[int, int, int]:
     return step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns
 
 
-def _decode_step(step: _Step | None, shift_ns: int) -> StepTime | None:
-    if step is None:
-        return None
+def _decode_step(step: headers.StepHeader, shift_ns: int) -> StepTime:
     return StepTime(step.begin_ns + shift_ns, step.end_ns + shift_ns, step.duration_ns)
 
 
@@ -703,14 +540,16 @@ class FrameReader:
             if self._own_end < len(own):
                 return []
             self._own = None
-            return [(own[PREFIX.size : self._own_payload], own[self._own_payload :])]
-        gathered = self._gathered
+            return [(own[PREFIX_BYTES : self._own_payload], own[self._own_payload :])]
+        gathered, data = self._gathered, b""
         begin, end = 0, self._end + num_bytes
         frames: list[Frame] = []
-        while end - begin >= PREFIX.size:
+        while end - begin >= PREFIX_BYTES:
             header_bytes, payload_bytes = PREFIX.unpack_from(gathered, begin)
-            self._check(header_bytes, payload_bytes)
-            payload_begin = begin + PREFIX.size + header_bytes
+            if header_bytes > self.header_bytes_max or payload_bytes > self.payload_bytes_max:
+                raise self._too_long(header_bytes, payload_bytes)
+            header_begin = begin + PREFIX_BYTES
+            payload_begin = header_begin + header_bytes
             frame_end = payload_begin + payload_bytes
             if frame_end > end:
                 if frame_end - begin > _OWN_BYTES:
@@ -719,20 +558,21 @@ class FrameReader:
                     self._own_payload, self._own_end = payload_begin - begin, end - begin
                     begin = end
                 break
-            header = bytes(gathered[begin + PREFIX.size : payload_begin])
-            frames.append((header, bytes(gathered[payload_begin:frame_end])))
+            if not data:
+                # Parts of bytes are cheap; parts of a view are views first.
+                data = bytes(gathered[:end])
+            frames.append((data[header_begin:payload_begin], data[payload_begin:frame_end]))
             begin = frame_end
-        if begin:
-            gathered[: end - begin] = gathered[begin:end]
         self._end = end - begin
+        if begin and self._end:
+            gathered[: self._end] = gathered[begin:end]
         return frames
 
-    def _check(self, header_bytes: int, payload_bytes: int) -> None:
-        if header_bytes > self.header_bytes_max or payload_bytes > self.payload_bytes_max:
-            raise ProtocolError(
-                f"a frame with a header of {header_bytes} bytes and a payload of {payload_bytes},"
-                f" expected {self.header_bytes_max} and {self.payload_bytes_max} at most"
-            )
+    def _too_long(self, header_bytes: int, payload_bytes: int) -> ProtocolError:
+        return ProtocolError(
+            f"a frame with a header of {header_bytes} bytes and a payload of {payload_bytes},"
+            f" expected {self.header_bytes_max} and {self.payload_bytes_max} at most"
+        )
 
 
 class SendQueue:

@@ -12,9 +12,8 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from clockwright.actions import Action, ActionError, Result
+from clockwright.actions import ActionError, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import Refusal, RefusedError
 from clockwright.units import NS_PER_S, ActionId, ModelId, RequestId, WorkerId
@@ -33,6 +32,7 @@ from controller.core.events import (
 )
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
+from controller.parties import Link, Waiter
 from controller.telemetry import Telemetry
 
 # Takes the outputs of one request.
@@ -78,46 +78,9 @@ class NoAnswerError(RefusedError):
         self.detail = detail
 
 
-class Waiter(Protocol):
-    """Whoever waits for an answer; `asyncio.Future` is one. Neither setter may raise or take long."""
-
-    def done(self) -> bool:
-        """Whether nobody waits any more."""
-
-    def set_result(self, result: Answer, /) -> None:
-        """Take the answer, which is in time now."""
-
-    def set_exception(self, exception: NoAnswerError, /) -> None:
-        """Hear why there is no answer in time."""
-
-
-class Link(Protocol):
-    """The way to one worker. None of these blocks or raises."""
-
-    def send(self, action: Action, payload: Sequence[Buffer]) -> None:
-        """Send an action at the next `flush`; `payload` is per request, per input tensor."""
-
-    def flush(self, *, now: bool) -> None:
-        """Have the actions leave: now, or with whatever else is sent in this turn of the event loop."""
-
-    def withdraw_action(self, action_id: ActionId) -> None:
-        """Tell the worker to drop an action that it has not begun."""
-
-    def forget_model(self, model_id: ModelId) -> None:
-        """Tell the worker to drop a model."""
-
-    def close(self, reason: str) -> None:
-        """Tell the worker to leave, and close."""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """What is kept of a request until it is closed."""
-
-    inputs: Sequence[Buffer]
-    waiter: Waiter
-    #: Takes the outputs whenever they come; None: nobody wants them but in time.
-    late: _TakeOutputs | None
+# What is kept of a request until it is closed: its inputs, its waiter, and who takes its outputs whenever they
+# come; None: nobody wants them but in time.
+_Waiting = tuple[Sequence[Buffer], Waiter, _TakeOutputs | None]
 
 
 class Runtime:
@@ -228,7 +191,7 @@ class Runtime:
             tenant=tenant,
             num_bytes=sum(map(len, inputs)),
         )
-        self._ledger.open(request, _Waiting(inputs, waiter, late))
+        self._ledger.open(request, (inputs, waiter, late))
         if not self._arrived:
             asyncio.get_running_loop().call_soon(self._tell_arrivals)
         self._arrived.append(request)
@@ -310,7 +273,7 @@ class Runtime:
             [
                 request
                 for request in arrived
-                if (entry := waiting.get(request.request_id)) and not entry[1].waiter.done()
+                if (entry := waiting.get(request.request_id)) and not entry[1][1].done()
             ]
         )
         if not requests:
@@ -392,10 +355,10 @@ class Runtime:
         payload: list[Buffer] = []
         action = sent.command.action
         for index, request_id in enumerate(sent.command.request_ids):
-            kept = waiting[request_id][1]
-            payload += kept.inputs
-            if kept.late is not None:
-                self._late.setdefault(action.action_id, []).append((index, kept.late))
+            inputs, _, late = waiting[request_id][1]
+            payload += inputs
+            if late is not None:
+                self._late.setdefault(action.action_id, []).append((index, late))
         link.send(action, payload)
         if self._sent_to is None:
             link.flush(now=False)
@@ -419,7 +382,8 @@ class Runtime:
         departure_ns: int,
         in_time: bool,
     ) -> None:
-        if waiting.waiter.done():
+        waiter = waiting[1]
+        if waiter.done():
             return
         if not in_time:
             error = late_error(
@@ -428,18 +392,18 @@ class Runtime:
                 latency_ns=departure_ns - request.arrival_ns,
                 expected_latency_ns=command.expected_departure_ns - request.arrival_ns,
             )
-            waiting.waiter.set_exception(error)
+            waiter.set_exception(error)
             return
         num_outputs = len(finished.outputs) // len(finished.sent.command.request_ids)
         first = command.index * num_outputs
         outputs = finished.outputs[first : first + num_outputs]
-        waiting.waiter.set_result(Answer(outputs, request, command, finished, departure_ns))
+        waiter.set_result(Answer(outputs, request, command, finished, departure_ns))
 
     def _refuse(
         self, _request: RequestArrived, waiting: _Waiting, command: RefuseRequest, _now_ns: int
     ) -> None:
-        if not waiting.waiter.done():
-            waiting.waiter.set_exception(refused_error(command))
+        if not waiting[1].done():
+            waiting[1].set_exception(refused_error(command))
 
     def _settled(self) -> None:
         if self._idle is not None and not self._idle.done():

@@ -18,6 +18,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -157,6 +158,16 @@ def _address(view: Buffer) -> int:
     return address
 
 
+@dataclass(slots=True)
+class _Allowance:
+    """What may still be taken. It stands apart: what gives bytes back would else keep all memory for ever."""
+
+    num_bytes: int
+
+    def give_back(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+
+
 class Slabs:
     """All shared memory of a front."""
 
@@ -166,7 +177,7 @@ class Slabs:
         Args:
             num_bytes: what all of it may take up; 0: there is none, and tensors travel beside their actions.
         """
-        self._bytes_left = num_bytes
+        self._left = _Allowance(num_bytes)
         self._outputs_bytes = num_bytes // 2 // _WORKERS
         self.inputs = self._make("clockwright-inputs", num_bytes // 2, workers_write=False)
 
@@ -188,17 +199,14 @@ class Slabs:
             self.inputs.close()
 
     def _make(self, name: str, num_bytes: int, *, workers_write: bool) -> Arena | None:
-        if not SLAB_BYTES_MIN <= num_bytes <= self._bytes_left:
+        if not SLAB_BYTES_MIN <= num_bytes <= self._left.num_bytes:
             return None
         try:
             arena = Arena(name, num_bytes, workers_write=workers_write)
         except OSError as error:
             log.warning("no shared memory: %s; tensors travel beside their actions", error)
             return None
-        self._bytes_left -= arena.num_bytes
+        self._left.num_bytes -= arena.num_bytes
         # Answers in it may outlive the arena.
-        weakref.finalize(arena.memory, self._gone, arena.num_bytes)
+        weakref.finalize(arena.memory, self._left.give_back, arena.num_bytes)
         return arena
-
-    def _gone(self, num_bytes: int) -> None:
-        self._bytes_left += num_bytes

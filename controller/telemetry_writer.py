@@ -226,15 +226,16 @@ def write(source: BinaryIO, files: TelemetryFiles) -> None:
     while len(length := source.read(_LENGTH.size)) == _LENGTH.size:
         if length == _FLUSH:
             files.flush()
-            continue
-        try:
-            requests, actions = marshal.loads(source.read(_LENGTH.unpack(length)[0]))
-        except (EOFError, ValueError):
-            return  # The controller was killed while it wrote.
-        for record in requests:
-            files.requests.add(request_of(record))
-        for record in actions:
-            files.actions.add(action_of(record))
+        else:
+            try:
+                requests, actions = marshal.loads(source.read(_LENGTH.unpack(length)[0]))
+            except (EOFError, ValueError):
+                return  # The controller was killed while it wrote.
+            for record in requests:
+                files.requests.add(request_of(record))
+            for record in actions:
+                files.actions.add(action_of(record))
+        # Behind a flush these are rows that have waited for room on the disk, though none may come for long.
         while files.write_slice(_SLICE_ROWS):
             pass
 

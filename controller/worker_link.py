@@ -29,14 +29,12 @@ from clockwright.actions import Action, ActionError, Infer
 from clockwright.bulk import Buffer, check_fields, join_bulk
 from clockwright.errors import ProtocolError
 from clockwright.foreign import TEXT_CHARS_MAX, printable
+from clockwright.frame_headers import APART, PLACE_BITS, WORDS_CHARS_MAX
 from clockwright.frame_socket import FrameSocket, SocketListener
 from clockwright.frames import (
-    APART,
     DIRECT_BYTES,
     LENGTH_BYTES,
-    PLACE_BITS,
     PLAIN_HEADER_BYTES,
-    WORDS_CHARS_MAX,
     Frame,
     decode_result,
     encode_action,
@@ -204,8 +202,8 @@ class WorkerLink:
     #: Fronts' memory that the worker was handed, by number, and those numbers that it has mapped.
     _further: dict[int, MappedMemory] = field(default_factory=dict)
     _further_mapped: dict[int, MappedMemory] = field(default_factory=dict)
-    #: The output sizes of each model that the worker has ready: bytes of one row, by output.
-    _output_row_bytes: dict[ModelId, tuple[int, ...]] = field(default_factory=dict)
+    #: The output sizes of each model that the worker has ready: bytes of one row, by output, and of all.
+    _output_row_bytes: dict[ModelId, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     #: Set once `WorkerLinks` does not list the worker any more.
     left: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set when the stream is to end; its result says why.
@@ -227,7 +225,8 @@ class WorkerLink:
         room: tuple[int, int] | None = None
         fronts: Sequence[int] = ()
         if isinstance(action, Infer):
-            row_bytes = self._output_row_bytes[action.model_id]
+            row_bytes, num_row_bytes = self._output_row_bytes[action.model_id]
+            payload_bytes = sum(action.rows) * num_row_bytes
             slab: memoryview | None = None
             holders: dict[int, Holder] = {}
             inputs = payload
@@ -236,7 +235,7 @@ class WorkerLink:
             elif self._mapped:
                 places = self._places(payload)
             if self._mapped and not holders:
-                slab = self._take_outputs(sum(action.rows) * sum(row_bytes))
+                slab = self._take_outputs(payload_bytes)
                 if slab is not None:
                     assert self._outputs is not None
                     room = self._outputs.find(slab), len(slab)
@@ -249,7 +248,6 @@ class WorkerLink:
                 ]
             # No result is longer than the longest that an Infer has asked for.
             reader = data.reader
-            payload_bytes = sum(action.rows) * sum(row_bytes)
             if payload_bytes > reader.payload_bytes_max:
                 reader.payload_bytes_max = payload_bytes
             header_bytes = PLAIN_HEADER_BYTES + LENGTH_BYTES * len(action.rows) * len(row_bytes)
@@ -858,7 +856,7 @@ class WorkerLink:
             return
         inputs, outputs = _tensors(ready)
         # Known before the scheduler is: it may send an Infer at once.
-        self._output_row_bytes[model_id] = tuple(spec.row_bytes for spec in outputs)
+        self._output_row_bytes[model_id] = tuple(spec.row_bytes for spec in outputs), row_bytes
         known = self.catalogue.model_ready(
             event,
             inputs=inputs,

@@ -34,7 +34,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf.message import DecodeError
 
-from clockwright import frames
+from clockwright import frame_headers, frames
 from clockwright.actions import Infer, LoadWeights, Result, StepTime
 from clockwright.channel import OPTIONS
 from clockwright.errors import BadRequestError, ClockwrightError, ProtocolError
@@ -330,7 +330,7 @@ def _headers_of(framed: Sequence[Any]) -> bytes:
 def _from_fronts() -> list[bytes]:
     ask = (1, 1, 1, 1, 1, False, "gold", "ann", (12,), (), "key")
     failed = (1, 3, "why", {"a-bin": b"x"})
-    there = link_frames.WorkerThere(1, "host", 9000, bytes(frames.TOKEN_BYTES), b"")
+    there = link_frames.WorkerThere(1, "host", 9000, bytes(frame_headers.TOKEN_BYTES), b"")
     return [
         _headers_of(link_frames.encode_asks([ask, ask], [])),
         _headers_of(link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], [])),
@@ -356,7 +356,7 @@ def _data_frames() -> list[bytes]:
         frames.encode_result(result, [bytes(12)]),
         [frames.encode_memory(1 << 20, 1 << 20)],
         frames.encode_action(
-            infer, [bytes(12)] * 2, places=[frames.APART] * 2, fronts=(1, 2), generation=3
+            infer, [bytes(12)] * 2, places=[frame_headers.APART] * 2, fronts=(1, 2), generation=3
         ),
         frames.encode_inputs(2, 1, [bytes(12)]),
         frames.encode_outputs(2, 1, [bytes(12)]),

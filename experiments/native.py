@@ -37,9 +37,16 @@ COMPILED = (
     *_CORE,
     "controller/ledger.py",
     # What carries requests live, as far as it compiles: not modules of protocols, which would take nothing but
-    # what is compiled, nor `clockwright.frames`, whose records are msgspec's.
-    "clockwright/bulk.py",
-    *(f"controller/front/{name}.py" for name in ("door", "http2", "templates", "throttle")),
+    # what is compiled, nor those of msgspec's records.
+    *(f"clockwright/{name}.py" for name in ("bulk", "frame_socket", "frames")),
+    *(
+        f"controller/{name}.py"
+        for name in ("clock_sync", "held_tensors", "runtime", "slabs", "telemetry", "worker_link")
+    ),
+    *(
+        f"controller/front/{name}.py"
+        for name in ("door", "front_link", "http2", "templates", "throttle", "turns")
+    ),
     "worker/core/lanes.py",
     "worker/core/io_pool.py",
     "worker/core/pages.py",

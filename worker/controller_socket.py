@@ -24,18 +24,20 @@ from clockwright.actions import Action, FromFronts, Result
 from clockwright.bulk import Buffer
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
-from clockwright.frame_socket import first_record
-from clockwright.frames import (
+from clockwright.frame_headers import (
     ExpectFront,
     ForgetMemory,
-    FrameReader,
     FrontGone,
     FurtherMemory,
     Inputs,
-    Memory,
     MemoryOffer,
-    SendQueue,
     Withdrawal,
+)
+from clockwright.frame_socket import first_record
+from clockwright.frames import (
+    FrameReader,
+    Memory,
+    SendQueue,
     decode_order,
     encode_mapped,
     encode_result,

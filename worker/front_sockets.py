@@ -23,16 +23,9 @@ from typing import Protocol
 from clockwright.actions import Action, ActionError, FromFronts, Infer, Result
 from clockwright.bulk import Buffer
 from clockwright.errors import ProtocolError
+from clockwright.frame_headers import HEADER_BYTES_MAX, ExpectFront, Inputs
 from clockwright.frame_socket import FrameSocket, SocketListener
-from clockwright.frames import (
-    DIRECT_BYTES,
-    HEADER_BYTES_MAX,
-    ExpectFront,
-    Frame,
-    Inputs,
-    decode_inputs,
-    encode_outputs,
-)
+from clockwright.frames import DIRECT_BYTES, Frame, decode_inputs, encode_outputs
 from clockwright.units import ActionId, format_ns
 from worker.core.front_inputs import FrontInputs, WholeInfer
 

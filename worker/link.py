@@ -33,8 +33,8 @@ from clockwright.actions import FromFronts, Infer, Result
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.channel import Access
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
+from clockwright.frame_headers import ExpectFront, FrontGone, Inputs, Withdrawal
 from clockwright.frame_socket import SocketListener
-from clockwright.frames import ExpectFront, FrontGone, Inputs, Withdrawal
 from clockwright.leader_search import LeaderSearch
 from clockwright.leadership import Fence, Term, host_of
 from clockwright.own_certificate import make_certificate

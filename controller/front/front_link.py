@@ -40,15 +40,9 @@ from clockwright.errors import (
     RefusedError,
 )
 from clockwright.foreign import printable
+from clockwright.frame_headers import APART, HEADER_BYTES_MAX, PLACE_BITS, TOKEN_BYTES
 from clockwright.frame_socket import FrameSocket
-from clockwright.frames import (
-    APART,
-    DIRECT_BYTES,
-    HEADER_BYTES_MAX,
-    PLACE_BITS,
-    TOKEN_BYTES,
-    Frame,
-)
+from clockwright.frames import DIRECT_BYTES, Frame
 from clockwright.leadership import Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import front_pb2 as pb
@@ -87,6 +81,17 @@ _BESIDE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
+class _Size:
+    """How large a request is with so many rows."""
+
+    #: Bytes of each input, and of all.
+    lengths: tuple[int, ...]
+    num_bytes: int
+    #: A tensor that it has, or gets, is worth a message of its own.
+    is_large: bool
+
+
+@dataclass(slots=True)
 class _Description:
     """What fronts were told of a model or an application."""
 
@@ -96,8 +101,8 @@ class _Description:
     #: Bytes of a row of each input, and of the largest output.
     row_bytes: tuple[int, ...]
     output_row_bytes: int
-    #: By rows, as far as requests had so many: bytes of each input, and of all.
-    _sizes: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+    #: By rows, as far as requests had so many.
+    _sizes: dict[int, _Size] = field(default_factory=dict)
 
     @property
     def keeps_inputs(self) -> bool:
@@ -109,13 +114,8 @@ class _Description:
         """What it is called."""
         return self.answerer.servable.name
 
-    def is_large(self, ask: frames.Ask) -> bool:
-        """Whether a request has a tensor, or gets one, that is worth a message of its own."""
-        largest = max(ask.lengths, default=0)
-        return max(largest, ask.rows * self.output_row_bytes) >= DIRECT_BYTES
-
-    def check(self, ask: frames.Ask) -> int:
-        """Find that a request fits, as its front has found; returns the bytes of its inputs.
+    def check(self, ask: frames.Ask) -> _Size:
+        """Find that a request fits, as its front has found; returns how large it is.
 
         Raises:
             ProtocolError: it does not.
@@ -124,12 +124,13 @@ class _Description:
         size = self._sizes.get(rows)
         if size is None and 1 <= rows <= self.answerer.servable.max_rows:
             lengths = tuple([rows * num_bytes for num_bytes in self.row_bytes])
-            size = self._sizes[rows] = lengths, sum(lengths)
-        if size is None or ask.lengths != size[0]:
+            largest = max((*lengths, rows * self.output_row_bytes))
+            size = self._sizes[rows] = _Size(lengths, sum(lengths), largest >= DIRECT_BYTES)
+        if size is None or ask.lengths != size.lengths:
             raise ProtocolError(
                 f"request {ask.ask_id} to {self.name}: {rows} rows of {list(ask.lengths)} bytes"
             )
-        return size[1]
+        return size
 
 
 class _Asked:
@@ -281,26 +282,28 @@ class FrontLink:
         """Tell an answer."""
         self._close(asked)
         lengths = [len(tensor) for tensor in outputs]
+        num_bytes = sum(lengths)
         places: Sequence[int] = ()
         sent: tuple[int, int, int] | None = None
         if outputs and isinstance(handle := outputs[0], SentOutput):
             sent = handle.worker, handle.action_id, handle.index
-            outputs, places = (), [APART] * len(lengths)
+            outputs, places, num_bytes = (), [APART] * len(lengths), 0
         elif self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
             places = [self._place(tensor) for tensor in outputs]
             lent = [tensor for tensor, at in zip(outputs, places, strict=True) if at >= 0]
             if lent:
                 self._lent[asked.ask_id] = lent
             outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
+            num_bytes = total_bytes(outputs)
         departure_ns += self.offset_ns or 0
         told = (asked.ask_id, departure_ns, parameters, lengths, places)
         # The first release knows no field behind these, and nothing comes to it from a worker.
         self._answered.append((*told, sent) if self.instance else told)
         self._payload += outputs
-        self._payload_bytes += total_bytes(outputs)
+        self._payload_bytes += num_bytes
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
             self._flush()
-        else:
+        elif not self._is_due:
             self._flush_soon()
 
     def _place(self, tensor: Buffer) -> int:
@@ -549,7 +552,7 @@ class FrontLink:
                 self._stale.append(ask.ask_id)
                 self._flush_soon()
                 continue
-            num_bytes = description.check(ask)
+            size = description.check(ask)
             keeps = APART in ask.places
             if keeps and description.keeps_inputs:
                 # Its front was told otherwise, before its answers were kept.
@@ -567,18 +570,16 @@ class FrontLink:
                 self._too_late(ask, now_ns - arrival_ns)
                 continue
             try:
-                links.door.enter(num_bytes)
+                links.door.enter(size.num_bytes)
             except RefusedError as error:
                 self._fail(ask.ask_id, error)
                 continue
-            asked = _Asked(self, ask, num_bytes, arrival_ns)
+            asked = _Asked(self, ask, size.num_bytes, arrival_ns)
             open_[ask.ask_id] = asked
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
-            elif keeps or (
-                self._workers and not description.keeps_inputs and description.is_large(ask)
-            ):
+            elif keeps or (size.is_large and self._workers and not description.keeps_inputs):
                 inputs = self._held(ask, inputs)
             try:
                 asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)

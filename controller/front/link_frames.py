@@ -26,7 +26,8 @@ from msgspec import Meta
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Denial, ProtocolError, Refusal
-from clockwright.frames import APART, TOKEN_BYTES, Frame, make_frame
+from clockwright.frame_headers import APART, TOKEN_BYTES
+from clockwright.frames import Frame, make_frame
 from clockwright.tensors import TensorSpec
 from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX, TIME_NS_MAX
 from controller.front.oip import Servable

@@ -29,16 +29,9 @@ from clockwright.bulk import Buffer, total_bytes
 from clockwright.channel import OPTIONS, Access
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ConfigError, Denial, ProtocolError, Refusal, RefusedError
+from clockwright.frame_headers import APART, HEADER_BYTES_MAX, PLACE_BITS
 from clockwright.frame_socket import FrameSocket
-from clockwright.frames import (
-    APART,
-    DIRECT_BYTES,
-    HEADER_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
-    PLACE_BITS,
-    Frame,
-    greeting,
-)
+from clockwright.frames import DIRECT_BYTES, PAYLOAD_BYTES_MAX, Frame, greeting
 from clockwright.leader_search import LeaderSearch
 from clockwright.leadership import Fence, Term, host_of, parse_addresses
 from clockwright.units import NS_PER_MS, ModelId

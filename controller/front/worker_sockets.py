@@ -14,14 +14,9 @@ from contextlib import suppress
 
 from clockwright.bulk import Buffer
 from clockwright.data_socket import dial, pinned_context, prepare
+from clockwright.frame_headers import HEADER_BYTES_MAX
 from clockwright.frame_socket import FrameSocket
-from clockwright.frames import (
-    HEADER_BYTES_MAX,
-    Frame,
-    decode_outputs,
-    encode_inputs,
-    greeting,
-)
+from clockwright.frames import Frame, decode_outputs, encode_inputs, greeting
 from controller.front.fed_requests import Feeding
 from controller.front.link_frames import WorkerThere
 

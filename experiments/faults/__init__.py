@@ -5,6 +5,8 @@
     rpc        gRPC's client on those sockets, in place of grpcio's
     interpose  the standard library's doors (clock, socket, thread, process id) lead into the world
     leases     where it is kept which of several controllers leads
+    keys       what callers show, and the file that says what it allows
+    writer     the program that a controller starts to write its telemetry
     device     a worker's device, whose answers show which inputs it has read
     plant      the product's own controllers, fronts and workers, as processes of the world
     clients    whoever asks, and writes down what came of it

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import functools
 import gc
 import os
@@ -29,6 +31,7 @@ from clockwright.units import NS_PER_S
 from experiments.faults import rpc, threads
 from experiments.faults.sockets import Poll, Socket, WorldNetwork, create_connection
 from experiments.faults.world import PROCESS_FILES, ProcessFile, World, current_thread
+from experiments.faults.writer import start_writer
 
 
 @contextmanager
@@ -42,9 +45,8 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         folder: temporary files lie there.
     """
     network = WorldNetwork(world)
-    Socket.network = network
     real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
-    real_connect = sqlite3.connect
+    real_connect, real_write = sqlite3.connect, os.write
 
     def monotonic_ns() -> int:
         assert world.current is not None
@@ -94,6 +96,18 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     def open_file(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         return kept(real_open(path, flags, mode, dir_fd=dir_fd))
 
+    def write_file(fd: int, data: Any) -> int:
+        process = world.current
+        assert process is not None
+        if fd not in process.files:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        if world.now_ns < process.host.disk_full_until_ns:
+            # Some of it may find room.
+            if world.below(2) or len(data) < 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            data = data[: len(data) // 2]
+        return real_write(fd, data)
+
     def close_file(fd: int) -> None:
         process = world.current
         assert process is not None
@@ -103,6 +117,10 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
 
     def connect(path: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
         assert world.current is not None
+        for process in world.processes:
+            others = process.databases.values() if process.alive else ()
+            if str(path) in others and str(path) != ":memory:" and process is not world.current:
+                world.fail(f"{world.current.name} opens the state of {process.name}, which runs")
         connection: sqlite3.Connection = real_connect(path, *args, **kwargs)
         world.current.databases[connection] = str(path)
         return connection
@@ -119,6 +137,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
             door = world.door(inside, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, door))
 
+        stack.enter_context(mock.patch.object(Socket, "network", network, create=True))
         put(time, "monotonic_ns", monotonic_ns)
         put(time, "monotonic", lambda: monotonic_ns() / NS_PER_S)
         put(time, "time_ns", wall_ns)
@@ -129,6 +148,8 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(os, "memfd_create", shared_memory)
         put(os, "open", open_file)
         put(os, "close", close_file)
+        put(os, "write", write_file)
+        put(asyncio, "create_subprocess_exec", start_writer)
         put(sqlite3, "connect", connect)
         put(os, "pidfd_open", open_process)
         names = map("{:08x}".format, count(1))
@@ -159,6 +180,7 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         # Nobody of the world is ever busy: turns take no time.
         put(controller.front.http2_server, "thread_times", lambda: lambda: (0, 0))
         yield network
+    network.drop(list(network.files))
 
 
 def _only_here(world: World, work: Callable[..., Any], *args: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -25,6 +25,8 @@ class ModelOperator:
     clients: WorldClients
     #: What is confirmed of each model: what it is, None that it is not there. What is in doubt is missing.
     certain: dict[str, ModelSpec | None] = field(default_factory=dict)
+    #: Applications that are confirmed.
+    applications: set[str] = field(default_factory=set)
     num_open: int = 0
     _turns: dict[str, asyncio.Lock] = field(default_factory=dict)
 
@@ -35,6 +37,36 @@ class ModelOperator:
     def remove(self, name: str) -> None:
         """Remove a model."""
         self._begin(name, None)
+
+    def put_application(self, name: str, models: Sequence[str]) -> None:
+        """Add an application that asks one of its models and learns which."""
+        self.num_open += 1
+        loop = self.clients.process.loop
+        loop.call_soon(lambda: loop.create_task(self._put_application(name, models)))
+
+    async def _put_application(self, name: str, models: Sequence[str]) -> None:
+        application = pb.Application(
+            name=name,
+            models=models,
+            policy="thompson",
+            options_json='{"discount": 1.0}',
+            combination="one",
+            no_cache=True,
+        )
+        words = "done"
+        try:
+            async with Channel(self.plant.controller_address) as channel:
+                put = channel.unary_unary(
+                    f"{_CONTROL}/PutApplication", pb.PutApplicationRequest.SerializeToString
+                )
+                request = pb.PutApplicationRequest(application=application, replace=True)
+                await put(request, metadata=self._metadata)
+            self.applications.add(name)
+        except grpc.aio.AioRpcError as error:
+            words = f"{error.code().name} {(error.details() or '')[:100]}"
+        finally:
+            self.num_open -= 1
+        self.plant.world.say(f"application {name} is put: {words}")
 
     def _begin(self, name: str, spec: ModelSpec | None) -> None:
         self.num_open += 1
@@ -74,7 +106,7 @@ class ModelOperator:
                 )
                 yield message.SerializeToString()
 
-        call = channel.stream_stream(f"{_CONTROL}/AddModel")(messages())
+        call = channel.stream_stream(f"{_CONTROL}/AddModel")(messages(), metadata=self._metadata)
         async for _ in call:
             pass
 
@@ -82,4 +114,8 @@ class ModelOperator:
         remove = channel.unary_unary(
             f"{_CONTROL}/RemoveModel", pb.RemoveModelRequest.SerializeToString
         )
-        await remove(pb.RemoveModelRequest(model_id=name))
+        await remove(pb.RemoveModelRequest(model_id=name), metadata=self._metadata)
+
+    @property
+    def _metadata(self) -> Sequence[tuple[str, str]]:
+        return self.plant.shown_by("operator").metadata

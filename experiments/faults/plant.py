@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,18 +20,23 @@ import worker.lane_threads
 import worker.link
 from clockwright.actions import ActionError, FromFronts, Result
 from clockwright.bulk import Buffer
+from clockwright.channel import Access
 from clockwright.leadership import Fence, Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import worker_pb2
 from controller.access.config import AccessConfig
 from controller.app import Controller, running, serve
+from controller.catalogue import name_of
 from controller.config import ControllerConfig, FrontConfig
 from controller.core import Scheduler, SchedulerConfig
-from controller.core.events import Command, Event
+from controller.core.events import Command, Event, RequestArrived, RequestsArrived
 from controller.core.invariants import check as check_books
 from controller.front_process import serving
 from controller.lease.lease import Lease
+from controller.telemetry import ActionRow, RequestRow
+from controller.telemetry_writer import TelemetryWriter
 from experiments.faults.device import FoldingDevice, FoldingModel, ModelSpec
+from experiments.faults.keys import KeyFile
 from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
@@ -108,18 +113,39 @@ class ObservedSocket(ControllerSocket):
         super().__init__(host, welcome, tls, take_in_turn)
 
 
+class CountingWriter(TelemetryWriter):
+    """A writer of telemetry that counts what it is given."""
+
+    num_requests = 0
+
+    @override
+    def add(self, row: RequestRow | ActionRow) -> None:
+        self.num_requests += isinstance(row, RequestRow)
+        super().add(row)
+
+
 class CheckedScheduler(Scheduler):
     """A scheduler whose books are looked at after every so many events."""
 
+    plant: Plant  # that runs
     num_events = 0
 
     @override
     def handle(self, event: Event, *, now_ns: int) -> list[Command]:
+        if isinstance(event, RequestArrived | RequestsArrived):
+            self._look_whose(event.requests if isinstance(event, RequestsArrived) else (event,))
         commands = super().handle(event, now_ns=now_ns)
         self.num_events += 1
         if self.num_events % 16 == 0:
             check_books(self)
         return commands
+
+    def _look_whose(self, requests: Sequence[RequestArrived]) -> None:
+        plant = self.plant
+        for request in requests:
+            model = name_of(request.model_id)
+            if request.tenant != plant.tenants.get(model, request.tenant):
+                plant.world.fail(f"a request to {model} counts as that of {request.tenant!r}")
 
 
 @dataclass
@@ -130,6 +156,8 @@ class RunningController:
     #: While it leads.
     controller: Controller | None = None
     generation: int = 0
+    #: Its telemetry, if that is written.
+    writer: CountingWriter | None = None
 
 
 @dataclass
@@ -156,6 +184,8 @@ class Plant:
     #: Says which of several leads; None: there is one.
     lease: LeasePlace | None = None
     controllers: dict[str, RunningController] = field(default_factory=dict)
+    #: How many controllers have ended.
+    num_ended: int = 0
     #: What each worker process knows of those who led.
     fences: dict[WorldProcess, Fence] = field(default_factory=dict)
     fronts: dict[str, WorldProcess] = field(default_factory=dict)
@@ -164,6 +194,11 @@ class Plant:
     heartbeat_ms: int = 50
     silence_ms: int = 500
     keeps_state: bool = True
+    writes_telemetry: bool = False
+    #: Who may do what; None: everybody who gets there may do everything.
+    keys: KeyFile | None = None
+    #: Whose all requests to a model are, where keys say so.
+    tenants: Mapping[str, str] = field(default_factory=dict)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 
     _ports: dict[str, int] = field(default_factory=dict)
@@ -182,8 +217,15 @@ class Plant:
             fence = self.fences[self.world.current] = Fence()
             return fence
 
-        ObservedSocket.plant = self
+        def make_writer(folder: Path) -> CountingWriter:
+            assert self.world.current is not None
+            own = self.controllers[self.world.current.name]
+            own.writer = CountingWriter(folder)
+            return own.writer
+
         with ExitStack() as stack:
+            for kind in (ObservedSocket, CheckedScheduler):
+                stack.enter_context(mock.patch.object(kind, "plant", self, create=True))
 
             def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
                 door = self.world.door(inside, getattr(owner, name))
@@ -193,12 +235,21 @@ class Plant:
             put(controller.app, "freeze_garbage", lambda: None)
             put(controller.app, "open_store", self._open_lease)
             put(controller.app, "make_scheduler", CheckedScheduler)
+            put(controller.app, "TelemetryWriter", make_writer)
             put(controller.lease.keeper, "Lease", self._view_lease)
             put(worker.link, "Fence", make_fence)
             put(worker.link, "ControllerSocket", ObservedSocket)
             put(worker.lane_threads, "Core", make_core)
             put(worker.lane_threads, "freeze_garbage", lambda: None)
             yield
+
+    def shown_by(self, name: str) -> Access:
+        """What somebody shows whom he calls."""
+        return Access() if self.keys is None else self.keys.access(name)
+
+    @property
+    def _access(self) -> AccessConfig:
+        return AccessConfig(insecure=True, keys_file=None if self.keys is None else self.keys.path)
 
     def address(self, host: Host, port: int) -> str:
         """HOST:PORT."""
@@ -277,8 +328,9 @@ class Plant:
             default_slo_ns=200 * NS_PER_MS,
             state_dir=self.folder / state if self.keeps_state else None,
             lease=None if lease is None else "file:the world's",
-            access=AccessConfig(insecure=True),
+            access=self._access,
             telemetry_capacity=1000,
+            telemetry_dir=self.telemetry_folder(name) if self.writes_telemetry else None,
         )
 
         async def main() -> None:
@@ -287,12 +339,17 @@ class Plant:
         own = self.controllers[name] = RunningController(process)
 
         def ended() -> None:
+            self.num_ended += 1
             if self.controllers.get(name) is own:
                 del self.controllers[name]
 
         process.on_end.append(ended)
         process.start(main)
         return process
+
+    def telemetry_folder(self, name: str) -> Path:
+        """Where a controller's telemetry is written."""
+        return self.folder / f"telemetry of {name}"
 
     def terminate(self, process: WorldProcess) -> None:
         """Tell a controller or a worker to leave, as by SIGTERM."""
@@ -313,7 +370,8 @@ class Plant:
             port=FRONT_PORT + len(self.fronts) if name not in self._ports else self._ports[name],
             shared_memory_bytes=_SHARED_BYTES,
             memory_limit_bytes=_MEMORY_BYTES,
-            access=AccessConfig(insecure=True),
+            access=self._access,
+            joining=self.shown_by("front"),
         )
         self._ports[name] = config.port
 
@@ -336,6 +394,7 @@ class Plant:
         process = WorldProcess(self.world, host, name)
         config = WorkerConfig(
             controller=self._controller_addresses,
+            access=self.shown_by("worker"),
             device="simulated",
             worker_id=name,
             num_pages=num_pages,

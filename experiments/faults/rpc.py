@@ -7,6 +7,7 @@ pieces and over connections that break.
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import struct
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any, Self
 
 import grpc
 from hpack import Decoder
+from hpack.hpack import encode_integer
 
 from experiments.faults.sockets import Socket, create_connection
 
@@ -37,8 +39,13 @@ def _frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes
     return struct.pack(">IBI", len(payload) << 8 | kind, flags, stream_id) + payload
 
 
-def _literal(name: str, value: str) -> bytes:
-    return b"\x00" + b"".join(bytes((len(text),)) + text.encode() for text in (name, value))
+def _literal(name: str, value: str | bytes) -> bytes:
+    texts = name.encode(), value.encode() if isinstance(value, str) else _text_of(value)
+    return b"\x00" + b"".join(encode_integer(len(text), 7) + text for text in texts)
+
+
+def _text_of(value: bytes) -> bytes:
+    return base64.b64encode(value).rstrip(b"=")
 
 
 class WorldCall:
@@ -49,7 +56,7 @@ class WorldCall:
         channel: Channel,
         method: str,
         timeout: float | None,
-        metadata: Sequence[tuple[str, str]],
+        metadata: Sequence[tuple[str, str | bytes]],
     ) -> None:
         self.metadata = metadata
         self._channel = channel
@@ -57,7 +64,10 @@ class WorldCall:
         self.stream_id = 0
         self.window = 0
         self.unsent: deque[tuple[bytes, bool]] = deque()
-        self._messages: deque[bytes] = deque()
+        #: Each with when the server sent its end.
+        self._messages: deque[tuple[bytes, int]] = deque()
+        #: When the message that was read last was sent.
+        self.answer_sent_ns = 0
         self._data = bytearray()
         self._code: grpc.StatusCode | None = None
         self._details = ""
@@ -66,9 +76,9 @@ class WorldCall:
         #: When the server wrote the end of the answer, and when its host had got the first byte of the request.
         self.ended_ns = 0
         self.came_ns = 0
-        #: The network did not take the answer as it was ready.
-        self.was_held_up = False
         self.position = 0
+        #: By which its answers come.
+        self.socket: Socket | None = None
         self._deadline: asyncio.TimerHandle | None = None
         if timeout is not None:
             loop = asyncio.get_running_loop()
@@ -101,7 +111,23 @@ class WorldCall:
                 return EOF
             self._something.clear()
             await self._something.wait()
-        return self._messages.popleft()
+        message, self.answer_sent_ns = self._messages.popleft()
+        return message
+
+    @property
+    def next_position(self) -> int:
+        """Where in its connection begins what is written next; 0: it has to wait for room."""
+        return 0 if self.unsent else self._channel.next_position
+
+    def arrived_ns(self, position: int) -> int:
+        """When the server's host got a byte of the connection by which an answer came; 0: it has not."""
+        assert self.socket is not None
+        return self.socket.arrived_ns(position)
+
+    def was_held_up(self, since_ns: int) -> bool:
+        """Whether the network did not take the answer as it was ready."""
+        assert self.socket is not None
+        return self.socket.was_full(since_ns)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while (message := await self.read()) is not EOF:
@@ -152,7 +178,9 @@ class WorldCall:
             (length,) = struct.unpack_from(">I", self._data, 1)
             if len(self._data) < 5 + length:
                 break
-            self._messages.append(bytes(self._data[5 : 5 + length]))
+            message = bytes(self._data[5 : 5 + length])
+            assert self.socket is not None
+            self._messages.append((message, self.socket.last_sent_ns))
             del self._data[: 5 + length]
             self._something.set()
 
@@ -205,6 +233,11 @@ class Channel:
         self._frame_bytes = _FRAME_BYTES
 
     @property
+    def next_position(self) -> int:
+        """Where what is written next begins; 0: that is not known before there is a connection."""
+        return 0 if self._socket is None else self._num_written
+
+    @property
     def is_broken(self) -> bool:
         """Whether nothing can be asked here any more."""
         return bool(self._broken)
@@ -228,7 +261,7 @@ class Channel:
         def begin(
             requests: AsyncIterator[bytes] | None = None,
             timeout: float | None = None,
-            metadata: Sequence[tuple[str, str]] = (),
+            metadata: Sequence[tuple[str, str | bytes]] = (),
         ) -> WorldCall:
             call = WorldCall(self, method, timeout, metadata)
             self._begin(call)
@@ -250,7 +283,7 @@ class Channel:
         async def ask(
             request: Any,
             timeout: float | None = None,
-            metadata: Sequence[tuple[str, str]] = (),
+            metadata: Sequence[tuple[str, str | bytes]] = (),
         ) -> Any:
             call = WorldCall(self, method, timeout, metadata)
             self._begin(call)
@@ -393,6 +426,8 @@ class Channel:
 
     def _take(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         call = self.calls.get(stream_id)
+        if call is not None:
+            call.socket = self._socket
         if stream_id in self._over and kind in (_DATA, _HEADERS):
             assert self._socket is not None
             self._socket.process.world.fail(f"a call was answered again: {payload[:100]!r}")
@@ -407,7 +442,6 @@ class Channel:
                 assert self._socket is not None
                 call.ended_ns = self._socket.last_sent_ns
                 call.came_ns = self._socket.arrived_ns(call.position)
-                call.was_held_up = self._socket.was_full(call.came_ns)
                 call.trailers({_text(name): _value(name, value) for name, value in headers.items()})
         elif kind == _RST:
             if call is not None:
@@ -461,8 +495,6 @@ def _text(name: str | bytes) -> str:
 
 def _value(name: str | bytes, value: str | bytes) -> str | bytes:
     if _text(name).endswith("-bin"):
-        import base64
-
         data = value.encode() if isinstance(value, str) else value
         return base64.b64decode(data + b"=" * (-len(data) % 4))
     return value if isinstance(value, str) else value.decode()

@@ -62,7 +62,15 @@ class WorldNetwork:
         self.links: dict[frozenset[str], NetworkLink] = {}
         self.listening: dict[tuple[str, object], list[Socket]] = {}
         self.addresses: dict[str, Host] = {}
+        #: Real files that are under way.
+        self.files: set[int] = set()
         self._last_port = _EPHEMERAL_PORT
+
+    def drop(self, files: Sequence[int]) -> None:
+        """Close files that do not arrive."""
+        for fd in files:
+            self.files.discard(fd)
+            os.close(fd)
 
     def address(self, host: Host) -> str:
         """The address of a host."""
@@ -164,8 +172,7 @@ class _Pipe:
         reader = self._reader
         if reader.is_closed:
             if segment is not None and self.writer is not None:
-                for fd in segment.ancillary:
-                    os.close(fd)
+                reader.network.drop(segment.ancillary)
                 writer = self.writer
                 self._world.at(self._link.arrival_ns(), lambda: writer.reset(errno.ECONNRESET))
             return
@@ -417,11 +424,11 @@ class Socket:
             found = array.array("i")
             found.frombytes(bytes(data))
             files += [os.dup(fd) for fd in found]
+        self.network.files.update(files)
         try:
             return self._send(b"".join(buffers), files)
         except OSError:
-            for fd in files:
-                os.close(fd)
+            self.network.drop(files)
             raise
 
     def sendall(self, data: Any, flags: int = 0) -> None:
@@ -459,8 +466,7 @@ class Socket:
 
     def recv(self, num_bytes: int, flags: int = 0) -> bytes:
         data, files, _ = self._receive(num_bytes)
-        for fd in files:
-            os.close(fd)
+        self.network.drop(files)
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
@@ -481,6 +487,8 @@ class Socket:
             begin += len(part)
         ancillary = []
         if files:
+            self.network.files.difference_update(files)
+            self.process.files.update(files)
             ancillary.append((real.SOL_SOCKET, real.SCM_RIGHTS, array.array("i", files).tobytes()))
         if self._stamps and segment is not None:
             stamp = struct.pack("@ll", *divmod(segment.wall_ns, NS_PER_S))
@@ -535,8 +543,7 @@ class Socket:
         if self._incoming is not None and self._outgoing is not None:
             unread = bool(self._incoming.received)
             for segment in self._incoming.received:
-                for fd in segment.ancillary:
-                    os.close(fd)
+                self.network.drop(segment.ancillary)
             self._incoming.received.clear()
             if silently:
                 if not self._incoming.room():

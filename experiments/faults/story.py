@@ -6,6 +6,7 @@ fewer happenings.
 
 from __future__ import annotations
 
+import csv
 import gc
 import logging
 import math
@@ -25,10 +26,13 @@ from typing_extensions import override
 
 from clockwright.units import NS_PER_MS, NS_PER_S
 from controller.core import SchedulerConfig
+from controller.selection.policies.tallies import Tallies
+from controller.telemetry_files import REQUEST_COLUMNS
 from experiments.faults import checks
 from experiments.faults.clients import WorldClients
 from experiments.faults.device import ModelSpec
 from experiments.faults.interpose import interposed
+from experiments.faults.keys import UNWELCOME, KeyFile
 from experiments.faults.leases import LeasePlace
 from experiments.faults.operators import ModelOperator
 from experiments.faults.plant import Plant
@@ -47,7 +51,14 @@ _RETURN_LIMIT_NS = NS_PER_S
 _LEASE_STORY_NS = 6 * NS_PER_S
 _LEASE_WHILE_MS = 5000
 _WHILE_MS = 900
+# Telemetry is written once a second.
+_WRITING_NS = 2500 * NS_PER_MS
+# What was learned is on the disk after so long.
+_KEPT_NS = 3 * NS_PER_S
 _SLO_MS = (5, 20, 50, 100, 200, 500)
+
+#: The application, and the models that it chooses from.
+APPLICATION, LEARNED = "app", ("a0", "a1")
 
 Act = Callable[["Play"], object]
 
@@ -91,7 +102,8 @@ class _Log(logging.Handler):
         if record.exc_info:
             words += f"\n{logging.Formatter().formatException(record.exc_info)}"
         world.say(words)
-        if record.levelno == logging.ERROR:
+        # A full disk is no bug, and neither is a writer that was killed.
+        if record.levelno == logging.ERROR and not record.name.startswith("controller.telemetry"):
             world.fail(words)
 
 
@@ -106,6 +118,9 @@ class Story:
         length_ns: int = 500 * NS_PER_MS,
         kinds: Sequence[str] | None = None,
         lease: str | None = None,
+        keyed: bool | None = None,
+        learns: bool | None = None,
+        writes: bool | None = None,
     ) -> None:
         """Draw a story.
 
@@ -115,6 +130,9 @@ class Story:
             length_ns: how long things go on, and wrong.
             kinds: what goes wrong; None: the seed says, and in one story of sixteen nothing does.
             lease: where two controllers keep who leads, `file` or `service`; empty: there is one; None: the seed says.
+            keyed: callers show keys; None: the seed says.
+            learns: there is an application that learns from feedback; None: the seed says.
+            writes: controllers write telemetry to files; None: the seed says.
         """
         self.seed = seed
         draw = self._draw = random.Random(seed)
@@ -130,6 +148,8 @@ class Story:
         self.num_pages = draw.choice([4, 6, 16])
         self.silence_ms = draw.choice([200, 500])
         self.action_timeout_ns = draw.choice([100, 400]) * NS_PER_MS
+        #: Callers show keys, and all requests to a model are those of one tenant.
+        self.is_keyed = draw.random() < 0.25 if keyed is None else keyed
         self.specs = {f"m{number}": self._spec(number) for number in range(draw.randint(1, 4))}
         self.happenings: list[Happening] = []
         # Models that an operator adds, replaces and removes, all of one shape, so that clients need not know.
@@ -139,6 +159,23 @@ class Story:
         for name in sorted(self.put):
             for number in range(draw.randint(1, 4)):
                 self._say(self._operation(name, number))
+        # An application lives with its models' controller, as theirs does.
+        self.learns = self.lease != "service" and (
+            draw.random() < 0.2 if learns is None else learns
+        )
+        if self.learns:
+            for name in LEARNED:
+                self.specs[name] = ModelSpec(f"{name} of {seed}", 16, 2, 1, 500, 400, (1, 2, 4))
+            put = "an application is to be put", lambda play: play.put_application()
+            self.happenings.append(Happening(0, *put))
+        names = [*self.specs, *sorted(self.put), *([APPLICATION] if self.learns else [])]
+        self.tenants = {name: draw.choice(["gold", "tin"]) for name in names if self.is_keyed}
+        if self.is_keyed and self.learns:
+            self.tenants |= dict.fromkeys(LEARNED, self.tenants[APPLICATION])
+        self._names_asked = names
+        self.writes_telemetry = draw.random() < 0.2 if writes is None else writes
+        if self.writes_telemetry:
+            self.length_ns = max(self.length_ns, _WRITING_NS)
         self._requests(num_requests)
         #: Few kinds in a story, and these often, so that they meet each other and themselves.
         known = [kind for kind in FAULTS if kind != "lease" or self.lease == "service"]
@@ -189,12 +226,24 @@ class Story:
 
     def _request(self) -> tuple[str, Act]:
         draw = self._draw
-        model = draw.choice([*self.specs, *sorted(self.put)])
+        model = draw.choice(self._names_asked)
         front = draw.choice([name for name in self._names() if name.startswith("front")])
         slo_ms = draw.choice(_SLO_MS)
         most = self.specs[model].batch_sizes[-1] if model in self.specs else 4
-        rows = min(draw.choice([1, 1, 1, 2, 3]), most)
-        tenant = draw.choice(["", "", "gold", "tin"])
+        rows = min(draw.choice([1, 1, 1, 2, 3]), 1 if model == APPLICATION else most)
+        tenant, caller = draw.choice(["", "", "gold", "tin"]), ""
+        if self.is_keyed:
+            # Some show a key that does not allow it, or none, or say that they are another tenant.
+            caller = self.tenants[model]
+            if draw.random() < 0.1:
+                caller = draw.choice([*UNWELCOME, ""])
+            tenant = draw.choice(["", "", "", tenant])
+        by_stream = draw.random() < 0.15
+        context = draw.choice(["", "anna", "berta"]) if model == APPLICATION else ""
+        # Some are told of twice at once, some by who has not asked.
+        judges = [caller] * draw.choice([0, 1, 1, 2])
+        if self.is_keyed and draw.random() < 0.3:
+            judges.append("tin" if caller == "gold" else "gold")
         cancel_ns = draw.randrange(slo_ms * NS_PER_MS) if draw.random() < 0.05 else None
         deadline_s = draw.choice([None, None, slo_ms / 500])
 
@@ -207,9 +256,14 @@ class Story:
                 tenant=tenant,
                 cancel_after_ns=cancel_ns,
                 deadline_s=deadline_s,
+                caller=caller,
+                by_stream=by_stream,
+                context=context,
+                judges=judges,
             )
 
-        return f"a request to {model} by {front}, {slo_ms} ms", act
+        how = f"{f' of {caller}' if caller else ''}{' in a stream' if by_stream else ''}"
+        return f"a request to {model} by {front}, {slo_ms} ms{how}", act
 
     # --- drawing --------------------------------------------------------------------------------
 
@@ -221,7 +275,7 @@ class Story:
     def a_while_ns(self, most_ms: int | None = None) -> int:
         """Draw how long something lasts: often short, sometimes up to the most."""
         if most_ms is None:
-            most_ms = _LEASE_WHILE_MS if self.lease else _WHILE_MS
+            most_ms = _LEASE_WHILE_MS if self.lease or self.writes_telemetry else _WHILE_MS
         return round(math.pow(most_ms, self._draw.random()) * NS_PER_MS)
 
     def someplace(self) -> str:
@@ -521,6 +575,11 @@ class Play:
 
         self.world.after(for_ns, mend)
 
+    def put_application(self) -> None:
+        versions = self.clients.versions
+        versions[APPLICATION] = [spec for name in LEARNED for spec in versions[name]]
+        self.operator.put_application(APPLICATION, LEARNED)
+
     # --- the course -----------------------------------------------------------------------------
 
     def run(self, happenings: Sequence[Happening]) -> None:
@@ -541,6 +600,10 @@ class Play:
         self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
         self._keeps_promises()
         self._serves_again()
+        if self.story.writes_telemetry:
+            self._is_written()
+        if self.story.learns:
+            self._remembers()
         self._wait(self._is_idle, _RECOVERY_LIMIT_NS, "workers stay busy")
         self._wait(
             lambda: not checks.num_held_bytes(plant), _RETURN_LIMIT_NS, "slabs are held for nobody"
@@ -623,6 +686,50 @@ class Play:
                 raise Violation(
                     f"{model} is to be {spec}, and is {controller.catalogue.find(model)}"
                 )
+        for name in self.operator.applications:
+            if controller.applications.find(name) is None:
+                raise Violation(f"application {name} is to be there, and is not")
+
+    def _remembers(self) -> None:
+        """Look whether each feedback has taught something once, and whether that outlives the controller."""
+        clients, plant = self.clients, self.plant
+        told = clients.learned.total()
+        before = self._num_learned()
+        if before > told + clients.in_doubt or (not plant.num_ended and before < told):
+            raise Violation(f"{before} feedbacks have taught something, and {told} were to")
+        self.world.run(self.world.now_ns + _KEPT_NS)
+        for name in self.story.controllers:
+            self.crash(name, 0)
+        self._wait(self._is_ready, _RECOVERY_LIMIT_NS, "the cluster does not get ready again")
+        if (after := self._num_learned()) != before:
+            raise Violation(f"{before} feedbacks had taught something, and {after} are remembered")
+
+    def _is_written(self) -> None:
+        """Look whether telemetry is whole: rows, once each, and all those of a controller that nothing has befallen."""
+        self.world.run(self.world.now_ns + _KEPT_NS)
+        for name, running in self.plant.controllers.items():
+            if running.writer is None:
+                continue  # It stands by.
+            seen: Counter[tuple[str, str]] = Counter()
+            with (self.plant.telemetry_folder(name) / "requests.csv").open(newline="") as file:
+                for row in csv.reader(file):
+                    if len(row) != len(REQUEST_COLUMNS):
+                        raise Violation(f"telemetry of {name} has a row {row}")
+                    seen[row[0], row[2]] += 1
+            if max(seen.values()) > 1:
+                raise Violation(f"telemetry of {name} has a request twice")
+            number, given = len(seen) - 1, running.writer.num_requests  # one is the columns' names
+            if number != given and not self.plant.num_ended:
+                raise Violation(f"telemetry of {name} has {number} requests of {given}")
+
+    def _num_learned(self) -> int:
+        controller = self.plant.controller
+        assert controller is not None
+        application = controller.applications.find(APPLICATION)
+        if application is None:
+            raise Violation(f"application {APPLICATION} is gone")
+        tallies: Tallies = application.state
+        return round(sum(tallies.rewards) + sum(tallies.losses))
 
     def _is_idle(self) -> bool:
         controller = self.plant.controller
@@ -633,14 +740,18 @@ class Play:
 
     def _serves_again(self) -> None:
         """Ask each model by each front until it answers, which it does soon."""
+        if self.story.learns and not self.operator.applications:
+            self.put_application()
+            self._wait(self._is_quiet, _RECOVERY_LIMIT_NS, "the operator waits")
         for front in self.plant.fronts:
             for model, spec in self.operator.certain.items():
                 if spec is not None:
                     self.clients.versions[model] = [spec]
             present = [model for model, spec in self.operator.certain.items() if spec is not None]
-            for model in [*self.story.specs, *present]:
+            for model in [*self.story.specs, *present, *sorted(self.operator.applications)]:
                 for _ in range(30):
-                    self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS)
+                    caller = self.story.tenants.get(model, "")
+                    self.clients.ask(model, front=front, slo_ns=500 * NS_PER_MS, caller=caller)
                     asked = self.clients.asked[-1]
                     limit_ns = 10 * NS_PER_S
                     self._wait(self._is_quiet, limit_ns, "no answer")
@@ -718,6 +829,9 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
                 silence_ms=story.silence_ms,
                 scheduler=scheduler,
             )
+            if story.is_keyed:
+                plant.keys, plant.tenants = KeyFile(folder / "keys"), story.tenants
+            plant.writes_telemetry = story.writes_telemetry
             with plant.observed():
                 played = Play(story, world, plant)
                 outcomes = played.clients.outcomes

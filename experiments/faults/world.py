@@ -35,6 +35,8 @@ T = TypeVar("T")
 _TURN_NS = 20 * NS_PER_US
 # What writes to a disk, as threads are handed it.
 _WRITES = frozenset({"add", "finish", "write", "begin_term", "keep_digests"})
+# Likewise in the store of applications, where it has the names of those who ask for it.
+_STORE_WRITES = ("Store.save", "Store.remove_application", "Store.erase")
 # Waking a thread or a loop takes so long, at most.
 _WAKE_NS = 50 * NS_PER_US
 
@@ -85,8 +87,9 @@ class Host:
             if isinstance(work, functools.partial):
                 # asyncio.to_thread has put it first.
                 work = work.args[0] if work.args else work.func
-            if getattr(work, "__name__", "") in _WRITES:
-                if args and isinstance(args[0], sqlite3.Connection):
+            is_store = getattr(work, "__qualname__", "").startswith(_STORE_WRITES)
+            if is_store or getattr(work, "__name__", "") in _WRITES:
+                if is_store or (args and isinstance(args[0], sqlite3.Connection)):
                     raise sqlite3.OperationalError("database or disk is full")
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -510,7 +513,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
     """The event loop of a process. Its time is its host's monotonic clock."""
 
     def __init__(self, process: WorldProcess) -> None:
-        self._process = process
+        self.process = process
         self._world = process.world
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[int, int, asyncio.TimerHandle]] = []
@@ -525,13 +528,13 @@ class WorldLoop(asyncio.AbstractEventLoop):
 
     @override
     def time(self) -> float:
-        return self._process.host.clock_ns() / NS_PER_S
+        return self.process.host.clock_ns() / NS_PER_S
 
     @override
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
         handle = asyncio.Handle(callback, args, self, context)
         if not self._ready:
-            self._process.wake_soon()
+            self.process.wake_soon()
         self._ready.append(handle)
         return handle
 
@@ -545,7 +548,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Any, *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        when_ns = self._process.host.clock_ns() + round(delay * NS_PER_S)
+        when_ns = self.process.host.clock_ns() + round(delay * NS_PER_S)
         return self._call_at_ns(when_ns, callback, args, context)
 
     @override
@@ -559,7 +562,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when_ns / NS_PER_S, callback, args, self, context)
         heapq.heappush(self._timers, (when_ns, self._world.number(), handle))
-        self._process.wake(self._process.host.true_ns(when_ns))
+        self.process.wake(self.process.host.true_ns(when_ns))
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
@@ -581,14 +584,14 @@ class WorldLoop(asyncio.AbstractEventLoop):
                 self._world.random.shuffle(due)
             ready.extend(due)
         timers = self._timers
-        now_ns = self._process.host.clock_ns()
+        now_ns = self.process.host.clock_ns()
         while timers and timers[0][0] <= now_ns:
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle.cancelled():
                 handle._run()
-            if not self._process.alive:
+            if not self.process.alive:
                 return
 
     def due_ns(self) -> int | None:
@@ -598,7 +601,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         timers = self._timers
         while timers and timers[0][2].cancelled():
             heapq.heappop(timers)
-        return self._process.host.true_ns(timers[0][0]) if timers else None
+        return self.process.host.true_ns(timers[0][0]) if timers else None
 
     def abandon(self) -> None:
         """Let go of all tasks."""
@@ -641,7 +644,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self._readers[fd] = asyncio.Handle(callback, args, self, None)
         self._marked[fd] = None
         if fd.is_readable():
-            self._process.wake_soon()
+            self.process.wake_soon()
 
     @override
     def remove_reader(self, fd: Any) -> bool:
@@ -655,7 +658,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self._writers[fd] = asyncio.Handle(callback, args, self, None)
         self._marked[fd] = None
         if fd.is_writable():
-            self._process.wake_soon()
+            self.process.wake_soon()
 
     @override
     def remove_writer(self, fd: Any) -> bool:
@@ -690,7 +693,7 @@ class WorldLoop(asyncio.AbstractEventLoop):
         self, executor: Any, func: Any, *args: Any
     ) -> asyncio.Future[Any]:
         future = self.create_future()
-        process = self._process
+        process = self.process
 
         def tell(result: object, error: Exception | None) -> None:
             if future.done():
@@ -738,11 +741,11 @@ class WorldLoop(asyncio.AbstractEventLoop):
 
     @override
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        if self._world.over or not self._process.alive:
+        if self._world.over or not self.process.alive:
             return
         error = context.get("exception")
         words = "".join(traceback.format_exception(error)) if error is not None else ""
-        self._world.fail(f"{self._process.name}: {context.get('message')}: {words}")
+        self._world.fail(f"{self.process.name}: {context.get('message')}: {words}")
 
 
 class ProcessFile:

@@ -14,14 +14,9 @@ from pathlib import Path
 import pytest
 
 from clockwright.data_socket import dial, pinned_context
+from clockwright.frame_headers import HEADER_BYTES_MAX
 from clockwright.frame_socket import FrameSocket, SocketListener
-from clockwright.frames import (
-    HEADER_BYTES_MAX,
-    PAYLOAD_BYTES_MAX,
-    Frame,
-    greeting,
-    make_frame,
-)
+from clockwright.frames import PAYLOAD_BYTES_MAX, Frame, greeting, make_frame
 from clockwright.own_certificate import make_certificate
 
 SILENCE_LIMIT_MS = 100_000

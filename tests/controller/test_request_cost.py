@@ -28,29 +28,31 @@ BESIDES = ("turns.py", "throttle.py", "clock_sync.py")
 class Lines:
     """Counts the product's lines that a thread runs, but for the core's."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: tuple[str, ...] = ()) -> None:
         self.num_lines = 0
+        self._only = only
 
     def enter(self, frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401
         name = frame.f_code.co_filename
         if not name.startswith(PRODUCT) or name.startswith(CORE) or name.endswith(BESIDES):
             return None
-        return self._line
+        return self._line if name.endswith(self._only or "") else None
 
     def _line(self, _frame: FrameType, event: str, _argument: object) -> Any:  # noqa: ANN401
         self.num_lines += event == "line"
         return self._line
 
 
-@pytest.mark.parametrize(("together", "most"), [(1, 650), (8, 425)])
-def test_a_small_request_costs_no_more_lines_than_it_did(
-    tmp_path: Path, together: int, most: int
-) -> None:
+def least_lines(tmp_path: Path, lines: Lines, *, together: int, front: str) -> float:
+    """Ask so many at once, and again; returns lines per request where they were the fewest."""
     request = pb.ModelInferRequest(model_name="double", raw_input_contents=[bytes(12)])
     request.parameters["slo_ms"].int64_param = 600_000
     request.inputs.add(name="x", datatype="FP32", shape=(1, 3))
-    data, lines = request.SerializeToString(), Lines()
-    with serving_in_thread(tmp_path) as server, RawClient(server.address) as client:
+    data = request.SerializeToString()
+    with (
+        serving_in_thread(tmp_path, front=front) as server,
+        RawClient(server.address) as client,
+    ):
 
         def ask() -> None:
             stream_ids = [client.next_id() for _ in range(together)]
@@ -67,4 +69,19 @@ def test_a_small_request_costs_no_more_lines_than_it_did(
             found.append(lines.num_lines / together)
             server.do(lambda _: sys.settrace(None))
     # What a timer adds, or a client's acknowledgement, is not in the least of them.
-    assert min(found) < most
+    return min(found)
+
+
+@pytest.mark.parametrize(("together", "most"), [(1, 650), (8, 425)])
+def test_a_small_request_costs_no_more_lines_than_it_did(
+    tmp_path: Path, together: int, most: int
+) -> None:
+    assert least_lines(tmp_path, Lines(), together=together, front="http2") < most
+
+
+@pytest.mark.parametrize(("together", "most"), [(1, 95), (8, 69)])
+def test_a_request_of_a_front_apart_costs_no_more_lines_of_its_link_than_it_did(
+    tmp_path: Path, together: int, most: int
+) -> None:
+    lines = Lines(only=("front_link.py",))
+    assert least_lines(tmp_path, lines, together=together, front="apart") < most

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -273,3 +274,16 @@ def test_a_slab_of_mapped_memory_is_told_of_when_the_last_view_goes_though_the_m
     del part
     assert told == ["over"]
     arena.close()
+
+
+def test_memory_is_the_kernels_again_when_nobody_has_it_any_more() -> None:
+    slabs = Slabs(64 * KIB64)
+    outputs = slabs.for_outputs()
+    assert slabs.inputs is not None
+    assert outputs is not None
+    left = [weakref.ref(arena.memory) for arena in (slabs.inputs, outputs)]
+    for arena in (slabs.inputs, outputs):
+        arena.close()
+    del slabs, outputs, arena
+    gc.collect()
+    assert [memory() for memory in left] == [None, None]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
@@ -77,7 +77,7 @@ def test_files_hold_every_column_of_every_row(tmp_path: Path) -> None:
             error="NONE",
             load=StepTime(10, 30, 15),
         )
-        telemetry.add_action(attrgetter(*ActionRow.__slots__)(load))
+        telemetry.add_action(attrgetter(*[field.name for field in fields(ActionRow)])(load))
         assert files.write_slice(max_rows=64)
         assert not files.write_slice(max_rows=64)
     with (tmp_path / "new" / "telemetry" / "requests.csv").open(newline="") as file:

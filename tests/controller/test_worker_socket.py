@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from clockwright import frame_socket, frames
+from clockwright import frame_headers, frame_socket, frames
 from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, Refusal, RefusedError
 from clockwright.frame_socket import FrameSocket, SocketListener
@@ -73,7 +73,7 @@ def test_actions_go_by_a_file_of_this_host_or_by_tcp(over_tcp: bool, tmp_path: P
         ):
             assert [bytes(output) for output in await ask(controller)] == [ROW]
             assert worker.welcome.socket_port != controller.port
-            assert len(worker.welcome.token) == frames.TOKEN_BYTES
+            assert len(worker.welcome.token) == frame_headers.TOKEN_BYTES
 
     run(test)
 
@@ -102,7 +102,7 @@ def test_workers_of_other_machines_find_the_port_that_was_chosen_for_them(tmp_pa
 @pytest.mark.parametrize(
     "greeting",
     [
-        frames.greeting(bytes(frames.TOKEN_BYTES)),
+        frames.greeting(bytes(frame_headers.TOKEN_BYTES)),
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(20),
         b"\x00" * 1000,
         b"",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def write(directory: Path, actions: list[ActionRow], requests: list[RequestRow])
     with TelemetryFiles(directory) as files:
         telemetry.write_to(files.requests.add, files.actions.add)
         for action in actions:
-            telemetry.add_action(attrgetter(*ActionRow.__slots__)(action))
+            telemetry.add_action(attrgetter(*[field.name for field in fields(ActionRow)])(action))
         for row in requests:
             telemetry.add_request(astuple(row))
 

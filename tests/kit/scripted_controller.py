@@ -15,7 +15,7 @@ from unittest import mock
 
 import grpc.aio
 
-from clockwright import frames, wire
+from clockwright import frame_headers, frames, wire
 from clockwright.actions import Action, Infer, LoadWeights, Result
 from clockwright.bulk import Buffer, join_bulk
 from clockwright.units import NS_PER_MS, NS_PER_S, ActionId, ModelId
@@ -60,7 +60,7 @@ class Stream:
 
     async def welcome(self, welcome: pb.Welcome = WELCOME) -> None:
         """Welcome the worker, and wait until it has dialled."""
-        token = secrets.token_bytes(frames.TOKEN_BYTES)
+        token = secrets.token_bytes(frame_headers.TOKEN_BYTES)
         told = pb.Welcome(socket_port=self.port, token=token)
         told.MergeFrom(welcome)
         await self.send(pb.ToWorker(welcome=told))

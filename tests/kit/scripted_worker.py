@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from clockwright import frames, wire
+from clockwright import frame_headers, frames, wire
 from clockwright.actions import (
     Action,
     ActionError,
@@ -46,7 +46,7 @@ _KINDS = {
     Infer: "infer",
     LoadWeights: "load_weights",
     EvictWeights: "evict_weights",
-    frames.Withdrawal: "withdraw_action",
+    frame_headers.Withdrawal: "withdraw_action",
 }
 
 
@@ -249,14 +249,14 @@ class LoopbackWorker(ScriptedWorker):
                 for frame in cut.received(len(piece)):
                     order, payload, _ = frames.decode_order(frame)
                     # A worker that maps nothing: all of its tensors come by the socket.
-                    if not isinstance(order, frames.Arrangement | frames.Inputs):
+                    if not isinstance(order, frames.Arrangement | frame_headers.Inputs):
                         self.generations.append(_generation(frame))
                         await self._take_order(order, payload)
 
     async def _take_order(
-        self, order: Action | frames.Withdrawal, payload: Sequence[Buffer]
+        self, order: Action | frame_headers.Withdrawal, payload: Sequence[Buffer]
     ) -> None:
-        if isinstance(order, frames.Withdrawal):
+        if isinstance(order, frame_headers.Withdrawal):
             self._withdraw(order.action_id)
         elif isinstance(order, EvictWeights):
             pass

@@ -17,6 +17,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from operator import attrgetter
@@ -26,18 +27,28 @@ import pytest
 
 from clockwright.actions import Action, EvictWeights
 from clockwright.bulk import Buffer
+from clockwright.errors import DeniedError
 from clockwright.units import NS_PER_MS, NS_PER_S, TIME_NS_MAX
+from controller.access.authoriser import Authoriser, Credentials
+from controller.access.caller import Caller
+from controller.access.roles import EVERY_ROLE
 from controller.catalogue import Catalogue
 from controller.front.backend import Asker
 from controller.front.calls import Call, Late
 from controller.front.http2 import Http2Connection
+from controller.front.oip import wrap_for_stream
 from controller.front.open_requests import OpenRequests
 from controller.front.server import InferenceService
 from controller.lease import lease as lease_rules
+from controller.selection.context_states import ContextStates
+from controller.selection.core.journal import FeedbackItem, Joined, Journal
 from controller.slab_book import SlabBook
+from controller.telemetry_files import TableFile
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
+from experiments.faults.world import World
 from worker import lane_threads
+from worker.controller_socket import ControllerSocket
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -48,8 +59,25 @@ _LENGTH_NS = 500 * NS_PER_MS
 _STORIES_MAX = 60
 
 
-def story_of(seed: int, kinds: Sequence[str] | None = None, lease: str | None = "") -> Story:
-    return Story(seed, num_requests=_NUM_REQUESTS, length_ns=_LENGTH_NS, kinds=kinds, lease=lease)
+def story_of(
+    seed: int,
+    kinds: Sequence[str] | None = None,
+    lease: str | None = "",
+    *,
+    keyed: bool | None = None,
+    learns: bool | None = None,
+    writes: bool | None = None,
+) -> Story:
+    return Story(
+        seed,
+        num_requests=_NUM_REQUESTS,
+        length_ns=_LENGTH_NS,
+        kinds=kinds,
+        lease=lease,
+        keyed=keyed,
+        learns=learns,
+        writes=writes,
+    )
 
 
 @pytest.mark.seeds(6)
@@ -168,22 +196,39 @@ def test_what_else_a_process_does_tells_in_no_story(
     assert set(seen) == {expected}
 
 
+def test_a_story_leaves_nothing_behind() -> None:
+    def there() -> tuple[int, int, int]:
+        worlds = sum(isinstance(each, World) for each in gc.get_objects())
+        return len(os.listdir("/proc/self/fd")), threading.active_count(), worlds
+
+    play(story_of(1018))
+    gc.collect()
+    before = there()
+    assert not play(story_of(1018)).violation
+    assert there() == before
+
+
 @pytest.mark.parametrize("lease", ["file", "service"])
 def test_a_standby_that_takes_over_under_faults_answers_each_request_once(lease: str) -> None:
     generations: Counter[str] = Counter()
-    for seed in range(5):
+    for seed in (0, 1, 6, 7, 9):
         outcome = play(story_of(seed, ("crash", "terminate", "hang"), lease=lease))
         assert not outcome.violation, "\n".join((f"seed {outcome.seed}", *outcome.transcript))
         generations.update(re.findall("leading, in generation .*", "\n".join(outcome.transcript)))
-    assert generations["leading, in generation 2"] >= 3
+    assert generations["leading, in generation 2"] >= 4
 
 
 def first_violation(
-    words: str, kinds: Sequence[str] = ("hang", "slow", "reset"), lease: str = ""
+    words: str,
+    kinds: Sequence[str] = ("hang", "slow", "reset"),
+    *,
+    keyed: bool | None = None,
+    learns: bool | None = None,
+    writes: bool | None = None,
 ) -> None:
     """Play stories with some kinds of faults until one fails, which is to fail for this reason."""
     for seed in range(_STORIES_MAX):
-        outcome = play(story_of(seed, kinds, lease))
+        outcome = play(story_of(seed, kinds, keyed=keyed, learns=learns, writes=writes))
         if outcome.violation:
             assert re.search(words, outcome.violation), outcome.violation
             return
@@ -237,6 +282,94 @@ def test_a_second_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     first_violation("got 2 answers")
 
 
+def test_an_answer_in_a_stream_that_is_given_again_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = list[bytes]()
+
+    def wrap_the_first(answer: Sequence[Buffer]) -> Sequence[Buffer]:
+        first.extend([b"".join(answer)] if not first else [])
+        return wrap_for_stream(first)
+
+    monkeypatch.setattr("controller.front.server.wrap_for_stream", wrap_the_first)
+    first_violation("a stream got the answer of '.*' again")
+
+
+def test_a_key_that_opens_without_being_known_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Authoriser.admit
+
+    def welcome(self: Authoriser, path: str, credentials: Credentials, *, now_s: float) -> Caller:
+        try:
+            return admit(self, path, credentials, now_s=now_s)
+        except DeniedError:
+            return Caller("somebody", EVERY_ROLE, "gold")
+
+    monkeypatch.setattr(Authoriser, "admit", welcome)
+    first_violation("was answered, and who asked may not|counts as that of 'gold'", keyed=True)
+
+
+def test_a_tenant_that_is_not_the_keys_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    admit = Authoriser.admit
+
+    def believe(self: Authoriser, path: str, credentials: Credentials, *, now_s: float) -> Caller:
+        return replace(admit(self, path, credentials, now_s=now_s), tenant=None)
+
+    monkeypatch.setattr(Authoriser, "admit", believe)
+    first_violation("counts as that of", keyed=True)
+
+
+def test_a_feedback_that_teaches_twice_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    join = Journal.join
+
+    def join_again(self: Journal, item: FeedbackItem, *, now_ns: int) -> Joined:
+        if (record := self.find(item.query_id, now_ns=now_ns)) is not None:
+            record.closed = False
+        return join(self, item, now_ns=now_ns)
+
+    monkeypatch.setattr(Journal, "join", join_again)
+    first_violation("twice something was learned", learns=True)
+
+
+def test_a_feedback_of_somebody_else_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Caller, "owner", "anybody")
+    first_violation("judges the answer to", keyed=True, learns=True)
+
+
+def test_what_was_learned_and_is_not_kept_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(self: ContextStates) -> None:
+        """Write nothing."""
+
+    monkeypatch.setattr(ContextStates, "flush", forget)
+    first_violation("had taught something, and 0 are remembered", learns=True)
+
+
+def test_telemetry_waits_for_room_on_the_disk_and_is_whole_afterwards() -> None:
+    def fill(play: Play) -> None:
+        play.fill("controller0", 2 * NS_PER_S)
+
+    story = story_of(1, kinds=(), keyed=False, learns=False, writes=True)
+    full = Happening(100 * NS_PER_MS, "the disk is full", fill)
+    outcome = play(story, sorted([full, *story.happenings], key=attrgetter("at_ns")))
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    said = "\n".join(outcome.transcript)
+    assert "telemetry waits in memory until it can be written" in said
+    assert "telemetry is written; dropped before: 0 requests" in said
+
+
+@pytest.mark.parametrize(("times", "words"), [(2, "has a request twice"), (0, "has 0 requests of")])
+def test_rows_of_telemetry_that_are_lost_or_double_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, times: int, words: str
+) -> None:
+    add = TableFile.add
+
+    def add_so_often(self: TableFile[object], row: object) -> None:
+        for _ in range(times):
+            add(self, row)
+
+    monkeypatch.setattr(TableFile, "add", add_so_often)
+    first_violation(words, kinds=("disk full",), writes=True)
+
+
 def test_requests_that_a_front_forgets_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def forget(self: OpenRequests[Asker]) -> None:
         for ask_id in range(10_000):
@@ -282,3 +415,46 @@ def test_a_leader_that_counts_on_its_lease_for_too_long_is_noticed(
     assert "leading, in generation 2" in "\n".join(outcome.transcript)
     monkeypatch.setattr(lease_rules, "HELD_NS", 2 * lease_rules.LEASE_NS)
     assert "lead at once" in play(story, happenings).violation
+
+
+def test_a_worker_that_takes_orders_of_a_leader_that_was_followed_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def let_another_lead(play: Play) -> None:
+        assert play.plant.lease is not None
+        (leader,) = play.plant.lease.leaders()
+        (other,) = {*story.controllers} - {leader.name}
+        # Its clock says that the lease has lapsed. Workers hear of it, and the front does not, which asks on.
+        play.jump(other, 5 * NS_PER_S)
+        play.cut("front0", other, 2 * NS_PER_S)
+        play.slow("worker0", NS_PER_S, 32)
+
+    def ask(play: Play) -> None:
+        play.clients.ask("m0", front="front0", slo_ns=500 * NS_PER_MS)
+
+    story = story_of(0, kinds=(), lease="service")
+    story.num_workers = story.num_fronts = 1
+    story.specs, story.put, story.near = {"m0": ModelSpec("m0", 2, 1, 1, 500, 200)}, set(), set()
+    asking = [Happening((500 + 2 * number) * NS_PER_MS, "a request", ask) for number in range(150)]
+    happenings = [Happening(500 * NS_PER_MS, "the clock jumps", let_another_lead), *asking]
+    outcome = play(story, happenings)
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    assert "leading, in generation 2" in "\n".join(outcome.transcript)
+    anyone = property(lambda _: 0, lambda *_: None)
+    monkeypatch.setattr(ControllerSocket, "oldest", anyone, raising=False)
+    assert "a worker obeys generation 1" in play(story, happenings).violation
+
+
+def test_a_second_owner_of_a_controllers_state_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_another(play: Play) -> None:
+        hosts = play.plant.controller_hosts
+        hosts["another"] = hosts["controller0"]
+        play.plant.start_controller("another")
+
+    story = story_of(1, kinds=())
+    happenings = [Happening(NS_PER_MS, "another controller is started", start_another)]
+    outcome = play(story, happenings)
+    assert not outcome.violation, "\n".join(outcome.transcript)
+    assert "expected one controller at a time" in "\n".join(outcome.transcript)
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    assert "another opens the state of controller0" in play(story, happenings).violation

@@ -24,7 +24,8 @@ import pytest
 from clockwright import wire
 from clockwright.actions import ActionError
 from clockwright.errors import ConfigError, DeviceGoneError
-from clockwright.frames import PREFIX, TOKEN_BYTES, encode_action, encode_withdrawal
+from clockwright.frame_headers import TOKEN_BYTES
+from clockwright.frames import PREFIX, encode_action, encode_withdrawal
 from clockwright.units import NS_PER_S, ActionId
 from clockwright.v1 import worker_pb2 as pb
 from modelzoo.profile import load_profile

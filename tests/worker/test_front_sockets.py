@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clockwright import frames
+from clockwright import frame_headers, frames
 from clockwright.actions import ActionError, Infer
 from clockwright.units import NS_PER_MS
 from tests.kit.scripted_controller import Stream, drain, infer, load, play
@@ -37,7 +37,7 @@ class Front:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.token = bytes([number]) * frames.TOKEN_BYTES
+        self.token = bytes([number]) * frame_headers.TOKEN_BYTES
         self._cut = frames.FrameReader()
         self._arrived: list[frames.Frame] = []
 
@@ -81,7 +81,7 @@ def order(stream: Stream, action: Infer, fronts: Sequence[int], *own: bytes) -> 
     """Send an Infer; inputs of requests that are no front's are given."""
     inputs = iter(own)
     payload = [bytes(ROW_BYTES) if front else next(inputs) for front in fronts]
-    places = [frames.APART if front else -1 for front in fronts]
+    places = [frame_headers.APART if front else -1 for front in fronts]
     stream.write(*frames.encode_action(action, payload, places=places, fronts=fronts))
 
 

@@ -156,17 +156,30 @@ class EdfMhPolicy(Policy):
         # that another kind of worker is to have.
         most = _MAX_CANDIDATES if pressure > 0.0 else 1
         soon_ns = now_ns + worker.exec_lookahead_ns + worker.link.excess_ns
-        found: list[Batch] = []
+        suits = worker.beside_others and self._pieces.suits
+        chosen: Batch | None
         loading: list[Batch] = []
+        first, sought = 0, min(most, _FIRST_CANDIDATES)
+        batches = strategies.find(worker, free_ns, soon_ns, run, loading, sought)
+        if most == 1 and not defers and not suits:
+            # Nearly always: the most urgent batch, or nothing.
+            if batches:
+                chosen = batches[0]
+                if chosen.copy.model.queue[chosen.first].slo_ns < clients.slo_ns:
+                    self._count(chosen, now_ns)
+                    strategies.take_out(chosen)
+                    return chosen
+            elif not loading:
+                if worker.strategies:
+                    worker.retry_ns = now_ns + _RETRY_NS
+                return None
+        found: list[Batch] = []
         aside: list[Batch] = []
         growing: list[Batch] = []
         left: list[Batch] = []
-        suits = worker.beside_others and self._pieces.suits
         jobs: list[Job] = []
-        first, position, sought = 0, 0, min(most, _FIRST_CANDIDATES)
-        while len(aside) < _MAX_CANDIDATES:
-            more = sought - len(found)
-            batches = strategies.find(worker, free_ns, soon_ns, run, loading, more, position)
+        more = sought
+        while True:
             slos_ns = [batch.copy.model.queue[batch.first].slo_ns for batch in batches]
             if defers or suits or max(slos_ns, default=0) >= clients.slo_ns:
                 for batch, slo_ns in zip(batches, slos_ns, strict=True):
@@ -192,10 +205,14 @@ class EdfMhPolicy(Policy):
                 if is_settled:
                     break
                 sought = min(2 * sought, most)
+            if len(aside) >= _MAX_CANDIDATES:
+                break
             position = len(found) + len(loading) + len(aside) + len(growing) + len(left)
+            more = sought - len(found)
+            batches = strategies.find(worker, free_ns, soon_ns, run, loading, more, position)
 
         # Batch clients do not overtake a batch that waits to grow: it would find no GPU idle in the end.
-        chosen: Batch | None = None
+        chosen = None
         if found:
             if len(found) > max(len(jobs), 1):
                 self._add_jobs(jobs, found, pressure, now_ns)

@@ -1,0 +1,53 @@
+"""Keys of those who call, and the file in which controllers and fronts find what a key allows."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+from clockwright.channel import Access
+from controller.access.grants import KEY_ID_BYTES, Grant, digest, id_of, make_key, write_grants
+from controller.access.roles import Role
+
+#: Everybody who has a key: what he may do, and whose share of the GPUs he uses.
+HOLDERS: dict[str, tuple[frozenset[Role], str]] = {
+    "gold": (frozenset((Role.INFERENCE, Role.FEEDBACK)), "gold"),
+    "tin": (frozenset((Role.INFERENCE, Role.FEEDBACK)), "tin"),
+    "looker": (frozenset((Role.METADATA, Role.STATISTICS)), "gold"),
+    "operator": (frozenset((Role.MODEL_REPOSITORY, Role.OPERATOR)), ""),
+    "worker": (frozenset((Role.WORKER,)), ""),
+    "front": (frozenset((Role.FRONT,)), ""),
+}
+#: Those who ask and may not: who has another role, and whose key nobody knows.
+UNWELCOME = ("looker", "stranger")
+
+
+class KeyFile:
+    """The file, and everybody's key. A stranger has one too, which is not in the file."""
+
+    def __init__(self, path: Path) -> None:
+        """Write the file."""
+        self.path = path
+        grants = [
+            Grant(
+                name,
+                roles,
+                tenant,
+                key_id=id_of(self._key(name)),
+                key_sha256=digest(self._key(name)),
+            )
+            for name, (roles, tenant) in HOLDERS.items()
+        ]
+        path.write_text(write_grants(grants))
+        path.chmod(0o600)
+
+    def access(self, name: str) -> Access:
+        """What somebody shows."""
+        return Access(key=self._key(name))
+
+    @staticmethod
+    def _key(name: str) -> str:
+        sha256 = digest(name)
+        return make_key(
+            sha256[:KEY_ID_BYTES], base64.urlsafe_b64encode(sha256).decode().rstrip("=")
+        )
