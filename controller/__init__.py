@@ -58,10 +58,10 @@ what the way through the front takes is learned as part of the link (`core.link`
 Who scrapes (`metrics`) has a port of his own, and gets the counts of telemetry and what all the others say of
 themselves.
 
-What survives. Models that were added (`uploads`), applications and what they learned (`selection.stores`) lie in
-one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and
-residency do not: workers know what they hold, and clients ask again. What goes with the process (`scratch`) is
-cleared away by the next one where it was killed.
+What survives. Models that were added (`uploads`), which ones are pinned (`catalogue`), applications and what they
+learned (`selection.stores`) lie in one SQLite file of the state folder (`state_file`), which one controller at a time
+may use. Queues, timelines and residency do not: workers know what they hold, and clients ask again. What goes with the
+process (`scratch`) is cleared away by the next one where it was killed.
 
 Several controllers may stand behind one lease (`lease`): one leads, the others only listen and say that they are
 not ready (`standby`). Nothing that is hot has to be handed over. Workers say what they hold when they register, fronts

@@ -58,6 +58,7 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         Role.STATISTICS: ("Status", "ListWorkers", "ListModels"),
         Role.OPERATOR: (
             "DrainWorker",
+            "PinModel",
             "PutApplication",
             "RemoveApplication",
             "ListApplications",

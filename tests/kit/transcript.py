@@ -22,6 +22,7 @@ from controller.core.events import (
     Event,
     ForgetModel,
     ModelAdded,
+    ModelPinned,
     ModelReady,
     ModelRemoved,
     ModelWanted,
@@ -82,6 +83,8 @@ def say_event(event: Event, now_ns: int) -> str:
             return f"request {event.request_id} is cancelled"
         case ModelWanted():
             return f"model {event.model_id} is wanted"
+        case ModelPinned():
+            return f"model {event.model_id} is {'pinned' if event.pinned else 'pinned no more'}"
         case ActionSucceeded():
             return (
                 f"{event.worker_id} did {event.action_id}: "
