@@ -17,6 +17,7 @@ from experiments.simulator.controller import VirtualController, production_sched
 from experiments.simulator.loop import Loop
 from experiments.simulator.model import simulated
 from experiments.simulator.summary import Summary
+from experiments.simulator.watch import Watch
 from experiments.simulator.worker import Worker
 
 # Nobody waits longer than this for a response after the last arrival. Only a policy that refuses
@@ -86,6 +87,7 @@ def run(
     progress_ns: int = NS_PER_S,
     check: bool = False,
     make_scheduler: Callable[[Case], Scheduler] = production_scheduler,
+    watch: Watch | None = None,
 ) -> Run:
     """Simulate a case from its beginning until its last request has a response.
 
@@ -98,8 +100,9 @@ def run(
         progress_ns: how often.
         check: assert the invariants of scheduler and worker cores after every event. Slow.
         make_scheduler: makes the case's scheduler; only a trial has another than production's.
+        watch: hears of each request.
     """
-    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check, make_scheduler)
+    simulation = _Simulation(case, bucket_ns, groups or {}, telemetry, check, make_scheduler, watch)
     loop, controller = simulation.loop, simulation.controller
     begin_s, begin_cpu_s = perf_counter(), process_time()
     end_ns = case.duration_ns
@@ -149,6 +152,7 @@ class _Simulation:
         telemetry: Telemetry | None,
         check: bool,
         make_scheduler: Callable[[Case], Scheduler],
+        watch: Watch | None,
     ) -> None:
         self._case = case
         self._check = check
@@ -167,6 +171,7 @@ class _Simulation:
             on_closed=self._closed,
             check=check,
             make_scheduler=make_scheduler,
+            watch=watch,
         )
         cluster = case.cluster
         self._models = {

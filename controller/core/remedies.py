@@ -1,0 +1,180 @@
+"""What stood in the way of a request that is refused, and what would have let it succeed.
+
+Asked once for a refusal, right after the event that led to it; what is true then is gone a moment later. Nothing
+here is part of a decision, and nothing that decides is changed.
+
+A remedy is a promise to whoever tries it, so it is stated on the safe side:
+
+* While next to nothing is dropped on lanes of the kind, the request was in a crowd that passes. An SLO helps that is
+  long enough for all that is open to go first.
+* While more is dropped, a longer SLO is a lottery: the crowd does not pass, and those with shorter SLOs go first. What
+  helps is as many further workers as would have run what was dropped, and an SLO that is long enough on an idle one.
+* Where the weights are not resident, an SLO without time for a load needs the model pinned, or has to be longer.
+* What nobody serves, has failed or was too late after all has no remedy that anybody could promise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Final
+
+from clockwright.errors import Refusal
+from clockwright.units import NS_PER_MS, GpuKind, WorkerId
+from controller.core.books import Books
+from controller.core.events import RefuseRequest, RequestArrived
+from controller.core.state import KindCounts, Model, WorkerState
+
+# Rates look back so far, and twice as far at most while requests are dropped.
+_WINDOW_NS: Final = 250 * NS_PER_MS
+
+# A crowd passes while less of the work is dropped than this part.
+_FEW: Final = 0.02
+
+# Of what was dropped, so much is to be run by further workers: what comes is never as even as what was counted.
+_SPARE: Final = 1.2
+
+# Workers that are shown of those that could have run the request, those first that are free first.
+_MAX_SHOWN: Final = 3
+
+_FOR_WANT_OF_TIME: Final = (Refusal.OVERLOADED, Refusal.COLD, Refusal.INFEASIBLE)
+
+
+@dataclass(slots=True)
+class LaneState:
+    """One worker that could have run the request."""
+
+    worker_id: WorkerId
+    #: The model's weights lie there, or are on their way.
+    resident: bool
+    loading: bool
+    #: How long its lanes are busy from the refusal on.
+    exec_busy_ns: int
+    load_busy_ns: int
+    num_free_pages: int
+    num_pages: int
+
+
+@dataclass(slots=True)
+class Remedy:
+    """What would have let a request succeed, all of it together; without any, nothing is promised."""
+
+    #: Its SLO would have been this long; 0: its own is long enough.
+    slo_ns: int = 0
+    #: Workers like those there are, beside them.
+    more_workers: int = 0
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.slo_ns or self.more_workers)
+
+
+@dataclass(slots=True)
+class Obstacles:
+    """What stood in the way of one request when it was refused."""
+
+    #: Requests of its model that were waiting, and pages that its weights take.
+    num_waiting: int
+    num_pages: int
+    #: Requests without an answer, of all models.
+    num_open: int
+    #: Part of the requests for lanes of its kind that were dropped of late.
+    dropped_share: float
+    workers: tuple[LaneState, ...]
+    remedy: Remedy
+
+
+class Remedies:
+    """Finds remedies, and remembers what was dropped of late to do so."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        #: Counts of each kind now and then: when, and what they were, twice.
+        self._then: dict[GpuKind, tuple[int, KindCounts, int, KindCounts]] = {}
+
+    def obstacles(
+        self, request: RequestArrived, refused: RefuseRequest, *, margin_ns: int, margin_share: float,
+        now_ns: int,
+    ) -> Obstacles:  # fmt: skip
+        """Say what stands in the way of a request that is refused now.
+
+        Args:
+            request: it was refused a moment ago.
+            refused: why.
+            margin_ns: what the policy keeps free for answers' way back, at most.
+            margin_share: the largest part of an SLO that it keeps free.
+            now_ns: the present.
+        """
+        books = self._books
+        model = books.models.get(request.model_id)
+        if model is None:
+            return Obstacles(0, 0, len(books.requests), 0.0, (), Remedy())
+        workers = sorted(
+            model.copies or model.ready, key=lambda worker: worker.exec_lane.available_ns(now_ns)
+        )
+        found = Obstacles(
+            num_waiting=len(model.queue),
+            num_pages=model.ready[workers[0]].num_pages if workers and model.ready else 0,
+            num_open=len(books.requests),
+            dropped_share=0.0,
+            workers=tuple(_lane(model, worker, now_ns) for worker in workers[:_MAX_SHOWN]),
+            remedy=Remedy(),
+        )
+        estimates = model.fastest
+        if (
+            refused.refusal not in _FOR_WANT_OF_TIME
+            or estimates is None
+            or not workers
+            or request.rows > estimates.sizes[-1]
+        ):
+            return found
+        worker = workers[0]
+        served, dropped = self._of_late(worker, now_ns)
+        found.dropped_share = dropped / (served + dropped) if dropped else 0.0
+        exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
+        # On lanes that nobody crowds it waits for the EXEC that runs, and for one more that has to go first.
+        in_front_ns = 2 * max(worker.mean_exec_ns, exec_ns)
+        least_ns = worker.link.usual_ns + max(worker.link.excess_ns, 0) + in_front_ns + exec_ns
+        if not any(copy.resident for copy in model.copies.values()):
+            # Loads are not interrupted either.
+            least_ns += 2 * estimates.load_ns
+        lanes = max(worker.counts.num_workers, 1)
+        if found.dropped_share >= _FEW:
+            more = dropped / max(served, 1.0) * lanes * _SPARE
+            found.remedy.more_workers = max(1, ceil(more))
+        else:
+            # All that is open goes first.
+            least_ns = max(least_ns, refused.load_ns + refused.exec_ns + refused.queue_ns)
+            least_ns += int(len(books.requests) * estimates.ns_per_row / lanes)
+        slo_ns = least_ns + min(margin_ns, int(least_ns * margin_share / (1.0 - margin_share)) + 1)
+        if slo_ns > request.slo_ns:
+            found.remedy.slo_ns = slo_ns
+        return found
+
+    def _of_late(self, worker: WorkerState, now_ns: int) -> tuple[float, float]:
+        """Requests that workers of a kind ran of late, and those that were dropped for want of them."""
+        counts, kind = worker.counts, worker.gpu_kind
+        if kind not in self._then:
+            self._then[kind] = 0, KindCounts(), 0, KindCounts()
+        before_ns, before, then_ns, then = self._then[kind]
+        if now_ns >= then_ns + _WINDOW_NS:
+            before_ns, before = then_ns, then
+            self._then[kind] = before_ns, before, now_ns, replace(counts)
+        return counts.num_run - before.num_run, _num_dropped(counts) - _num_dropped(before)
+
+
+def _num_dropped(counts: KindCounts) -> int:
+    return counts.num_for_exec + counts.num_for_links + counts.num_for_loads + counts.num_for_pages
+
+
+def _lane(model: Model, worker: WorkerState, now_ns: int) -> LaneState:
+    copy = model.copies.get(worker)
+    return LaneState(
+        worker_id=worker.worker_id,
+        resident=copy is not None and copy.resident,
+        loading=copy is not None and not copy.resident,
+        exec_busy_ns=worker.exec_lane.available_ns(now_ns) - now_ns,
+        load_busy_ns=worker.load_lane.available_ns(now_ns) - now_ns,
+        num_free_pages=worker.num_free_pages,
+        num_pages=worker.num_pages,
+    )
