@@ -33,6 +33,7 @@ from controller.core.events import (
 )
 from controller.core.forecast import Forecast
 from controller.ledger import Finished, Ledger, Sent
+from controller.recent import RecentRequests
 from controller.telemetry import Telemetry
 
 # Takes the outputs of one request.
@@ -118,6 +119,8 @@ class _Waiting:
     waiter: Waiter
     #: Takes the outputs whenever they come; None: nobody wants them but in time.
     late: _TakeOutputs | None
+    #: What its client calls it; may be empty.
+    name: str
 
 
 class Runtime:
@@ -138,6 +141,8 @@ class Runtime:
             clock: the present in ns; the event loop's timers run at its pace.
         """
         self.telemetry = telemetry
+        #: What is known of requests that are over, beside their rows in telemetry.
+        self.recent = RecentRequests()
         #: The controller's clock, for everybody who lives with this runtime.
         self.clock = clock
         #: No requests are admitted any more.
@@ -199,6 +204,7 @@ class Runtime:
         slo_ns: int,
         tenant: str = "",
         late: _TakeOutputs | None = None,
+        name: str = "",
     ) -> RequestId:
         """Have a waiter told the answer, or why there is none inside the SLO.
 
@@ -213,6 +219,7 @@ class Runtime:
             tenant: whose it is; empty: nobody's in particular.
             late: takes the outputs of a batch that was sent for the request, also when the request was
                 withdrawn or refused before they came.
+            name: what its client calls it; may be empty.
 
         Returns:
             What `withdraw` takes.
@@ -228,11 +235,18 @@ class Runtime:
             tenant=tenant,
             num_bytes=sum(map(len, inputs)),
         )
-        self._ledger.open(request, _Waiting(inputs, waiter, late))
+        self._ledger.open(request, _Waiting(inputs, waiter, late, name))
+        if name:
+            self.recent.named(name, request_id, tenant)
         if not self._arrived:
             asyncio.get_running_loop().call_soon(self._tell_arrivals)
         self._arrived.append(request)
         return request_id
+
+    def find_open(self, request_id: RequestId) -> tuple[RequestArrived, ActionId | None] | None:
+        """Find a request without an answer yet, and the Infer that it is in; None: there is none."""
+        entry = self._ledger.requests.get(request_id)
+        return None if entry is None else (entry[0], self._ledger.action_of(request_id))
 
     def withdraw(self, request_id: RequestId) -> None:
         """Nobody waits any more: what has not been sent to a worker never will be. Its waiter hears nothing."""
@@ -428,6 +442,7 @@ class Runtime:
                 latency_ns=departure_ns - request.arrival_ns,
                 expected_latency_ns=command.expected_departure_ns - request.arrival_ns,
             )
+            error.figures["request_id"] = request.request_id
             waiting.waiter.set_exception(error)
             return
         num_outputs = len(finished.outputs) // len(finished.sent.command.request_ids)
@@ -436,10 +451,23 @@ class Runtime:
         waiting.waiter.set_result(Answer(outputs, request, command, finished, departure_ns))
 
     def _refuse(
-        self, _request: RequestArrived, waiting: _Waiting, command: RefuseRequest, _now_ns: int
+        self, request: RequestArrived, waiting: _Waiting, command: RefuseRequest, now_ns: int
     ) -> None:
-        if not waiting.waiter.done():
-            waiting.waiter.set_exception(refused_error(command))
+        if waiting.waiter.done():
+            return
+        obstacles = self._scheduler.obstacles(request, command)
+        action_id = None
+        if command.refusal is Refusal.LATE:
+            action_id = self._ledger.action_of(request.request_id)
+        self.recent.refused(waiting.name, request, command, obstacles, action_id, now_ns)
+        error = refused_error(command)
+        error.figures["request_id"] = request.request_id
+        remedy = obstacles.remedy
+        if remedy.slo_ns:
+            error.figures["enough_slo_ns"] = remedy.slo_ns
+        if remedy.more_workers:
+            error.figures["more_workers"] = remedy.more_workers
+        waiting.waiter.set_exception(error)
 
     def _settled(self) -> None:
         if self._idle is not None and not self._idle.done():

@@ -103,9 +103,7 @@ def case_of(setting: Setting) -> Case:
             begin_ns = second * NS_PER_S
             ask(busy[:5], setting.crowd, begin_ns, begin_ns + NS_PER_S // 5, slo_ns)
     return Case(
-        workload=Workload(
-            models=tuple(model.model_id for model in models), sources=tuple(sources)
-        ),
+        workload=Workload(models=tuple(model.model_id for model in models), sources=tuple(sources)),
         cluster=Cluster(
             models=models,
             num_workers=setting.num_workers,

@@ -20,7 +20,18 @@ from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 
 # Help lists first what a newcomer types first, and others at its end, by name.
 _FIRST = (
-    *("up", "controller", "front", "worker", "infer", "status", "drain", "simulate", "replay"),
+    *(
+        "up",
+        "controller",
+        "front",
+        "worker",
+        "infer",
+        "status",
+        "explain",
+        "drain",
+        "simulate",
+        "replay",
+    ),
     *("models", "app", "keys", "quotas", "trace"),
 )
 

@@ -34,6 +34,9 @@ _FEW: Final = 0.02
 # Of what was dropped, so much is to be run by further workers: what comes is never as even as what was counted.
 _SPARE: Final = 1.2
 
+# The mean SLO is that of about so many refused requests.
+_MEMORY: Final = 64
+
 # Workers that are shown of those that could have run the request, those first that are free first.
 _MAX_SHOWN: Final = 3
 
@@ -89,6 +92,8 @@ class Remedies:
 
     def __init__(self, books: Books) -> None:
         self._books = books
+        #: Of those that were refused of late.
+        self._mean_slo_ns = 0.0
         #: Counts of each kind now and then: when, and what they were, twice.
         self._then: dict[GpuKind, tuple[int, KindCounts, int, KindCounts]] = {}
 
@@ -128,6 +133,7 @@ class Remedies:
             or request.rows > estimates.sizes[-1]
         ):
             return found
+        self._mean_slo_ns += (request.slo_ns - self._mean_slo_ns) / _MEMORY
         worker = workers[0]
         served, dropped = self._of_late(worker, now_ns)
         found.dropped_share = dropped / (served + dropped) if dropped else 0.0
@@ -140,8 +146,12 @@ class Remedies:
             least_ns += 2 * estimates.load_ns
         lanes = max(worker.counts.num_workers, 1)
         if found.dropped_share >= _FEW:
-            more = dropped / max(served, 1.0) * lanes * _SPARE
-            found.remedy.more_workers = max(1, ceil(more))
+            more = dropped / max(served, 1.0) * lanes
+            # Where much is dropped requests stay for nearly as long as they may: so much is asked now, as far as one
+            # model's pace is that of all. It tells of a crowd before many of it were dropped.
+            usual_ns = max(request.slo_ns, self._mean_slo_ns)
+            asked = len(books.requests) * estimates.ns_per_row / usual_ns
+            found.remedy.more_workers = max(1, ceil(_SPARE * max(more, asked - lanes)))
         else:
             # All that is open goes first.
             least_ns = max(least_ns, refused.load_ns + refused.exec_ns + refused.queue_ns)

@@ -19,6 +19,7 @@
     methods       unary methods of services on bytes: parse, answer, or a status
     oip           the bytes of the Open Inference Protocol, without gRPC
     explanation   where the time of an answer went
+    hindsight     what became of one request, and why
     refusals      a refusal as a sentence
     statuses      every error as a gRPC status
 

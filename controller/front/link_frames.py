@@ -66,6 +66,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order.
     #: Empty: all are in the payload.
     places: tuple[_Place, ...]
+    #: What its client calls it. A front says nothing of those that have no name, which is what earlier ones say.
+    request_id: _Name = ""
 
 
 class Asks(msgspec.Struct, array_like=True, tag=_ASKS, forbid_unknown_fields=True):

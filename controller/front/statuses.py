@@ -28,6 +28,7 @@ from clockwright.errors import (
     StoreError,
     UnknownModelError,
     UnknownRegionError,
+    UnknownRequestError,
     UnknownTenantError,
     UnknownWorkerError,
 )
@@ -101,7 +102,11 @@ def _code_and_text(error: Exception, method: str) -> tuple[grpc.StatusCode, str]
             code = grpc.StatusCode.PERMISSION_DENIED if known else grpc.StatusCode.UNAUTHENTICATED
             return code, _say(str(error))
         case (
-            UnknownModelError() | UnknownWorkerError() | UnknownRegionError() | UnknownTenantError()
+            UnknownModelError()
+            | UnknownWorkerError()
+            | UnknownRegionError()
+            | UnknownTenantError()
+            | UnknownRequestError()
         ):
             return grpc.StatusCode.NOT_FOUND, _say(str(error))
         case BadRequestError() | ProtocolError():
