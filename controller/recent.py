@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from clockwright.errors import RefusedError
-from clockwright.units import ActionId, ModelId, RequestId, WorkerId
+from clockwright.units import ActionId, ModelId, RequestId
 from controller.core.events import RefuseRequest, RequestArrived
-from controller.core.remedies import Obstacles
+from controller.core.remedies import Lane, Obstacles
 
 #: Refused requests, and names that clients gave their requests.
 NUM_REFUSED: Final = 10_000
 NUM_NAMED: Final = 20_000
-
-_Lane = tuple[WorkerId, bool, bool, int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +49,12 @@ class RefusedRequest:
     margin_ns: int = 0
     #: The batch that it was in; None: none was sent, or its result is long there.
     action_id: ActionId | None = None
-    #: What stood in its way, as in `Obstacles`; `lanes` are the values of its `LaneState`s.
+    #: What stood in its way, as in `Obstacles`.
     num_waiting: int = 0
     num_pages: int = 0
     num_open: int = 0
     dropped_share: float = 0.0
-    lanes: tuple[_Lane, ...] = ()
+    lanes: tuple[Lane, ...] = ()
     #: What would have let it succeed, as in `Remedy`.
     remedy_slo_ns: int = 0
     more_workers: int = 0
@@ -105,20 +103,7 @@ class RecentRequests:
                 obstacles.num_pages,
                 obstacles.num_open,
                 obstacles.dropped_share,
-                tuple(
-                    [
-                        (
-                            lane.worker_id,
-                            lane.resident,
-                            lane.loading,
-                            lane.exec_busy_ns,
-                            lane.load_busy_ns,
-                            lane.num_free_pages,
-                            lane.num_pages,
-                        )
-                        for lane in obstacles.workers
-                    ]
-                ),
+                obstacles.lanes,
                 remedy.slo_ns,
                 remedy.more_workers,
             )

@@ -21,7 +21,7 @@ from clockwright.units import ActionId, ModelId, RequestId, WorkerId
 #: Rows kept per table. About 100 MB when both are full.
 CAPACITY = 200_000
 
-#: Of those so many are looked through for one.
+#: Whoever looks for one row looks through so many.
 NUM_SOUGHT = 20_000
 
 OK = "OK"

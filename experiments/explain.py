@@ -60,7 +60,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Stated:
     """One refusal, and what the controller stated."""
 
     request_id: RequestId
@@ -119,7 +119,7 @@ class _Listen:
     """Hears of every refusal, and has it explained."""
 
     def __init__(self) -> None:
-        self.refused_: list[Refused] = []
+        self.refused_: list[Stated] = []
 
     def arrived(self, request: RequestArrived) -> None:
         """Let it come."""
@@ -127,7 +127,7 @@ class _Listen:
     def refused(self, request: RequestArrived, command: RefuseRequest, by: Scheduler) -> None:
         """Ask what would have let it succeed."""
         remedy = by.obstacles(request, command).remedy
-        self.refused_.append(Refused(request.request_id, command.refusal, request.slo_ns, remedy))
+        self.refused_.append(Stated(request.request_id, command.refusal, request.slo_ns, remedy))
 
     def over(self, request: RequestArrived, refusal: Refusal | None) -> None:
         """Hear what was heard already."""
@@ -173,7 +173,7 @@ class _Try:
             self.ends.setdefault(request_id, refusal)
 
 
-def refusals(case: Case) -> tuple[list[Refused], int]:
+def refusals(case: Case) -> tuple[list[Stated], int]:
     """Run a case; gives its refusals, and the number of its requests."""
     listen = _Listen()
     done = run(case, watch=listen)
@@ -181,7 +181,7 @@ def refusals(case: Case) -> tuple[list[Refused], int]:
 
 
 def try_remedies(
-    case: Case, chosen: list[Refused], say: Callable[[str], object] = print
+    case: Case, chosen: list[Stated], say: Callable[[str], object] = print
 ) -> dict[RequestId, Refusal | None]:
     """Play a case again with the remedy of each refusal.
 
@@ -213,8 +213,8 @@ def kind_of(remedy: Remedy) -> str:
 
 def figures_of(
     num_requests: int,
-    found: list[Refused],
-    chosen: list[Refused],
+    found: list[Stated],
+    chosen: list[Stated],
     ends: Mapping[RequestId, Refusal | None],
 ) -> dict[str, float]:
     """Name every number."""
@@ -247,7 +247,7 @@ def figures_of(
     return figures
 
 
-def with_less(chosen: list[Refused]) -> list[Refused]:
+def with_less(chosen: list[Stated]) -> list[Stated]:
     """Take one of the workers out of each remedy that names some."""
     return [
         replace(each, remedy=replace(each.remedy, more_workers=each.remedy.more_workers - 1))

@@ -23,7 +23,7 @@ from clockwright.errors import Refusal
 from clockwright.units import NS_PER_MS, GpuKind, WorkerId
 from controller.core.books import Books
 from controller.core.events import RefuseRequest, RequestArrived
-from controller.core.state import KindCounts, Model, WorkerState
+from controller.core.state import KindCounts, WorkerState
 
 # Rates look back so far, and twice as far at most while requests are dropped.
 _WINDOW_NS: Final = 250 * NS_PER_MS
@@ -31,31 +31,21 @@ _WINDOW_NS: Final = 250 * NS_PER_MS
 # A crowd passes while less of the work is dropped than this part.
 _FEW: Final = 0.02
 
-# Of what was dropped, so much is to be run by further workers: what comes is never as even as what was counted.
+# Further workers are to run so many times what was dropped: what comes is never as even as what was counted.
 _SPARE: Final = 1.2
 
 # The mean SLO is that of about so many refused requests.
 _MEMORY: Final = 64
 
-# Workers that are shown of those that could have run the request, those first that are free first.
+# So many are shown of the workers that could have run the request.
 _MAX_SHOWN: Final = 3
 
 _FOR_WANT_OF_TIME: Final = (Refusal.OVERLOADED, Refusal.COLD, Refusal.INFEASIBLE)
 
 
-@dataclass(slots=True)
-class LaneState:
-    """One worker that could have run the request."""
-
-    worker_id: WorkerId
-    #: The model's weights lie there, or are on their way.
-    resident: bool
-    loading: bool
-    #: How long its lanes are busy from the refusal on.
-    exec_busy_ns: int
-    load_busy_ns: int
-    num_free_pages: int
-    num_pages: int
+#: A worker that could have run a request, when that was refused: whether the model's weights lay there, or were on
+#: their way; for how long its EXEC lane and its LOAD lane were busy from then on, in ns; its free pages, and all.
+Lane = tuple[WorkerId, bool, bool, int, int, int, int]
 
 
 @dataclass(slots=True)
@@ -83,7 +73,8 @@ class Obstacles:
     num_open: int
     #: Part of the requests for lanes of its kind that were dropped of late.
     dropped_share: float
-    workers: tuple[LaneState, ...]
+    #: Some workers that have a copy; where there is none, some that could load one.
+    lanes: tuple[Lane, ...]
     remedy: Remedy
 
 
@@ -92,7 +83,7 @@ class Remedies:
 
     def __init__(self, books: Books) -> None:
         self._books = books
-        #: Of those that were refused of late.
+        #: The mean SLO of requests that were refused of late.
         self._mean_slo_ns = 0.0
         #: Counts of each kind now and then: when, and what they were, twice.
         self._then: dict[GpuKind, tuple[int, KindCounts, int, KindCounts]] = {}
@@ -114,48 +105,66 @@ class Remedies:
         model = books.models.get(request.model_id)
         if model is None:
             return Obstacles(0, 0, len(books.requests), 0.0, (), Remedy())
-        workers = sorted(
-            model.copies or model.ready, key=lambda worker: worker.exec_lane.available_ns(now_ns)
-        )
+        copies, lanes = model.copies, []
+        worker: WorkerState | None = None
+        for each in copies or model.ready:
+            copy = copies.get(each)
+            lanes.append(
+                (
+                    each.worker_id,
+                    copy is not None and copy.resident,
+                    copy is not None and not copy.resident,
+                    each.exec_lane.available_ns(now_ns) - now_ns,
+                    each.load_lane.available_ns(now_ns) - now_ns,
+                    each.num_free_pages,
+                    each.num_pages,
+                )
+            )
+            worker = worker or each
+            if len(lanes) == _MAX_SHOWN:
+                break
+        readiness = None if worker is None else model.ready.get(worker)
         found = Obstacles(
-            num_waiting=len(model.queue),
-            num_pages=model.ready[workers[0]].num_pages if workers and model.ready else 0,
-            num_open=len(books.requests),
-            dropped_share=0.0,
-            workers=tuple(_lane(model, worker, now_ns) for worker in workers[:_MAX_SHOWN]),
-            remedy=Remedy(),
+            len(model.queue),
+            0 if readiness is None else readiness.num_pages,
+            len(books.requests),
+            0.0,
+            tuple(lanes),
+            Remedy(),
         )
         estimates = model.fastest
         if (
             refused.refusal not in _FOR_WANT_OF_TIME
             or estimates is None
-            or not workers
+            or worker is None
             or request.rows > estimates.sizes[-1]
         ):
             return found
         self._mean_slo_ns += (request.slo_ns - self._mean_slo_ns) / _MEMORY
-        worker = workers[0]
         served, dropped = self._of_late(worker, now_ns)
         found.dropped_share = dropped / (served + dropped) if dropped else 0.0
         exec_ns = estimates.exec_ns[estimates.cover[request.rows]]
         # On lanes that nobody crowds it waits for the EXEC that runs, and for one more that has to go first.
         in_front_ns = 2 * max(worker.mean_exec_ns, exec_ns)
         least_ns = worker.link.usual_ns + max(worker.link.excess_ns, 0) + in_front_ns + exec_ns
-        if not any(copy.resident for copy in model.copies.values()):
+        for copy in copies.values():
+            if copy.resident:
+                break
+        else:
             # Loads are not interrupted either.
             least_ns += 2 * estimates.load_ns
-        lanes = max(worker.counts.num_workers, 1)
+        num_workers = max(worker.counts.num_workers, 1)
         if found.dropped_share >= _FEW:
-            more = dropped / max(served, 1.0) * lanes
+            more = dropped / max(served, 1.0) * num_workers
             # Where much is dropped requests stay for nearly as long as they may: so much is asked now, as far as one
             # model's pace is that of all. It tells of a crowd before many of it were dropped.
             usual_ns = max(request.slo_ns, self._mean_slo_ns)
             asked = len(books.requests) * estimates.ns_per_row / usual_ns
-            found.remedy.more_workers = max(1, ceil(_SPARE * max(more, asked - lanes)))
+            found.remedy.more_workers = max(1, ceil(_SPARE * max(more, asked - num_workers)))
         else:
             # All that is open goes first.
             least_ns = max(least_ns, refused.load_ns + refused.exec_ns + refused.queue_ns)
-            least_ns += int(len(books.requests) * estimates.ns_per_row / lanes)
+            least_ns += int(len(books.requests) * estimates.ns_per_row / num_workers)
         slo_ns = least_ns + min(margin_ns, int(least_ns * margin_share / (1.0 - margin_share)) + 1)
         if slo_ns > request.slo_ns:
             found.remedy.slo_ns = slo_ns
@@ -175,16 +184,3 @@ class Remedies:
 
 def _num_dropped(counts: KindCounts) -> int:
     return counts.num_for_exec + counts.num_for_links + counts.num_for_loads + counts.num_for_pages
-
-
-def _lane(model: Model, worker: WorkerState, now_ns: int) -> LaneState:
-    copy = model.copies.get(worker)
-    return LaneState(
-        worker_id=worker.worker_id,
-        resident=copy is not None and copy.resident,
-        loading=copy is not None and not copy.resident,
-        exec_busy_ns=worker.exec_lane.available_ns(now_ns) - now_ns,
-        load_busy_ns=worker.load_lane.available_ns(now_ns) - now_ns,
-        num_free_pages=worker.num_free_pages,
-        num_pages=worker.num_pages,
-    )

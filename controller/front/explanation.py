@@ -26,7 +26,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Journey:
     """When an answered request was where, on the controller's clock."""
 
     arrival_ns: int
@@ -60,7 +60,7 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
     result, infer = finished.result, finished.sent.command.action
     assert isinstance(infer, Infer)
     spent = where_it_went(
-        Way(
+        Journey(
             arrival_ns=request.arrival_ns,
             sent_ns=finished.sent.sent_ns,
             received_ns=result.received_ns,
@@ -91,7 +91,7 @@ def explain(answer: Answer, *, slo_source: str) -> dict[str, bool | int | str]:
     }
 
 
-def where_it_went(way: Way) -> Spent:
+def where_it_went(way: Journey) -> Spent:
     """Split a latency into parts that add up to it."""
     input_ns, exec_ns, output_ns = map(_duration_ns, (way.input, way.exec, way.output))
     # The clock offset may be a little wrong. It must not make the parts add up to more than the whole.
@@ -109,7 +109,7 @@ def where_it_went(way: Way) -> Spent:
     )
 
 
-def _load_wait_ns(way: Way) -> int:
+def _load_wait_ns(way: Journey) -> int:
     """Time of the load that lies inside the request's wait. The load may be older than the request."""
     load = way.load
     if load is None:
@@ -119,7 +119,7 @@ def _load_wait_ns(way: Way) -> int:
     return max(min(load.end_ns, until_ns) - begin_ns, 0)
 
 
-def _network_ns(way: Way) -> int:
+def _network_ns(way: Journey) -> int:
     """Time on the way there and back, without the part of the way there that passed during the load."""
     sent_ns = way.sent_ns
     if way.load is not None:

@@ -14,7 +14,7 @@ from clockwright.units import ActionId, RequestId, format_ns
 from clockwright.v1 import control_pb2 as pb
 from controller.catalogue import name_of
 from controller.core.events import RequestArrived
-from controller.front.explanation import Way, where_it_went
+from controller.front.explanation import Journey, where_it_went
 from controller.front.oip import quote
 from controller.recent import RefusedRequest
 from controller.runtime import Runtime
@@ -124,7 +124,7 @@ def _over(runtime: Runtime, row: RequestRow, name: str) -> pb.ExplainResponse:
         if load is not None:
             _fill_action(response.load, load, row.arrival_ns)
     spent = where_it_went(
-        Way(
+        Journey(
             arrival_ns=row.arrival_ns,
             sent_ns=run.sent_ns,
             received_ns=run.received_ns,

@@ -62,7 +62,9 @@ async def ask(
     return None
 
 
-async def explain(front_end: FrontEnd, request_id: str, *, key: str = "") -> control.ExplainResponse:
+async def explain(
+    front_end: FrontEnd, request_id: str, *, key: str = ""
+) -> control.ExplainResponse:
     """Ask as an operator does, who does not use asyncio."""
 
     def call() -> control.ExplainResponse:
@@ -80,7 +82,11 @@ def test_an_answered_request_is_known_by_its_clients_name_with_its_batch_and_whe
             assert await ask(front_end, "first") is None
             assert await ask(front_end, "second") is None
             told = await explain(front_end, "first")
-            assert (told.outcome, told.client_request_id, told.model_id) == ("OK", "first", "double")
+            assert (told.outcome, told.client_request_id, told.model_id) == (
+                "OK",
+                "first",
+                "double",
+            )
             assert told.cold
             assert told.load.error == told.run.error == "NONE"
             assert told.load.end_ns <= told.run.begin_ns
