@@ -13,6 +13,8 @@ All other packages import their vocabulary from here, and it imports none of the
     channel                         how a server is dialled: TLS, and what the caller shows
     wire, bulk                      messages to bytes and back; tensor bytes pass uncopied
     actions                         what a controller asks of a worker, and what comes back
+    frames, frame_socket            actions, results and tensors between processes, and the sockets for them
+    data_socket, own_certificate    dialling those sockets, and TLS on them
     leadership, leader_search       which of several controllers leads
     tensors, containers             shapes and datatypes; the declaration of a model that is code
     errors, units                   every exception; identifiers and units of time

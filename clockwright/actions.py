@@ -51,6 +51,16 @@ class Infer:
     expected_duration_ns: int
 
 
+@dataclass(slots=True)
+class FromFronts:
+    """What of an Infer travels between its worker and fronts, past the controller."""
+
+    #: The number of the front that waits for outputs, for each request; 0: they go to the controller.
+    fronts: tuple[int, ...]
+    #: Bytes of the inputs that come from these fronts, by their number in the payload.
+    awaited: dict[int, int]
+
+
 Action = LoadWeights | EvictWeights | Infer
 
 
@@ -88,7 +98,7 @@ class Result:
     action_id: ActionId
     error: ActionError = ActionError.NONE
     message: str = ""
-    #: When the worker had the action in hand.
+    #: When the worker had the action in hand, with all its inputs.
     received_ns: int = 0
     load: StepTime | None = None
     input: StepTime | None = None

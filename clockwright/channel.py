@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,8 +65,32 @@ class Access:
             return grpc.aio.insecure_channel(address, options=options)
         return grpc.aio.secure_channel(address, credentials, options=options)
 
+    @property
+    def speaks_tls(self) -> bool:
+        """Whether the server has to speak TLS."""
+        return self.tls or self.ca is not None or self.certificate is not None
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """Make what sockets beside the channel speak TLS with, to the same server; None: they speak none.
+
+        Raises:
+            ConfigError: a file cannot be used.
+        """
+        if not self.speaks_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.certificate is not None:
+                context.load_cert_chain(self.certificate, self.certificate_key, password=lambda: "")
+        except OSError as error:
+            where = f"{self.ca or 'the authorities of the system'}, {self.certificate or 'none'}"
+            text = error.strerror or str(error)
+            raise ConfigError(f"authorities and certificate {where}: {text}") from None
+        return context
+
     def _credentials(self) -> grpc.ChannelCredentials | None:
-        if not self.tls and self.ca is None and self.certificate is None:
+        if not self.speaks_tls:
             return None
         return grpc.ssl_channel_credentials(
             root_certificates=_read(self.ca),

@@ -1,9 +1,19 @@
-"""The socket between a controller and a worker or front that carries frames: dialling, and settings."""
+"""Sockets between controllers, workers and fronts that carry frames: dialling, TLS, and settings.
+
+On one host a Unix socket needs no TLS: the kernel says whose process is at the other end. Over TCP whoever has TLS for
+the controller has it here, too. A worker has no certificate that fronts know an authority of; it makes one, and
+the controller passes its fingerprint on, over links that are safe themselves.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
+import os
 import socket
+import ssl
+import struct
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,22 +24,34 @@ logger = logging.getLogger(__name__)
 _UNIX_BUFFER_BYTES = 2 << 20
 # A connection without traffic is tried this often, so that one that is half open is noticed.
 _PROBE_S = 1
+# Process, user and group of a peer.
+_CREDENTIALS = struct.Struct("iII")
 
 
-def dial(host: str, port: int, path: str, *, limit_s: float) -> socket.socket:
-    """Connect to a controller that listens in two places.
+def dial(
+    host: str,
+    port: int,
+    path: str = "",
+    *,
+    limit_s: float,
+    tls: ssl.SSLContext | None = None,
+    certificate_sha256: bytes = b"",
+) -> socket.socket:
+    """Connect to who listens in two places.
 
     Args:
-        host: the controller's.
+        host: the listener's.
         port: where it listens.
         path: the file on its own host where it listens, too; may be empty.
         limit_s: how long an attempt may take.
+        tls: how to speak TLS over TCP; None: not at all.
+        certificate_sha256: fingerprint of the listener's certificate, where no authority speaks for it.
 
     Returns:
         A socket with that time limit.
 
     Raises:
-        OSError: it cannot be reached.
+        OSError: it cannot be reached, or is somebody else.
     """
     # On another host there is no such file, and in a container it may be hidden.
     if path and Path(path).exists():
@@ -41,8 +63,40 @@ def dial(host: str, port: int, path: str, *, limit_s: float) -> socket.socket:
             sock.close()
             logger.info("no way by %s (%s): taking TCP", path, error.strerror)
         else:
-            return sock
-    return socket.create_connection((host, port), limit_s)
+            if is_our_users(sock):
+                return sock
+            sock.close()
+            logger.warning("%s is another user's: taking TCP", path)
+    plain = socket.create_connection((host, port), limit_s)
+    if tls is None:
+        return plain
+    try:
+        sealed = tls.wrap_socket(plain, server_hostname=host)
+    except BaseException:
+        plain.close()
+        raise
+    if certificate_sha256:
+        found = hashlib.sha256(sealed.getpeercert(binary_form=True) or b"").digest()
+        if not hmac.compare_digest(found, certificate_sha256):
+            sealed.close()
+            raise ConnectionError(f"{host}:{port} shows a certificate that is another's")
+    return sealed
+
+
+def pinned_context() -> ssl.SSLContext:
+    """Make what TLS is spoken with to a peer that is known by its certificate's fingerprint (`dial`)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def is_our_users(sock: socket.socket) -> bool:
+    """Whether the peer of a Unix socket is a process of this user, or of root."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(credentials)
+    return user in (0, os.getuid())
 
 
 def prepare(sock: socket.socket, *, silence_limit_ms: int) -> None:

@@ -5,6 +5,8 @@ back; the worker sends results. Each is a frame: the length of its header and th
 the header, which is an array in msgpack, and the payload, tensors whose lengths the header names.
 
 On one host large tensors lie in memory that both have mapped, and the header says where (`encode_memory`).
+Those of a front elsewhere travel between that front and the worker (`encode_inputs`, `encode_outputs`), and the
+controller names worker and action to the one, and the front to the other.
 
 Nothing is built from a length before the length is found to be possible: `FrameReader` bounds both parts of a
 frame, and the types below every number, text and list in a header. msgspec checks all that while it decodes:
@@ -34,6 +36,7 @@ from clockwright.actions import (
     Action,
     ActionError,
     EvictWeights,
+    FromFronts,
     Infer,
     LoadWeights,
     Result,
@@ -59,6 +62,9 @@ PLAIN_HEADER_BYTES: Final = 8 << 10
 #: Bytes that the length of one tensor takes in a header, at most.
 LENGTH_BYTES: Final = 5
 
+#: A request that has a tensor of so many bytes, or gets one, is worth a message between its front and the worker.
+DIRECT_BYTES: Final = 64 << 10
+
 #: Words on an action may quote an engine or two; what is longer is cut by the sender.
 WORDS_CHARS_MAX: Final = 1000
 
@@ -81,13 +87,17 @@ _Counts = Annotated[tuple[_Count, ...], Meta(max_length=HEADER_BYTES_MAX)]
 # Where something lies in shared memory: the memory's number and, in so many bits, the offset. -1: it travels in
 # the payload.
 PLACE_BITS: Final = 48
+#: The place of a tensor that travels between a front and a worker.
+APART: Final = -2
 _MEMORIES_MAX: Final = 1 << 14
-_Place = Annotated[int, Meta(ge=-1, lt=_MEMORIES_MAX << PLACE_BITS)]
+_Place = Annotated[int, Meta(ge=APART, lt=_MEMORIES_MAX << PLACE_BITS)]
 _Number = Annotated[int, Meta(gt=0, lt=_MEMORIES_MAX)]
 _Places = Annotated[tuple[_Place, ...], Meta(max_length=HEADER_BYTES_MAX)]
 _Size = Annotated[int, Meta(ge=0, le=1 << 48)]
+_FrontNumber = Annotated[int, Meta(gt=0, lt=1 << 32)]
 
 _INFER, _LOAD, _EVICT, _WITHDRAW, _RESULT, _MEMORY, _MAPPED, _FURTHER, _FORGET = range(9)
+_EXPECT, _FRONT_GONE, _INPUTS, _OUTPUTS = range(9, 13)
 
 
 class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=True, gc=False):
@@ -102,6 +112,7 @@ class _Infer(msgspec.Struct, array_like=True, tag=_INFER, forbid_unknown_fields=
     places: _Places
     room: tuple[_Size, _Size] | None
     generation: _Id = 0
+    fronts: _Counts = ()
 
 
 class _LoadWeights(
@@ -168,6 +179,43 @@ class ForgetMemory(
     number: _Number
 
 
+class ExpectFront(
+    msgspec.Struct, array_like=True, tag=_EXPECT, forbid_unknown_fields=True, gc=False
+):
+    """Let the front that shows this token send inputs, and send it its outputs."""
+
+    number: _FrontNumber
+    token: Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+    #: Bytes of the largest inputs to one request.
+    inputs_bytes_max: _Count
+
+
+class FrontGone(
+    msgspec.Struct, array_like=True, tag=_FRONT_GONE, forbid_unknown_fields=True, gc=False
+):
+    """Nothing comes from a front any more, and nobody there waits for outputs."""
+
+    number: _FrontNumber
+
+
+class Inputs(msgspec.Struct, array_like=True, tag=_INPUTS, forbid_unknown_fields=True, gc=False):
+    """A front's inputs to one request of an Infer, in their order, without those that came with the action."""
+
+    action_id: _Id
+    #: The request's number in the action.
+    index: _Count
+    #: None: nobody waits for its answer any more, so there are none.
+    lengths: _Counts | None
+
+
+class Outputs(msgspec.Struct, array_like=True, tag=_OUTPUTS, forbid_unknown_fields=True, gc=False):
+    """The outputs of one request of an Infer, for its front."""
+
+    action_id: _Id
+    index: _Count
+    lengths: _Counts
+
+
 class _Mapped(msgspec.Struct, array_like=True, tag=_MAPPED, forbid_unknown_fields=True, gc=False):
     number: Annotated[int, Meta(ge=0, lt=_MEMORIES_MAX)]
 
@@ -197,12 +245,24 @@ class _Result(msgspec.Struct, array_like=True, tag=_RESULT, forbid_unknown_field
     exec: _Step | None
     output: _Step | None
     lengths: _Counts
+    sent: _Counts = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_order = msgspec.msgpack.Decoder(
-    _Infer | _LoadWeights | _EvictWeights | Withdrawal | MemoryOffer | FurtherMemory | ForgetMemory
+    _Infer
+    | _LoadWeights
+    | _EvictWeights
+    | Withdrawal
+    | MemoryOffer
+    | FurtherMemory
+    | ForgetMemory
+    | ExpectFront
+    | FrontGone
+    | Inputs
 ).decode
+_decode_inputs = msgspec.msgpack.Decoder(Inputs).decode
+_decode_outputs = msgspec.msgpack.Decoder(Outputs).decode
 _decode_mapped = msgspec.msgpack.Decoder(_Mapped).decode
 _decode_result = msgspec.msgpack.Decoder(_Result).decode
 
@@ -244,6 +304,7 @@ def encode_action(
     *,
     places: Sequence[int] = (),
     room: tuple[int, int] | None = None,
+    fronts: Sequence[int] = (),
     shift_ns: int = 0,
     generation: int = 0,
 ) -> list[Buffer]:
@@ -252,8 +313,10 @@ def encode_action(
     Args:
         action: what is asked.
         payload: an Infer's inputs, per request and per input.
-        places: where each of them lies in the memory that the worker has mapped, -1: nowhere; empty: none does.
+        places: where each of them lies in the memory that the worker has mapped, -1: nowhere, or `APART`;
+            empty: none does.
         room: where the outputs belong in that memory, and their bytes; None: they come with the result.
+        fronts: those that send inputs and wait for outputs, as in `FromFronts`; empty: there is none.
         shift_ns: is added to every time.
         generation: the controller's; 0: none is told.
     """
@@ -265,7 +328,7 @@ def encode_action(
     if isinstance(action, LoadWeights):
         load = (_LOAD, action.action_id, action.model_id, earliest_ns, latest_ns, expected_ns)
         return make_frame(_encode((*load, *told)), ())
-    infer = (
+    infer: tuple[object, ...] = (
         _INFER,
         action.action_id,
         action.model_id,
@@ -277,10 +340,13 @@ def encode_action(
         [len(tensor) for tensor in payload],
         places,
         room,
-        *told,
     )
+    if fronts:
+        infer = (*infer, generation, fronts)
+    elif generation:
+        infer = (*infer, generation)
     if places:
-        payload = [tensor for tensor, place in zip(payload, places, strict=True) if place < 0]
+        payload = [tensor for tensor, place in zip(payload, places, strict=True) if place == -1]
     return make_frame(_encode(infer), payload)
 
 
@@ -312,15 +378,76 @@ def encode_withdrawal(action_id: ActionId, *, generation: int = 0) -> list[Buffe
     return make_frame(_encode((_WITHDRAW, action_id, *told)), ())
 
 
+def encode_expect(number: int, token: bytes, inputs_bytes_max: int) -> list[Buffer]:
+    """Make the frame that announces a front to a worker."""
+    return make_frame(_encode((_EXPECT, number, token, inputs_bytes_max)), ())
+
+
+def encode_front_gone(number: int) -> list[Buffer]:
+    """Make the frame that says that a front is gone."""
+    return make_frame(_encode((_FRONT_GONE, number)), ())
+
+
+def encode_inputs(action_id: int, index: int, tensors: Sequence[Buffer] | None) -> list[Buffer]:
+    """Make the frame of a front's inputs to one request of an Infer; None: there are none."""
+    if tensors is None:
+        return make_frame(_encode((_INPUTS, action_id, index, None)), ())
+    lengths = [len(tensor) for tensor in tensors]
+    return make_frame(_encode((_INPUTS, action_id, index, lengths)), tensors)
+
+
+def encode_outputs(action_id: int, index: int, tensors: Sequence[Buffer]) -> list[Buffer]:
+    """Make the frame of the outputs of one request of an Infer, for its front."""
+    lengths = [len(tensor) for tensor in tensors]
+    return make_frame(_encode((_OUTPUTS, action_id, index, lengths)), tensors)
+
+
+def decode_inputs(frame: Frame) -> tuple[Inputs, Sequence[Buffer]]:
+    """Read what a front sent to a worker.
+
+    Raises:
+        ProtocolError: no front of this version sends that.
+    """
+    try:
+        inputs = _decode_inputs(frame[0])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(frame[0])} bytes that are no inputs: {error}") from None
+    return inputs, _cut(inputs.action_id, frame[1], inputs.lengths or ())
+
+
+def decode_outputs(frame: Frame) -> tuple[Outputs, Sequence[Buffer]]:
+    """Read what a worker sent to a front.
+
+    Raises:
+        ProtocolError: no worker of this version sends that.
+    """
+    try:
+        outputs = _decode_outputs(frame[0])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(frame[0])} bytes that are no outputs: {error}") from None
+    return outputs, _cut(outputs.action_id, frame[1], outputs.lengths)
+
+
 def encode_result(
-    result: Result, outputs: Sequence[Buffer] = (), *, shift_ns: int = 0
+    result: Result,
+    outputs: Sequence[Buffer] = (),
+    *,
+    sent: Sequence[int] = (),
+    shift_ns: int = 0,
 ) -> list[Buffer]:
-    """Make the frame of a result; `outputs` are those of a successful Infer, per request and per output."""
+    """Make the frame of a result.
+
+    Args:
+        result: the report.
+        outputs: those of a successful Infer, per request and per output.
+        sent: numbers of the requests whose outputs went to their fronts, and are not among these.
+        shift_ns: is added to every time.
+    """
     message = result.message
     if message:
         # What an engine says may be long, and not even be text.
         message = message[:WORDS_CHARS_MAX].encode(errors="replace").decode()
-    header = (
+    header: tuple[object, ...] = (
         _RESULT,
         result.action_id,
         result.error,
@@ -332,15 +459,21 @@ def encode_result(
         _encode_step(result.output, shift_ns),
         [len(tensor) for tensor in outputs],
     )
+    if sent:
+        header = (*header, sent)
     return make_frame(_encode(header), outputs)
+
+
+#: What a controller says of memory and of fronts.
+Arrangement = MemoryOffer | FurtherMemory | ForgetMemory | ExpectFront | FrontGone
 
 
 def decode_order(
     frame: Frame, memory: Memory | None = None, *, oldest: int = 0
 ) -> tuple[
-    Action | Withdrawal | MemoryOffer | FurtherMemory | ForgetMemory,
+    Action | Withdrawal | Inputs | Arrangement,
     Sequence[Buffer],
-    memoryview | None,
+    memoryview | FromFronts | None,
 ]:
     """Read what a controller sent.
 
@@ -350,7 +483,9 @@ def decode_order(
         oldest: the generation before which nobody is obeyed.
 
     Returns:
-        What is asked, and of an Infer its inputs, and the room in which its outputs belong, if there is one.
+        What is asked; the inputs of an Infer, empty where a front sends them, or those that the controller hands
+        on for a front; and of an Infer the room in which its outputs belong, or what travels past the
+        controller; None: neither.
 
     Raises:
         ProtocolError: no controller of this version sends such a frame, or one that others have followed.
@@ -360,11 +495,7 @@ def decode_order(
         order = _decode_order(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(header)} bytes that are no action: {error}") from None
-    if (
-        oldest
-        and not isinstance(order, MemoryOffer | FurtherMemory | ForgetMemory)
-        and order.generation < oldest
-    ):
+    if oldest and not isinstance(order, Arrangement | Inputs) and order.generation < oldest:
         raise ProtocolError(
             f"action {order.action_id} is of generation {order.generation}, expected {oldest} or later"
         )
@@ -378,6 +509,8 @@ def decode_order(
             latest_ns=order.latest_ns,
             expected_duration_ns=order.expected_duration_ns,
         )
+        if order.fronts:
+            return infer, *_supplied(order, payload, memory)
         if not order.places and order.room is None:
             return infer, _cut(order.action_id, payload, order.lengths), None
         if memory is None:
@@ -386,7 +519,9 @@ def decode_order(
         if order.room is not None:
             room = _look(order.action_id, memory.outputs, *order.room)
         return infer, _gather(order, payload, memory.inputs), room
-    if isinstance(order, MemoryOffer | FurtherMemory | ForgetMemory):
+    if isinstance(order, Inputs):
+        return order, _cut(order.action_id, payload, order.lengths or ()), None
+    if isinstance(order, Arrangement):
         _cut(0, payload, ())
         return order, (), None
     _cut(order.action_id, payload, ())
@@ -405,8 +540,14 @@ def decode_order(
     return load, (), None
 
 
-def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[Buffer]]:
-    """Read a result and its outputs; `shift_ns` is added to every time.
+def decode_result(
+    frame: Frame, *, shift_ns: int = 0
+) -> tuple[Result, Sequence[Buffer], tuple[int, ...]]:
+    """Read a result, its outputs, and which requests' outputs were sent to fronts.
+
+    Args:
+        frame: its header and payload.
+        shift_ns: is added to every time.
 
     Raises:
         ProtocolError: the frame holds no result, an unknown error, or times that no clock shows.
@@ -426,7 +567,7 @@ def decode_result(frame: Frame, *, shift_ns: int = 0) -> tuple[Result, Sequence[
         exec=_decode_step(found.exec, shift_ns),
         output=_decode_step(found.output, shift_ns),
     )
-    return result, _cut(found.action_id, payload, found.lengths)
+    return result, _cut(found.action_id, payload, found.lengths), found.sent
 
 
 def make_frame(header: bytes, payload: Sequence[Buffer]) -> list[Buffer]:
@@ -457,16 +598,15 @@ def _gather(order: _Infer, payload: Buffer, memories: Mapping[int, memoryview]) 
     """Find an Infer's tensors: some in shared memory, the others in the payload."""
     if not order.places:
         return _cut(order.action_id, payload, order.lengths)
-    if len(order.places) != len(order.lengths):
-        raise ProtocolError(
-            f"action {order.action_id}: {len(order.places)} places of {len(order.lengths)} tensors"
-        )
+    _check_places(order)
     where = list(zip(order.lengths, order.places, strict=True))
-    inline = iter(_cut(order.action_id, payload, [length for length, place in where if place < 0]))
+    inline = iter(
+        _cut(order.action_id, payload, [length for length, place in where if place == -1])
+    )
     tensors: list[Buffer] = []
     for length, place in where:
         if place < 0:
-            tensors.append(next(inline))
+            tensors.append(next(inline) if place == -1 else b"")
             continue
         memory = memories.get(place >> PLACE_BITS)
         if memory is None:
@@ -475,6 +615,36 @@ def _gather(order: _Infer, payload: Buffer, memories: Mapping[int, memoryview]) 
         begin = place & (1 << PLACE_BITS) - 1
         tensors.append(_look(order.action_id, memory, begin, length))
     return tensors
+
+
+def _supplied(
+    order: _Infer, payload: Buffer, memory: Memory | None
+) -> tuple[Sequence[Buffer], FromFronts]:
+    """Find the inputs of an Infer that has fronts, and what they still have to send."""
+    num_requests = len(order.rows)
+    if len(order.fronts) != num_requests or order.room is not None:
+        raise ProtocolError(f"action {order.action_id}: {len(order.fronts)} fronts, or a room")
+    inputs = _gather(order, payload, {} if memory is None else memory.inputs)
+    awaited = {
+        number: length
+        for number, (length, place) in enumerate(zip(order.lengths, order.places, strict=False))
+        if place == APART
+    }
+    if len(inputs) % num_requests:
+        raise ProtocolError(f"action {order.action_id}: {len(inputs)} inputs of {num_requests}")
+    num_inputs = len(inputs) // num_requests
+    if not all(order.fronts[number // num_inputs] for number in awaited):
+        raise ProtocolError(f"action {order.action_id}: inputs of no front")
+    return inputs, FromFronts(order.fronts, awaited)
+
+
+def _check_places(order: _Infer) -> None:
+    if len(order.places) != len(order.lengths):
+        raise ProtocolError(
+            f"action {order.action_id}: {len(order.places)} places of {len(order.lengths)} tensors"
+        )
+    if APART in order.places and not order.fronts:
+        raise ProtocolError(f"action {order.action_id}: inputs of no front")
 
 
 def _look(action_id: int, memory: memoryview, begin: int, num_bytes: int) -> memoryview:

@@ -52,8 +52,11 @@ Who guards the deadline, and which module holds a rule, is said in one list: `co
 
 Fronts that are processes of their own (`front_process`) take the left column's top with them: `front.remote`
 stands where `runtime` and `selection` are drawn, and `front.front_link`, here, asks those for it. What they
-decide, and all state, stays in this process. Large tensors of the same host go past it: fronts and workers map
-each other's memory (`slabs`), and messages say where a tensor lies.
+decide, and all state, stays in this process. Large tensors go past it. On one host fronts and workers map
+each other's memory (`slabs`), and messages say where a tensor lies. Where they share none, the front keeps the inputs
+until an Infer is sent, hears then which worker to send them to, and gets the outputs from there; the runtime has
+handles meanwhile (`held_tensors`). An Infer is received, to worker and scheduler, when its inputs are whole: so
+what the way through the front takes is learned as part of the link (`core.link`), and no plan knows of it.
 
 What survives. Models that were added (`uploads`), applications and what they learned (`selection.stores`) lie in
 one SQLite file of the state folder (`state_file`), which one controller at a time may use. Queues, timelines and

@@ -213,7 +213,7 @@ async def running(
                 authoriser=guard.authoriser,
             )
             turns, throttle = server.turns, server.throttle
-            use_tls(server, config, guard)
+            use_tls((server, links.listener), config, guard)
         else:
             interceptor = AccessInterceptor(guard.authoriser)
             server = grpc.aio.server(options=_server_options(config), interceptors=[interceptor])
@@ -263,6 +263,7 @@ async def running(
             catalogue,
             links,
             applications,
+            fronts,
             policy=config.scheduler.policy,
             default_slo_ns=config.default_slo_ns,
             uploads=uploads,

@@ -44,6 +44,7 @@ class Front:
     #: Keeps the controller attached, and ends only by an error.
     attaching: asyncio.Task[None]
     slabs: Slabs
+    backend: RemoteBackend
     guard: Guard
 
 
@@ -98,7 +99,7 @@ async def serving(
             authoriser=guard.authoriser,
         )
         server.throttle.whose = "the front itself"
-        use_tls(server, config, guard)
+        use_tls((server,), config, guard)
         regions: Regions | None = None
         if config.allow_client_shm:
             regions = Regions(
@@ -122,7 +123,7 @@ async def serving(
         stack.push_async_callback(server.stop, _STOP_GRACE_S)
         await stack.enter_async_context(guard.looking())
         log.info("listening on %s, port %d", config.host, port)
-        yield Front(port, attaching, slabs, guard)
+        yield Front(port, attaching, slabs, backend, guard)
 
 
 async def serve(config: FrontConfig, *, started: Callable[[int], None] | None = None) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from clockwright.frame_socket import SocketListener
 from controller.access.guard import Guard
 from controller.config import ControllerConfig, FrontConfig
 from controller.front.http2_server import Http2Server
 from controller.front.tls import server_context
 
 
-def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: Guard) -> None:
-    """Have a server show its certificate, and those who connect once it has changed the new one.
+def use_tls(
+    doors: Sequence[Http2Server | SocketListener],
+    config: ControllerConfig | FrontConfig,
+    guard: Guard,
+) -> None:
+    """Have doors show their certificate, and those who connect once it has changed the new one.
 
     Raises:
         ConfigError: the files cannot be used.
@@ -20,7 +27,9 @@ def use_tls(server: Http2Server, config: ControllerConfig | FrontConfig, guard: 
     client_ca, worker_ca = config.access.client_ca, config.access.worker_ca
 
     def read() -> None:
-        server.tls = server_context(certificate, key, client_ca, worker_ca)
+        context = server_context(certificate, key, client_ca, worker_ca)
+        for door in doors:
+            door.tls = context
 
     # First, so that what changes while it is read is read again.
     files = (certificate, key, client_ca, worker_ca)

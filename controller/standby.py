@@ -82,7 +82,7 @@ async def standing_by(config: ControllerConfig) -> AsyncIterator[int]:
         slabs=slabs,
         authoriser=guard.authoriser,
     )
-    use_tls(server, config, guard)
+    use_tls((server,), config, guard)
     server.add_generic_rpc_handlers((leadership_handler(lambda: None), _NotHere()))
     try:
         port = server.add_insecure_port(config.address)

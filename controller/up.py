@@ -105,6 +105,7 @@ def up(
         try:
             code = run(config, started=started, draining=draining, standing_by=standing_by)
         finally:
+            _catalogue_log.setLevel(logging.NOTSET)
             for processes, _ in reversed(local):
                 processes.stop()
     if any(processes.unable for processes, _ in local):

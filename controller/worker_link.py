@@ -1,7 +1,7 @@
 """The controller's end of `WorkerService`: one stream per GPU worker, and beside it a socket.
 
 The stream controls, and is the sign of life; actions and results are frames on the socket
-(`controller.worker_socket`). Actions stay in order among themselves. Between stream and socket only two orders
+(`clockwright.frame_socket`). Actions stay in order among themselves. Between stream and socket only two orders
 matter: a worker has a model before it says so, and a model is dropped when all its actions but evictions
 are answered. Times are translated between the controller's clock and a worker's here and nowhere else.
 
@@ -16,7 +16,7 @@ import logging
 import re
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,10 @@ from clockwright.actions import Action, ActionError, Infer
 from clockwright.bulk import Buffer, check_fields, join_bulk
 from clockwright.errors import ProtocolError
 from clockwright.foreign import TEXT_CHARS_MAX, printable
+from clockwright.frame_socket import FrameSocket, SocketListener
 from clockwright.frames import (
+    APART,
+    DIRECT_BYTES,
     LENGTH_BYTES,
     PLACE_BITS,
     PLAIN_HEADER_BYTES,
@@ -37,8 +40,11 @@ from clockwright.frames import (
     Frame,
     decode_result,
     encode_action,
+    encode_expect,
     encode_forget,
+    encode_front_gone,
     encode_further,
+    encode_inputs,
     encode_memory,
     encode_withdrawal,
     mapped_number,
@@ -58,10 +64,10 @@ from clockwright.v1 import worker_pb2 as pb
 from controller.catalogue import Catalogue, Entry
 from controller.clock_sync import ClockSync
 from controller.core.events import ModelReady, WorkerJoined
+from controller.held_tensors import HeldInput, Holder, SentOutput, has_held
 from controller.model_folder import ModelFile, ModelFolder
 from controller.runtime import Runtime
 from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory, Slabs
-from controller.worker_socket import FrameSocket, SocketListener
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +135,8 @@ class _SentInfer:
     #: Slabs that the worker may read and write until then, whoever else has forgotten them.
     inputs: Sequence[Buffer]
     outputs: memoryview | None
+    #: By number, the requests of fronts whose tensors go past the controller.
+    holders: Mapping[int, Holder]
 
 
 @dataclass(slots=True)
@@ -150,6 +158,11 @@ class WorkerLink:
     #: Told when the worker has mapped memory, and of its outputs' memory when the worker is gone.
     shared: Callable[[WorkerLink], object] = lambda _: None
     unshared: Callable[[Arena], object] = lambda _: None
+    #: What fronts call it; no other worker has had it.
+    number: int = 0
+    #: Told when fronts may come, and when they may not any more.
+    came: Callable[[WorkerLink], object] = lambda _: None
+    gone: Callable[[WorkerLink], object] = lambda _: None
     #: The worker's name, which it chose.
     worker_id: WorkerId = field(init=False)
     clock: ClockSync = field(default_factory=ClockSync)
@@ -212,16 +225,28 @@ class WorkerLink:
         assert data is not None, f"worker {self.worker_id} got an action before it dialled"
         places: Sequence[int] = ()
         room: tuple[int, int] | None = None
+        fronts: Sequence[int] = ()
         if isinstance(action, Infer):
             row_bytes = self._output_row_bytes[action.model_id]
             slab: memoryview | None = None
-            if self._mapped:
+            holders: dict[int, Holder] = {}
+            inputs = payload
+            if has_held(payload):
+                payload, places, holders = self._without_held(action, payload)
+            elif self._mapped:
                 places = self._places(payload)
+            if self._mapped and not holders:
                 slab = self._take_outputs(sum(action.rows) * sum(row_bytes))
                 if slab is not None:
                     assert self._outputs is not None
                     room = self._outputs.find(slab), len(slab)
-            self._infers[action.action_id] = _SentInfer(action.rows, row_bytes, payload, slab)
+            sent = _SentInfer(action.rows, row_bytes, inputs, slab, holders)
+            self._infers[action.action_id] = sent
+            if holders:
+                fronts = [
+                    holders[index].number if index in holders else 0
+                    for index in range(len(action.rows))
+                ]
             # No result is longer than the longest that an Infer has asked for.
             reader = data.reader
             payload_bytes = sum(action.rows) * sum(row_bytes)
@@ -236,6 +261,7 @@ class WorkerLink:
                 payload,
                 places=places,
                 room=room,
+                fronts=fronts,
                 shift_ns=offset_ns,
                 generation=self.generation,
             )
@@ -248,6 +274,76 @@ class WorkerLink:
                 self._data.flush()
             else:
                 self._data.send(())
+
+    def _without_held(
+        self, action: Infer, payload: Sequence[Buffer]
+    ) -> tuple[Sequence[Buffer], Sequence[int], dict[int, Holder]]:
+        """Have fronts send what they hold of an Infer.
+
+        Returns:
+            What stands in the message for each input, where each lies, and whose tensors go past this link.
+        """
+        num_inputs = len(payload) // len(action.rows)
+        tensors: list[Any] = list(payload)
+        places, holders = [-1] * len(payload), dict[int, Holder]()
+        for number, tensor in enumerate(tensors):
+            if type(tensor) is HeldInput:
+                index, holder = number // num_inputs, tensor.holder
+                content = tensor.content
+                if not (holder.is_local and self.is_local):
+                    if index not in holders:
+                        holders[index] = holder
+                        holder.feed(tensor.ask_id, self.number, action.action_id, index)
+                    if len(tensor) >= DIRECT_BYTES:
+                        places[number] = APART
+                        continue
+                assert content is not None
+                tensors[number] = tensor = content
+            if self._mapped and len(tensor) >= SLAB_BYTES_MIN:
+                places[number] = self._place(tensor)
+        return tensors, places, holders
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that came by the socket, and went there."""
+        return 0 if self._data is None else self._data.num_bytes
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it shares memory with the fronts of this host."""
+        return self.slabs.inputs is not None and self._data is not None and self._data.hands_over
+
+    @property
+    def payload_address(self) -> str:
+        """Where fronts bring inputs, HOST:PORT; empty: nowhere."""
+        host, port = self.register.payload_host, self.register.payload_port
+        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") if port else ""
+
+    def expect(self, front: int, token: bytes) -> bool:
+        """Let a front come with a token to the address in `register`; False: there is none."""
+        if not self.register.payload_port or self._data is None:
+            return False
+        self._data.send(encode_expect(front, token, self.message_bytes_max))
+        return True
+
+    def front_gone(self, front: int) -> None:
+        """A front sends nothing any more, and waits for nothing."""
+        if self._data is not None:
+            self._data.send(encode_front_gone(front))
+
+    def hand_on(
+        self, front: int, action_id: int, index: int, tensors: Sequence[Buffer] | None
+    ) -> None:
+        """Hand a front's inputs on, which cannot reach the worker; None: there are none."""
+        sent = self._infers.get(ActionId(action_id))
+        if sent is None or self._data is None:
+            return  # It is over.
+        holder = sent.holders.get(index)
+        if holder is None or holder.number != front:
+            raise ProtocolError(
+                f"action {action_id}: inputs to request {index}, which is another's"
+            )
+        self._data.send(encode_inputs(action_id, index, tensors))
 
     def _places(self, payload: Sequence[Buffer]) -> Sequence[int]:
         """Find the tensors that the worker can read where they are; empty: there is none."""
@@ -330,6 +426,7 @@ class WorkerLink:
         """Close the socket for actions and results."""
         if self._data is not None:
             self._data.close()
+            self.gone(self)
         # The worker may still read and write for these, and nobody hears of it: what it reads is of no
         # account now, and what it writes to is never used again.
         self._infers.clear()
@@ -612,6 +709,7 @@ class WorkerLink:
         if self.joined or self.draining or self.clock.offset_ns is None or self._data is None:
             return
         self.joined = True
+        self.came(self)
         register = self.register
         self.runtime.worker_joined(
             self,
@@ -667,15 +765,37 @@ class WorkerLink:
         offset_ns = self.clock.offset_ns
         if offset_ns is None:
             raise ProtocolError("a result before any heartbeat")
-        result, outputs = decode_result(frame, shift_ns=-offset_ns)
+        result, outputs, numbers = decode_result(frame, shift_ns=-offset_ns)
         if result.message:
             result.message = printable(result.message, WORDS_CHARS_MAX)
         sent = self._infers.pop(result.action_id, None)
         if sent is not None and result.error is ActionError.NONE:
-            if not outputs and sent.outputs is not None:
+            if numbers:
+                outputs = self._with_sent(result.action_id, sent, outputs, numbers)
+            elif not outputs and sent.outputs is not None:
                 outputs = _cut_outputs(sent, sent.outputs)
             _check_outputs(result.action_id, sent, outputs)
         self.runtime.action_finished(self.worker_id, result, outputs)
+
+    def _with_sent(
+        self,
+        action_id: ActionId,
+        sent: _SentInfer,
+        outputs: Sequence[Buffer],
+        numbers: Sequence[int],
+    ) -> list[Buffer]:
+        """Put handles where outputs went to their fronts."""
+        if not set(numbers) <= sent.holders.keys():
+            raise ProtocolError(f"action {action_id}: outputs sent to nobody")
+        rest = iter(outputs)
+        found: list[Any] = []
+        for index, rows in enumerate(sent.rows):
+            for row_bytes in sent.output_row_bytes:
+                if index in numbers:
+                    found.append(SentOutput(self.number, action_id, index, rows * row_bytes))
+                else:
+                    found.append(next(rest, b""))
+        return [*found, *rest]
 
     def _take_needed(self, needed: pb.ModelNeeded) -> None:
         model = self.catalogue.find_id(ModelId(needed.model_id))
@@ -781,6 +901,10 @@ class WorkerLinks:
         #: Where workers, and fronts, come for their second connection.
         self.listener = SocketListener(silence_limit_ms=self._heartbeats.silence_limit_ms)
         self._links: dict[WorkerId, WorkerLink] = {}
+        self._last_number = 0
+        #: Told when a worker takes fronts, and when it is gone.
+        self.worker_came: Callable[[WorkerLink], object] = lambda _: None
+        self.worker_gone: Callable[[WorkerLink], object] = lambda _: None
         #: Fronts' memory, which each worker of this host is handed.
         self._memories: dict[int, tuple[MappedMemory, int]] = {}
         #: Told of each worker's memory for outputs, when it is in use and when the worker is gone.
@@ -867,6 +991,10 @@ class WorkerLinks:
             self._term.generation if register.takes_generations else 0,
             self._worker_shares,
             self._worker_is_gone,
+            self._new_number(),
+            # Whoever is told may come later than this controller's first workers.
+            lambda link: self.worker_came(link),
+            lambda link: self.worker_gone(link),
         )
         try:
             link.choose_held()
@@ -888,6 +1016,10 @@ class WorkerLinks:
         # The reason is for the worker's log. The end of the stream alone tells it to register again.
         context.set_code(grpc.StatusCode.ABORTED)
         context.set_details(reason)
+
+    def _new_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
 
     def _remove(self, link: WorkerLink, reason: str) -> None:
         link.left.set()
@@ -971,7 +1103,11 @@ class WorkerLinks:
         for name in ("device", "gpu_kind"):
             if not getattr(register, name):
                 return f"{name} is empty"
-        for name in ("device", "gpu_kind", "host", "software_version"):
+        if register.payload_port > 65535:
+            return f"payload_port is {register.payload_port}, expected 65535 at most"
+        if len(register.payload_certificate_sha256) not in (0, 32):
+            return "payload_certificate_sha256 has not 32 bytes"
+        for name in ("device", "gpu_kind", "host", "software_version", "payload_host"):
             text = getattr(register, name)
             if fault := _text_fault(text):
                 return f"{name} {fault}"

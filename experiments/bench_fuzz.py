@@ -189,10 +189,15 @@ def _read_front(data: bytes) -> None:
 
 def _read_data(data: bytes) -> None:
     frame = data, data[len(data) // 2 :]
-    with suppress(ProtocolError):
-        frames.decode_result(frame)
-    with suppress(ProtocolError):
-        frames.decode_order(frame)
+    decoders: tuple[Callable[[frames.Frame], object], ...] = (
+        frames.decode_result,
+        frames.decode_order,
+        frames.decode_inputs,
+        frames.decode_outputs,
+    )
+    for decode in decoders:
+        with suppress(ProtocolError):
+            decode(frame)
     frames.mapped_number(data)
     reader = frames.FrameReader(header_bytes_max=1 << 16, payload_bytes_max=1 << 16)
     with suppress(ProtocolError):
@@ -324,12 +329,16 @@ def _headers_of(framed: Sequence[Any]) -> bytes:
 def _from_fronts() -> list[bytes]:
     ask = (1, 1, 1, 1, 1, False, "gold", "ann", "", (12,), ())
     failed = (1, 3, "why", {"a-bin": b"x"})
+    there = link_frames.WorkerThere(1, "host", 9000, bytes(frames.TOKEN_BYTES), b"")
     return [
         _headers_of(link_frames.encode_asks([ask, ask], [])),
         _headers_of(link_frames.encode_told([(1, 1, None, (12,), ())], [], [failed], [1], [], [])),
         _headers_of(link_frames.encode(link_frames.Describe(1, "m", ""))),
-        _headers_of(link_frames.encode(link_frames.described(1, 1, _SERVABLE))),
+        _headers_of(link_frames.encode(link_frames.described(1, 1, _SERVABLE, is_held=True))),
         _headers_of(link_frames.encode(link_frames.FrontBeat(1, None, {}, {}))),
+        _headers_of(link_frames.encode_hand_on(1, 2, 0, [])),
+        _headers_of(link_frames.encode(there)),
+        _headers_of(link_frames.encode(link_frames.Feed(((1, 1, 2, 0),)))),
     ]
 
 
@@ -345,6 +354,11 @@ def _data_frames() -> list[bytes]:
         frames.encode_action(infer, [bytes(12), bytes(12)]),
         frames.encode_result(result, [bytes(12)]),
         [frames.encode_memory(1 << 20, 1 << 20)],
+        frames.encode_action(
+            infer, [bytes(12)] * 2, places=[frames.APART] * 2, fronts=(1, 2), generation=3
+        ),
+        frames.encode_inputs(2, 1, [bytes(12)]),
+        frames.encode_outputs(2, 1, [bytes(12)]),
     )
     whole = [bytes(b"".join(parts)) for parts in framed]
     return whole + [message[frames.PREFIX.size :] for message in whole]

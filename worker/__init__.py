@@ -7,6 +7,7 @@
      link ------> offers                     the stream to the controller; models on offer
        |             |
     controller_socket|                       actions in, results out
+    front_sockets    |                       inputs of fronts elsewhere in, their outputs out
        |             |
     lane_threads     |                       four threads round one lock; on time by timing
        |     |       |
@@ -18,7 +19,7 @@
 
 No arrow points up, and `core` knows neither clock nor thread nor tensor.
 
-The threads. The event loop serves the stream, which controls. One thread reads actions from the socket, and four
+The threads. The event loop serves the stream, which controls, and fronts of other hosts. One thread reads actions from the socket, and four
 lane threads carry them out, each one step at a time; whoever has a result writes it. One setup thread and one
 compiler process get models ready, at low priority.
 

@@ -59,6 +59,8 @@ def worker(
         compile_cpu_s=flags.compile_cpu_s,
         cores=() if flags.cores is None else parse_cores(flags.cores),
         threads=flags.threads,
+        payload_host=flags.payload_host,
+        payload_port=flags.payload_port or 0,
     )
     try:
         if flags.device == "cuda":

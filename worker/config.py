@@ -67,6 +67,10 @@ class WorkerConfig:
     #: The most threads that run a model on the processor, each as many as make it faster. None is one per core of
     #: `cores`, or one.
     threads: int | None = None
+    #: Where fronts of other hosts bring inputs and get outputs: an address of this machine, the one by which it
+    #: reaches the controller if empty; and a port, any if 0.
+    payload_host: str = ""
+    payload_port: int = 0
     #: A model that takes longer to compile, or to profile, is refused; other models queue behind it till then.
     compile_limit_s: float = 600.0
     #: A model that takes more memory to compile is refused. Too little: large models are; too much: a hostile
@@ -91,6 +95,8 @@ class WorkerConfig:
             )
         parse_precision(self.precision)
         parse_engine(self.engine)
+        if not 0 <= self.payload_port < 65536:
+            raise ConfigError(f"payload port: found {self.payload_port}, expected 0 to 65535")
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"threads: found {self.threads}, expected 1 or more")
         if self.worker_id is not None and not self.worker_id:

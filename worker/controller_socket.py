@@ -14,19 +14,24 @@ import logging
 import os
 import select
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from clockwright.actions import Action, Result
+from clockwright.actions import Action, FromFronts, Result
 from clockwright.bulk import Buffer
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ProtocolError
+from clockwright.frame_socket import first_record
 from clockwright.frames import (
+    ExpectFront,
     ForgetMemory,
     FrameReader,
+    FrontGone,
     FurtherMemory,
+    Inputs,
     Memory,
     MemoryOffer,
     SendQueue,
@@ -49,6 +54,9 @@ _DIAL_LIMIT_S = 10.0
 _FILES_MAX = 2
 _FILES_BYTES = socket.CMSG_SPACE(_FILES_MAX * array.array("i").itemsize)
 
+#: What the socket leaves to others.
+Order = Action | Withdrawal | Inputs | ExpectFront | FrontGone
+
 # A controller that leaves so many bytes of results unread has lost its way.
 _UNSENT_BYTES_MAX = 1 << 30
 
@@ -60,18 +68,20 @@ class ControllerSocket:
         self,
         host: str,
         welcome: pb.Welcome,
-        take: Callable[[Action | Withdrawal, Sequence[Buffer], memoryview | None], None],
+        tls: ssl.SSLContext | None,
+        take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
     ) -> None:
         """Dial, and serve until `over`.
 
         Args:
             host: the controller's.
             welcome: says where to dial, and with which token.
-            take: called by the link's thread with what the controller sends, and the inputs of an Infer
-                and the room for its outputs, which None leaves to the device.
+            tls: how to speak TLS over TCP; None: not at all.
+            take: called by the link's thread with what the controller sends, as `decode_order` gives it.
         """
         self._host = host
         self._welcome = welcome
+        self._tls = tls
         self._take = take
         #: Orders of earlier generations are refused, and end the connection.
         self.oldest = welcome.generation
@@ -88,9 +98,11 @@ class ControllerSocket:
         self._thread = threading.Thread(target=self._run, name="actions", daemon=True)
         self._thread.start()
 
-    def send(self, result: Result, outputs: Sequence[Buffer]) -> None:
-        """Send a result; from any thread, at once."""
-        self._send(encode_result(result, outputs))
+    def send(
+        self, result: Result, outputs: Sequence[Buffer] = (), sent: Sequence[int] = ()
+    ) -> None:
+        """Send a result, as in `encode_result`; from any thread, at once."""
+        self._send(encode_result(result, outputs, sent=sent))
 
     def _send(self, buffers: Sequence[Buffer]) -> None:
         with self._lock:
@@ -115,7 +127,7 @@ class ControllerSocket:
                 self._loop.remove_writer(self._sock)
                 # Wakes the thread, which may run a step first. The file stays open until it has seen this.
                 with suppress(OSError):
-                    self._sock.shutdown(socket.SHUT_RDWR)
+                    _shut_down(self._sock, socket.SHUT_RDWR)
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -140,11 +152,12 @@ class ControllerSocket:
         sock = self._connect()
         prepare(sock, silence_limit_ms=self._welcome.silence_limit_ms)
         sock.sendall(greeting(self._welcome.token))
-        sock.settimeout(None)
+        # One thread at a time may read or write where there is TLS, so none may wait meanwhile.
+        sock.settimeout(0 if isinstance(sock, ssl.SSLSocket) else None)
         with self._lock:
             self._sock = sock
             if self._is_closed:
-                sock.shutdown(socket.SHUT_RDWR)
+                _shut_down(sock, socket.SHUT_RDWR)
             else:
                 self._flush()
         return sock
@@ -152,7 +165,7 @@ class ControllerSocket:
     def _connect(self) -> socket.socket:
         port, path = self._welcome.socket_port, self._welcome.socket_path
         try:
-            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S)
+            return dial(self._host, port, path, limit_s=_DIAL_LIMIT_S, tls=self._tls)
         except OSError as error:
             raise ProtocolError(
                 f"actions come by {self._host}:{port}, which cannot be reached: {error}"
@@ -169,12 +182,16 @@ class ControllerSocket:
         receive: Callable[[memoryview], int] = sock.recv_into
         if sock.family == socket.AF_UNIX:
             receive = functools.partial(_receive_with_files, sock, files)
+        elif isinstance(sock, ssl.SSLSocket):
+            # It looks first, because what is deciphered already wakes nobody.
+            receive, wait = functools.partial(self._receive_sealed, sock, poller), _nothing
         wait()
         num_bytes = receive(reader.room())
         try:
             while num_bytes:
                 for frame in reader.received(num_bytes):
-                    if self._is_closed:
+                    # One that others have followed is not listened to while its session ends.
+                    if self._is_closed or self.oldest > self._welcome.generation:
                         break
                     order, payload, room = decode_order(frame, memory, oldest=self.oldest)
                     if isinstance(order, MemoryOffer):
@@ -198,6 +215,15 @@ class ControllerSocket:
                 os.close(file)
         return "closed the socket for actions"
 
+    def _receive_sealed(self, sock: ssl.SSLSocket, poller: select.poll, room: memoryview) -> int:
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    return 0
+                with suppress(ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                    return sock.recv_into(room)
+            poller.poll()
+
     # --- with the lock held ---------------------------------------------------------------------
 
     def _flush(self) -> None:
@@ -208,17 +234,19 @@ class ControllerSocket:
         try:
             while queue.num_bytes:
                 buffers = queue.buffers()
-                if len(buffers) == 1:
+                if isinstance(sock, ssl.SSLSocket):
+                    num_bytes = sock.send(first_record(buffers))
+                elif len(buffers) == 1:
                     num_bytes = sock.send(buffers[0], socket.MSG_DONTWAIT)
                 else:
                     num_bytes = sock.sendmsg(buffers, (), socket.MSG_DONTWAIT)
                 queue.sent(num_bytes)
             if self._is_finished:
-                sock.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
+                _shut_down(sock, socket.SHUT_WR)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if queue.num_bytes > _UNSENT_BYTES_MAX:
                 logger.warning("the controller leaves %d bytes of results unread", queue.num_bytes)
-                sock.shutdown(socket.SHUT_RDWR)
+                _shut_down(sock, socket.SHUT_RDWR)
                 return
             self._is_full = True
             self._loop.call_soon_threadsafe(self._wait_for_room)
@@ -263,6 +291,15 @@ def _receive_with_files(sock: socket.socket, files: deque[int], room: memoryview
             found.frombytes(data[: len(data) - len(data) % found.itemsize])
             files.extend(found)
     return num_bytes
+
+
+def _shut_down(sock: socket.socket, how: int) -> None:
+    # That of TLS's own socket would have it go on without TLS.
+    socket.socket.shutdown(sock, how)
+
+
+def _nothing(_timeout: float | None = None) -> list[tuple[int, int]]:
+    return []
 
 
 def _map(offer: MemoryOffer, files: deque[int]) -> Memory | None:

@@ -47,7 +47,9 @@ def run_on_each_gpu(
     """
     workers = LocalWorkers()
     for index in range(num_gpus):
-        workers.plan(f"{name}-gpu{index}", replace(flags, device=f"cuda:{index}"))
+        port = None if flags.payload_port is None else flags.payload_port + index
+        own = replace(flags, device=f"cuda:{index}", payload_port=port)
+        workers.plan(f"{name}-gpu{index}", own)
     told_to_leave = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: told_to_leave.set())

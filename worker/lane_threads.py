@@ -202,6 +202,8 @@ class LaneThreads(Generic[M]):
         action: Action,
         payload: Sequence[Buffer] = (),
         room: memoryview | None = None,
+        *,
+        inline: bool = True,
     ) -> None:
         """Take an action in.
 
@@ -209,6 +211,7 @@ class LaneThreads(Generic[M]):
             action: on this machine's monotonic clock.
             payload: an Infer's inputs, per request and per input; must stay as they are until the result.
             room: where its outputs belong, one behind the other; nothing is written there after the result.
+            inline: the calling thread may run steps of it, and so wait for the device.
 
         Raises:
             ProtocolError: an unanswered action has the same id.
@@ -222,16 +225,16 @@ class LaneThreads(Generic[M]):
                 if problem:
                     self._on_outcome((_bad_input(action, problem, now_ns), []))
                     return
-                small = total_bytes(payload) <= self._inline_bytes
+                small = inline and total_bytes(payload) <= self._inline_bytes
                 if small and model is not None and self._is_short(action, model):
                     through = self._core.submit_through(action, now_ns=now_ns)
                 if through is None:
-                    inline = small and self._core.is_idle(_INPUT)
+                    begins = small and self._core.is_idle(_INPUT)
                     self._core.submit(action, now_ns=now_ns)
                     self._payloads[action.action_id] = payload
                     if room is not None:
                         self._rooms[action.action_id] = room
-                    if inline:
+                    if begins:
                         step = self._take(_INPUT, now_ns)
             else:
                 self._core.submit(action, now_ns=now_ns)

@@ -22,24 +22,28 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from clockwright import __version__, leader_search, wire
-from clockwright.actions import Action
+from clockwright.actions import FromFronts, Infer, Result
 from clockwright.bulk import SMALL_MESSAGE_BYTES, Buffer, split_bulk
 from clockwright.channel import Access
 from clockwright.errors import ConfigError, DeviceGoneError, ProtocolError
-from clockwright.frames import Withdrawal
+from clockwright.frame_socket import SocketListener
+from clockwright.frames import ExpectFront, FrontGone, Inputs, Withdrawal
 from clockwright.leader_search import LeaderSearch
 from clockwright.leadership import Fence, Term, host_of
+from clockwright.own_certificate import make_certificate
 from clockwright.units import PAGE_BYTES, ActionId, ModelId
 from clockwright.v1 import worker_pb2 as pb
 from worker.config import WorkerConfig
-from worker.controller_socket import ControllerSocket
+from worker.controller_socket import ControllerSocket, Order
 from worker.devices.device import Device, GpuHealth, M, QueueingDevice, WatchedDevice
+from worker.front_sockets import FrontSockets
 from worker.lane_threads import LaneThreads, Outcome
 from worker.models.file_store import FileStore
 from worker.offers import Offers, encode_ready
@@ -73,6 +77,10 @@ _PART_LIMIT_S = 2.0
 _STEP_LIMIT_S = 10.0
 _STEP_LOOK_S = 0.02
 
+# How long TCP waits for a sign of life of a front's machine. The controller says when a front is gone.
+_FRONT_SILENCE_MS = 10_000
+_ANY_PORT = 9
+
 # Source: Clockwork's minimum filter over both directions (network clock synchronisation).
 _CLOCK_SAMPLES = 64
 
@@ -105,6 +113,7 @@ class ControllerLink(Generic[M]):
         self._held: dict[ModelId, tuple[bytes, M]] = {}
         # Why there is no controller, in the words that were logged.
         self._told: set[str] = set()
+        self._fronts = _listen_for_fronts(config)
         self._health: GpuHealth | None = None
         #: A step never ends, so its lane's thread can never be joined.
         self._hangs = False
@@ -155,6 +164,7 @@ class ControllerLink(Generic[M]):
             if watching is not None:
                 watching.cancel()
                 await asyncio.wait([watching])
+            self._fronts.listener.close()
             if not self._hangs:
                 await asyncio.to_thread(self._lanes.stop)
 
@@ -168,6 +178,7 @@ class ControllerLink(Generic[M]):
             self._lanes,
             self._held,
             self._fence,
+            self._fronts,
             self._leaving,
         )
         if self._health is not None:
@@ -214,8 +225,8 @@ class ControllerLink(Generic[M]):
     def _on_outcome(self, outcome: Outcome) -> None:
         # Called from any thread, with the lanes' lock held: none comes after `drop_actions` of what was before.
         session = self._session
-        if session is not None and session.data is not None:
-            session.data.send(*outcome)
+        if session is not None:
+            session.tell_outcome(*outcome)
 
     def _on_lost(self, reason: str) -> None:
         # The results before it are with the socket.
@@ -224,6 +235,48 @@ class ControllerLink(Generic[M]):
     def _give_up(self, reason: str) -> None:
         if self._session is not None:
             self._session.give_up(reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _ForFronts:
+    """Where fronts bring inputs."""
+
+    listener: SocketListener
+    #: Empty: they speak no TLS there, as this worker does not with its controller.
+    certificate_sha256: bytes
+
+
+def _listen_for_fronts(config: WorkerConfig) -> _ForFronts:
+    """Listen where fronts bring inputs; where that cannot be, they go by the controller."""
+    listener, certificate_sha256 = SocketListener(silence_limit_ms=_FRONT_SILENCE_MS), b""
+    if config.access.speaks_tls:
+        listener.tls, certificate_sha256 = make_certificate()
+    try:
+        listener.listen(_payload_host(config), config.payload_port)
+    except OSError as error:
+        logger.warning(
+            "fronts send inputs by the controller: cannot listen on %s, port %d: %s",
+            config.payload_host or "the address that the controller sees",
+            config.payload_port,
+            error.strerror or error,
+        )
+    return _ForFronts(listener, certificate_sha256)
+
+
+def _payload_host(config: WorkerConfig) -> str:
+    """Where fronts bring inputs; unless somebody says, the address by which the first controller is reached.
+
+    Raises:
+        OSError: the controller's address is not known, or there is no way to it.
+    """
+    if config.payload_host:
+        return config.payload_host
+    (family, kind, protocol, _, where), *_ = socket.getaddrinfo(
+        host_of(config.controllers[0]), _ANY_PORT, type=socket.SOCK_DGRAM
+    )
+    with socket.socket(family, kind, protocol) as sock:
+        sock.connect(where)  # Sends nothing: it finds the way.
+        return str(sock.getsockname()[0])
 
 
 class _Session(Generic[M]):
@@ -238,8 +291,11 @@ class _Session(Generic[M]):
         lanes: LaneThreads[M],
         held: dict[ModelId, tuple[bytes, M]],
         fence: Fence,
+        fronts: _ForFronts,
         leaving: asyncio.Event,
     ) -> None:
+        self._for_fronts = fronts
+        self._fronts = FrontSockets(fronts.listener, lanes.submit, self._refuse)
         self._config = config
         #: The controller that is dialled.
         self.address = address
@@ -252,6 +308,7 @@ class _Session(Generic[M]):
         self._lanes = lanes
         self._held = held
         self._leaving = leaving
+        self._loop = asyncio.get_running_loop()
         self._offers: Offers[M] = Offers(device, files, self._send, self._hold)
         self._outgoing: deque[bytes] = deque()
         # A heartbeat is stamped when it is written: time in our queue is no delay of the network.
@@ -298,6 +355,7 @@ class _Session(Generic[M]):
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 call.cancel()
+                self._fronts.close()
                 if self.data is not None:
                     self.data.close()
                     # Its thread may run a step; nothing of this stream is submitted to the next.
@@ -340,6 +398,15 @@ class _Session(Generic[M]):
         self._something.set()
 
     # --- out ------------------------------------------------------------------------------------
+
+    def tell_outcome(self, result: Result, outputs: Sequence[Buffer]) -> None:
+        """Tell what became of an action; from any thread."""
+        if self.data is not None:
+            self.data.send(result, *self._fronts.send_outputs(result.action_id, outputs))
+
+    def _refuse(self, result: Result) -> None:
+        if self.data is not None:
+            self.data.send(result)
 
     def tell_health(self, health: GpuHealth) -> None:
         """Tell the controller at once what a look at the GPU showed: until then it does not know the clock."""
@@ -424,7 +491,8 @@ class _Session(Generic[M]):
         # Before any action can come.
         for model_id in self._held.keys() - set(welcome.keep):
             self._drop(ModelId(model_id))
-        self.data = ControllerSocket(host_of(self.address), welcome, self._take)
+        tls = self._config.access.tls_context()
+        self.data = ControllerSocket(host_of(self.address), welcome, tls, self._take)
         self.welcomed = True
         logger.info("attached to controller %s as %s", self.address, self._config.name)
         beat = asyncio.create_task(
@@ -453,13 +521,26 @@ class _Session(Generic[M]):
         raise ProtocolError(reason)
 
     def _take(
-        self, order: Action | Withdrawal, payload: Sequence[Buffer], room: memoryview | None
+        self,
+        order: Order,
+        payload: Sequence[Buffer],
+        where: memoryview | FromFronts | None,
     ) -> None:
         # Called by the data link's thread.
         if isinstance(order, Withdrawal):
-            self._lanes.withdraw(ActionId(order.action_id))
+            if not self._fronts.withdraw(ActionId(order.action_id)):
+                self._lanes.withdraw(ActionId(order.action_id))
+        elif isinstance(order, Inputs):
+            self._fronts.hand_on(order, payload)
+        elif isinstance(order, ExpectFront):
+            self._loop.call_soon_threadsafe(self._fronts.expect, order)
+        elif isinstance(order, FrontGone):
+            self._loop.call_soon_threadsafe(self._fronts.front_gone, order.number)
+        elif isinstance(where, FromFronts):
+            assert isinstance(order, Infer)
+            self._fronts.take(order, payload, where)
         else:
-            self._lanes.submit(order, payload, room)
+            self._lanes.submit(order, payload, where)
 
     async def _read_welcome(self, call: _Call) -> pb.Welcome:
         data = await call.read()
@@ -546,6 +627,9 @@ class _Session(Generic[M]):
                 )
                 for model_id, (digest, model) in self._held.items()
             ],
+            payload_host=self._for_fronts.listener.host,
+            payload_port=self._for_fronts.listener.port,
+            payload_certificate_sha256=self._for_fronts.certificate_sha256,
         )
 
 

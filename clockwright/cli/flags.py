@@ -172,6 +172,17 @@ class WorkerFlags:
             "default one per core of --cores."
         ),
     ] = None
+    payload_host: Annotated[
+        str,
+        typer.Option(
+            help="Address where fronts that share no memory with it bring inputs; by default the one by "
+            "which it reaches the controller."
+        ),
+    ] = ""
+    payload_port: Annotated[
+        int | None,
+        typer.Option(help="Port there, and of each further GPU the next; by default any."),
+    ] = None
     cores: Annotated[
         str | None,
         typer.Option(help="Cores of its own to compute on, such as 2-9,12; by default any."),

@@ -92,7 +92,9 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
         console.print(
             f"memory: {status.memory_bytes >> 20} of {status.memory_limit_bytes >> 20} MiB{short}"
         )
-    table = Table("worker", "device", "state", "pages free", "in flight", "clock", "resident")
+    table = Table(
+        "worker", "device", "state", "pages free", "in flight", "clock", "tensors at", "resident"
+    )
     for worker in workers:
         table.add_row(
             worker.worker_id,
@@ -101,6 +103,7 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
             f"{worker.num_free_pages}/{worker.num_pages}",
             str(worker.actions_in_flight),
             f"{worker.clock_offset_us:+.0f} us",
+            worker.payload_address,
             _names([*worker.resident, *(f"({name})" for name in worker.loading)]),
         )
     console.print(table if workers else "workers: none")
@@ -109,10 +112,26 @@ def print_status(status: pb.StatusResponse, workers: Sequence[pb.WorkerInfo]) ->
             console.print(f"worker {worker.worker_id}: its GPU is unwell: {words}", soft_wrap=True)
         for words in worker.suspended:
             console.print(f"worker {worker.worker_id}: avoided for {words}", soft_wrap=True)
+    if status.fronts:
+        console.print(_fronts_table(status.fronts))
     for kind in status.kinds:
         _print_kind(console, kind)
     if status.dropped_without_worker_rps:
         console.print(f"dropped without a worker: {status.dropped_without_worker_rps:.1f} r/s")
+
+
+def _fronts_table(fronts: Sequence[pb.FrontInfo]) -> Table:
+    table = Table("front", "address", "age", "open", "link carried", "tensors straight to")
+    for front in fronts:
+        table.add_row(
+            front.name,
+            front.address or "this host",
+            format_ns(front.age_ns),
+            str(front.requests_open),
+            f"{front.link_bytes / 1e6:.1f} MB",
+            _names(front.workers),
+        )
+    return table
 
 
 def _print_kind(console: Console, kind: pb.KindInfo) -> None:

@@ -27,6 +27,7 @@ from controller.access.caller import CALLER
 from controller.catalogue import Catalogue, Entry, ModelState, name_of
 from controller.core import KindStatistics, ModelStatistics, Statistics, WorkerStatistics
 from controller.core.quotas import BOUNDS, OTHERS, Quota
+from controller.front.front_link import FrontLink, FrontLinks
 from controller.front.hindsight import explain_request
 from controller.front.methods import unary
 from controller.front.oip import quote
@@ -67,6 +68,7 @@ class ControlService:
         catalogue: Catalogue,
         links: WorkerLinks,
         applications: Applications,
+        fronts: FrontLinks,
         *,
         policy: str,
         default_slo_ns: int,
@@ -79,10 +81,11 @@ class ControlService:
         """Serve one controller.
 
         Args:
-            runtime: the controller's, like the next three.
+            runtime: the controller's, like the next four.
             catalogue: knows the models.
             links: know the workers.
             applications: know the applications.
+            fronts: know the fronts that are processes of their own.
             policy: name of the scheduler's policy, for people.
             default_slo_ns: SLO of models that have none of their own.
             uploads: takes the files of models that are added.
@@ -99,6 +102,7 @@ class ControlService:
         self._catalogue = catalogue
         self._links = links
         self._applications = applications
+        self._fronts = fronts
         self._policy = policy
         self._default_slo_ns = default_slo_ns
         self._uploads = uploads
@@ -162,6 +166,7 @@ class ControlService:
             waiting=self._runtime.num_waiting,
             kinds=[_kind_info(kind) for kind in statistics.kinds],
             dropped_without_worker_rps=statistics.dropped_without_worker_rps,
+            fronts=[_front_info(front, self._runtime.clock()) for front in self._fronts.links],
             memory_bytes=self._memory.used_bytes,
             memory_limit_bytes=self._memory.limit_bytes,
             memory_state=self._memory.state.value,
@@ -439,6 +444,17 @@ class ControlService:
         return info
 
 
+def _front_info(link: FrontLink, now_ns: int) -> pb.FrontInfo:
+    return pb.FrontInfo(
+        name=link.name,
+        address=link.address,
+        age_ns=now_ns - link.joined_ns,
+        requests_open=link.num_open,
+        link_bytes=link.num_bytes,
+        workers=sorted(worker.worker_id for worker in link.workers),
+    )
+
+
 def _read_quota(message: pb.Quota) -> Quota:
     """Read a quota, in whose message 0 stands for what is not bounded.
 
@@ -472,6 +488,7 @@ def _worker_info(link: WorkerLink, row: WorkerStatistics | None) -> pb.WorkerInf
         clock_mhz=link.card.clock_mhz,
         clock_mhz_max=link.card.clock_mhz_max,
         complaints=link.card.complaints,
+        payload_address=link.payload_address,
     )
     if row is not None:
         info.num_free_pages = row.num_free_pages

@@ -18,13 +18,14 @@ import asyncio
 import functools
 import logging
 import os
+import secrets
 import socket
 import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -39,7 +40,15 @@ from clockwright.errors import (
     RefusedError,
 )
 from clockwright.foreign import printable
-from clockwright.frames import HEADER_BYTES_MAX, PLACE_BITS, Frame
+from clockwright.frame_socket import FrameSocket
+from clockwright.frames import (
+    APART,
+    DIRECT_BYTES,
+    HEADER_BYTES_MAX,
+    PLACE_BITS,
+    TOKEN_BYTES,
+    Frame,
+)
 from clockwright.leadership import Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import front_pb2 as pb
@@ -53,11 +62,11 @@ from controller.front.explanation import explain
 from controller.front.methods import unary
 from controller.front.statuses import status_of
 from controller.front.throttle import Throttle
+from controller.held_tensors import HeldInput, SentOutput
 from controller.runtime import Answer, NoAnswerError
 from controller.selection.queries import Answered
 from controller.slabs import SLAB_BYTES_MIN, Arena, MappedMemory
-from controller.worker_link import HeartbeatConfig, WorkerLinks
-from controller.worker_socket import FrameSocket
+from controller.worker_link import HeartbeatConfig, WorkerLink, WorkerLinks
 
 log = logging.getLogger(__name__)
 
@@ -84,8 +93,9 @@ class _Description:
     answerer: LocalAnswerer
     #: The generation of the catalogue at which it was found to hold.
     generation: int
-    #: Bytes of a row of each input.
+    #: Bytes of a row of each input, and of the largest output.
     row_bytes: tuple[int, ...]
+    output_row_bytes: int
     #: By rows, as far as requests had so many: bytes of each input, and of all.
     _sizes: dict[int, tuple[tuple[int, ...], int]] = field(default_factory=dict)
 
@@ -98,6 +108,11 @@ class _Description:
     def name(self) -> str:
         """What it is called."""
         return self.answerer.servable.name
+
+    def is_large(self, ask: frames.Ask) -> bool:
+        """Whether a request has a tensor, or gets one, that is worth a message of its own."""
+        largest = max(ask.lengths, default=0)
+        return max(largest, ask.rows * self.output_row_bytes) >= DIRECT_BYTES
 
     def check(self, ask: frames.Ask) -> int:
         """Find that a request fits, as its front has found; returns the bytes of its inputs.
@@ -191,12 +206,18 @@ class FrontLink:
         #: The same whenever it attaches; empty: it has not said.
         self.instance = instance
         self._caller = caller
+        #: What workers call it.
+        self.number = links.new_front()
+        #: Whether it shares memory with the workers of this host.
+        self.is_local = sock.family == socket.AF_UNIX
+        #: Where it comes from, HOST:PORT; empty: this host.
+        self.address = "" if self.is_local else _say(sock.getpeername())
+        self.joined_ns = links.clock()
         #: Beats since the last sign of life.
         self.silent_ticks = 0
         #: The front's clock minus ours; None: not known yet.
         self.offset_ns: int | None = None
         self.links = links
-        self._is_local = sock.family == socket.AF_UNIX
         self._clock = ClockSync()
         self._open: dict[int, _Asked] = {}
         self._data = FrameSocket(
@@ -218,6 +239,9 @@ class FrontLink:
         self._outputs: dict[int, Arena] = {}
         self._lent = lent
         self._process = _process_of(sock)
+        # Workers of other hosts that it was told of, and what it is to send them.
+        self._workers: dict[int, WorkerLink] = {}
+        self._feeds: list[tuple[int, int, int, int]] = []
         self._data.reader.header_bytes_max = HEADER_BYTES_MAX
         self._data.reader.payload_bytes_max = links.message_bytes_max + _BESIDE_BYTES
         # What this turn of the event loop has to tell.
@@ -229,6 +253,21 @@ class FrontLink:
         self._stale: list[int] = []
         self._is_due = False
         self._is_over = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are not answered."""
+        return len(self._open)
+
+    @property
+    def workers(self) -> Sequence[WorkerLink]:
+        """Workers with which it shares no memory."""
+        return list(self._workers.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that came from the front, and went there."""
+        return self._data.num_bytes
 
     # --- what is told -------------------------------------------------------------------------
 
@@ -243,14 +282,18 @@ class FrontLink:
         self._close(asked)
         lengths = [len(tensor) for tensor in outputs]
         places: Sequence[int] = ()
-        if self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
+        sent: tuple[int, int, int] | None = None
+        if outputs and isinstance(handle := outputs[0], SentOutput):
+            sent = handle.worker, handle.action_id, handle.index
+            outputs, places = (), [APART] * len(lengths)
+        elif self._outputs and max(lengths, default=0) >= SLAB_BYTES_MIN:
             places = [self._place(tensor) for tensor in outputs]
             lent = [tensor for tensor, at in zip(outputs, places, strict=True) if at >= 0]
             if lent:
                 self._lent[asked.ask_id] = lent
             outputs = [tensor for tensor, at in zip(outputs, places, strict=True) if at < 0]
         departure_ns += self.offset_ns or 0
-        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places))
+        self._answered.append((asked.ask_id, departure_ns, parameters, lengths, places, sent))
         self._payload += outputs
         self._payload_bytes += total_bytes(outputs)
         if self._payload_bytes > frames.PAYLOAD_BYTES or len(self._answered) >= frames.REQUESTS_MAX:
@@ -264,6 +307,33 @@ class FrontLink:
                 if (begin := arena.find(tensor)) >= 0:
                     return number << PLACE_BITS | begin
         return -1
+
+    def feed(self, ask_id: int, worker: int, action_id: int, index: int) -> None:
+        """Have the front send the inputs of a request to a worker; see `Holder`."""
+        self._feeds.append((ask_id, worker, action_id, index))
+        self._flush_soon()
+
+    def meet(self, worker: WorkerLink) -> None:
+        """Let the front and a worker that share no memory reach each other."""
+        if self.is_local and worker.is_local:
+            return
+        token = secrets.token_bytes(TOKEN_BYTES)
+        self._workers[worker.number] = worker
+        if worker.expect(self.number, token):
+            said = worker.register
+            there = frames.WorkerThere(
+                worker.number,
+                said.payload_host,
+                said.payload_port,
+                token,
+                said.payload_certificate_sha256,
+            )
+            self._data.send(frames.encode(there))
+
+    def part(self, worker: WorkerLink) -> None:
+        """A worker is gone."""
+        if self._workers.pop(worker.number, None) is not None:
+            self._data.send(frames.encode(frames.WorkerGone(worker.number)))
 
     def offer(self, number: int, outputs: Arena) -> None:
         """Let the front look at a worker's outputs where they lie."""
@@ -326,6 +396,9 @@ class FrontLink:
             return
         self._is_over = True
         self._data.close()
+        for worker in self._workers.values():
+            worker.front_gone(self.number)
+        self._workers.clear()
         self.links.left(self, reason)
         if self._memory is not None:
             self.links.unshare(self._memory)
@@ -364,6 +437,9 @@ class FrontLink:
 
     def _flush_due(self) -> None:
         self._is_due = False
+        if self._feeds:
+            feeds, self._feeds = self._feeds, []
+            self._data.send_now(frames.encode(frames.Feed(tuple(feeds))))
         if self._answered or self._refused or self._failed or self._stale or self._freed:
             self._flush()
 
@@ -406,6 +482,8 @@ class FrontLink:
                         self._lent.pop(ask_id, None)
             elif isinstance(message, frames.LentMemory):
                 self._take_memory(message)
+            elif isinstance(message, frames.HandOn):
+                self._hand_on(message, frame)
             elif message.number in self._offered:
                 self._outputs[message.number] = self._offered[message.number]
 
@@ -422,7 +500,18 @@ class FrontLink:
         self._data.send(frames.encode(frames.Mapped(offer.number)))
         self.links.share(self._memory, self._file, self)
 
+    def _hand_on(self, message: frames.HandOn, frame: Frame) -> None:
+        worker = self._workers.get(message.worker)
+        if worker is None:
+            return  # It is gone.
+        tensors = frames.cut_hand_on(message, frame)
+        worker.hand_on(self.number, message.action_id, message.index, tensors)
+
     def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        if place == APART:
+            if num_bytes < DIRECT_BYTES:
+                raise ProtocolError(f"request {ask_id}: {num_bytes} bytes that its front keeps")
+            return b""
         if self._memory is None:
             raise ProtocolError(f"request {ask_id}: inputs in memory that is not mapped")
         return self._memory.look(place, num_bytes, functools.partial(self._free, ask_id))
@@ -436,7 +525,7 @@ class FrontLink:
         )
         self.offset_ns = offset_ns = self._clock.offset_ns
         # On one host there is one clock, unless somebody has made it look otherwise.
-        if self._is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
+        if self.is_local and offset_ns is not None and abs(offset_ns) <= self._clock.round_trip_ns:
             self.offset_ns = 0
         for refusal, number in beat.refused.items():
             self.links.refused_at_doors(refusal, number)
@@ -458,6 +547,12 @@ class FrontLink:
                 self._flush_soon()
                 continue
             num_bytes = description.check(ask)
+            keeps = APART in ask.places
+            if keeps and description.keeps_inputs:
+                # Its front was told otherwise, before its answers were kept.
+                self._stale.append(ask.ask_id)
+                self._flush_soon()
+                continue
             if ask.ask_id in open_:
                 raise ProtocolError(f"request {ask.ask_id} twice")
             if not throttle.admit():
@@ -478,6 +573,10 @@ class FrontLink:
             if ask.places and description.keeps_inputs:
                 # For longer than the request is open, perhaps, and the front's word is not enough for that.
                 inputs = [bytes(tensor) for tensor in inputs]
+            elif keeps or (
+                self._workers and not description.keeps_inputs and description.is_large(ask)
+            ):
+                inputs = self._held(ask, inputs)
             try:
                 asked.withdraw = description.answerer.ask(asked, ask, inputs, arrival_ns)
             except RefusedError as error:
@@ -495,6 +594,16 @@ class FrontLink:
         }
         self._refused.append((ask.ask_id, Refusal.LATE, figures, ""))
         self._flush_soon()
+
+    def _held(self, ask: frames.Ask, inputs: Sequence[Buffer]) -> list[Buffer]:
+        """Have handles stand for the inputs of a request."""
+        places = ask.places or [-1] * len(inputs)
+        held = [
+            HeldInput(self, ask.ask_id, length, None if place == APART else tensor)
+            for length, place, tensor in zip(ask.lengths, places, inputs, strict=True)
+        ]
+        # Nobody but the links looks at more of a tensor than its length.
+        return cast("list[Buffer]", held)
 
 
 class FrontLinks:
@@ -543,6 +652,9 @@ class FrontLinks:
         self._outputs: dict[Arena, int] = {}
         workers.outputs_shared = self._worker_shares
         workers.outputs_unshared = self._worker_is_gone
+        workers.worker_came = self._worker_came
+        workers.worker_gone = self._worker_gone
+        self._last_front = 0
         # What fronts that are given up may still read, with a descriptor that tells of their end; -1: nothing tells.
         self._kept: dict[str, tuple[int, dict[int, list[Buffer]]]] = {}
         self._links: dict[FrontLink, None] = {}
@@ -561,6 +673,16 @@ class FrontLinks:
     def num_fronts(self) -> int:
         """Fronts that are connected."""
         return len(self._links)
+
+    @property
+    def links(self) -> Sequence[FrontLink]:
+        """Links of the fronts that are connected, in the order in which they came."""
+        return list(self._links)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that came from these fronts, and went there."""
+        return sum(link.num_bytes for link in self._links)
 
     def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
         """Make the service that fronts ask for the way."""
@@ -593,10 +715,14 @@ class FrontLinks:
             self._descriptions.pop(number, None)
             self._last_number = number = self._last_number + 1
             generation = self.catalogue.generation
-            row_bytes = tuple(spec.row_bytes for spec in answerer.servable.inputs)
-            self._descriptions[number] = _Description(answerer, generation, row_bytes)
+            servable = answerer.servable
+            row_bytes = tuple(spec.row_bytes for spec in servable.inputs)
+            output_row_bytes = max([spec.row_bytes for spec in servable.outputs], default=0)
+            description = _Description(answerer, generation, row_bytes, output_row_bytes)
+            self._descriptions[number] = description
             self._numbers[name] = number
-        return frames.described(asked.query_id, number, answerer.servable)
+        is_held = not self._descriptions[number].keeps_inputs
+        return frames.described(asked.query_id, number, answerer.servable, is_held=is_held)
 
     def find(self, number: int) -> _Description | None:
         """Find the description of a number; None: it holds no more."""
@@ -640,6 +766,11 @@ class FrontLinks:
         return self._busy[1]
 
     # --- memory -------------------------------------------------------------------------------
+
+    def new_front(self) -> int:
+        """Make a number for a front, which no other has had."""
+        self._last_front += 1
+        return self._last_front
 
     def new_number(self) -> int:
         """Make a number for memory, which no other has had."""
@@ -691,6 +822,14 @@ class FrontLinks:
         return {
             ask_id: views[ask_id][:number] for ask_id, number in looks.items() if ask_id in views
         }
+
+    def _worker_came(self, worker: WorkerLink) -> None:
+        for link in list(self._links):
+            link.meet(worker)
+
+    def _worker_gone(self, worker: WorkerLink) -> None:
+        for link in list(self._links):
+            link.part(worker)
 
     def _worker_shares(self, outputs: Arena) -> None:
         number = self._outputs[outputs] = self.new_number()
@@ -753,6 +892,9 @@ class FrontLinks:
         lent = self._still_lent(request.instance, Counter(request.still_looks_at))
         link = FrontLink(self, sock, name, caller, request.instance, lent)
         self._links[link] = None
+        for worker in self._workers.links:
+            if worker.joined:
+                link.meet(worker)
         log.info("front %s joined", name)
         if self._timer is None:
             self._tick_later()
@@ -785,6 +927,11 @@ class FrontLinks:
 def _failure(ask_id: int, error: Exception) -> tuple[Any, ...]:
     code, text, details = status_of(error, method="ModelInfer")
     return ask_id, code.value[0], text, dict(details)
+
+
+def _say(address: tuple[Any, ...]) -> str:
+    host, port, *_ = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _process_of(sock: socket.socket) -> int:

@@ -5,6 +5,9 @@ all that (`Told`, `Described`). What happens in a turn of an event loop travels 
 takes some 30 bytes there and its answer 12, beside the tensors. A `Beat` of either side is the sign of life,
 and tells clocks.
 
+Large tensors lie in shared memory, or the front keeps them (`APART`) and sends them to the worker that it is told
+(`Feed`), which sends it the outputs. What cannot go that way goes through here (`HandOn`).
+
 Every time is on the front's clock; the controller's end translates (`front_link`).
 
 Nothing is built from a length before the length is found to be possible: see `clockwright.frames`.
@@ -20,7 +23,7 @@ from msgspec import Meta
 
 from clockwright.bulk import Buffer
 from clockwright.errors import Denial, ProtocolError, Refusal
-from clockwright.frames import Frame, make_frame
+from clockwright.frames import APART, TOKEN_BYTES, Frame, make_frame
 from clockwright.tensors import TensorSpec
 from clockwright.units import NAME_CHARS_MAX, SLO_NS_MAX, TIME_NS_MAX
 from controller.front.oip import Servable
@@ -41,9 +44,10 @@ Parameters = dict[str, bool | int | str]
 
 _ASKS, _WITHDRAWAL, _DESCRIBE, _FRONT_BEAT, _TOLD, _DESCRIBED, _BEAT = range(7)
 _MEMORY, _MAPPED, _FORGET, _RETURNED = range(7, 11)
+_WORKER, _WORKER_GONE, _FEED, _HAND_ON = range(11, 15)
 
 # Where a tensor lies, as in `clockwright.frames`.
-_Place = Annotated[int, Meta(ge=-1, lt=1 << 62)]
+_Place = Annotated[int, Meta(ge=APART, lt=1 << 62)]
 
 
 class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
@@ -63,8 +67,8 @@ class Ask(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False)
     owner: _Words
     #: Bytes of its inputs.
     lengths: _Counts
-    #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order.
-    #: Empty: all are in the payload.
+    #: Where each lies in the front's memory; -1: in the payload, which holds those of all requests in their order;
+    #: `APART`: the front keeps it. Empty: all are in the payload.
     places: tuple[_Place, ...]
     #: What its client calls it. A front says nothing of those that have no name, which is what earlier ones say.
     request_id: _Name = ""
@@ -113,6 +117,8 @@ class ToldOutputs(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     #: Bytes of its outputs, and where they lie, as in `Ask`: in the memory of a worker.
     lengths: _Counts
     places: tuple[_Place, ...]
+    #: A worker has sent them: its number, the action's, and the request's in the action; None: it has not.
+    sent: tuple[_Id, _Id, _Count] | None = None
 
 
 class Refused(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -171,6 +177,8 @@ class Described(msgspec.Struct, array_like=True, tag=_DESCRIBED, forbid_unknown_
     failure: Failure | None
     #: No worker has described it yet, and one may soon.
     not_yet: bool
+    #: Its inputs may stay with the front until a worker is named.
+    is_held: bool = False
 
     def read(self) -> Servable:
         """Make what a front checks requests against."""
@@ -229,9 +237,45 @@ class Returned(msgspec.Struct, array_like=True, tag=_RETURNED, forbid_unknown_fi
     ask_ids: tuple[_Id, ...]
 
 
+class WorkerThere(msgspec.Struct, array_like=True, tag=_WORKER, forbid_unknown_fields=True):
+    """A worker takes inputs from this front, and sends it outputs, if it can be reached."""
+
+    number: _Id
+    host: _Words
+    port: Annotated[int, Meta(gt=0, lt=1 << 16)]
+    token: Annotated[bytes, Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
+    #: The fingerprint of its certificate; empty: TLS is not spoken there.
+    certificate_sha256: Annotated[bytes, Meta(max_length=32)]
+
+
+class WorkerGone(msgspec.Struct, array_like=True, tag=_WORKER_GONE, forbid_unknown_fields=True):
+    """A worker is gone, and with it all that it was sent."""
+
+    number: _Id
+
+
+class Feed(msgspec.Struct, array_like=True, tag=_FEED, forbid_unknown_fields=True):
+    """Send the inputs of requests to workers, and expect their outputs from there."""
+
+    #: The request, the worker's number, the action's, and the request's in the action.
+    feeds: tuple[tuple[_Id, _Id, _Id, _Count], ...]
+
+
+class HandOn(msgspec.Struct, array_like=True, tag=_HAND_ON, forbid_unknown_fields=True):
+    """Hand inputs on to a worker that the front cannot reach; they are the payload."""
+
+    worker: _Id
+    action_id: _Id
+    index: _Count
+    #: None: there are none, because nobody waits for the answer any more.
+    lengths: _Counts | None
+
+
 _encode = msgspec.msgpack.Encoder().encode
-FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned
-FromController = Told | Described | Beat | LentMemory | Mapped | Forget
+FromFront = Asks | Withdrawn | Describe | FrontBeat | LentMemory | Mapped | Returned | HandOn
+FromController = (
+    Told | Described | Beat | LentMemory | Mapped | Forget | WorkerThere | WorkerGone | Feed
+)
 _from_front: msgspec.msgpack.Decoder[FromFront] = msgspec.msgpack.Decoder(FromFront)
 _from_controller: msgspec.msgpack.Decoder[FromController] = msgspec.msgpack.Decoder(FromController)
 
@@ -253,6 +297,14 @@ def encode_told(
     return make_frame(_encode((_TOLD, answered, refused, failed, stale, freed)), payload)
 
 
+def encode_hand_on(
+    worker: int, action_id: int, index: int, tensors: Sequence[Buffer] | None
+) -> list[Buffer]:
+    """Make the frame of a `HandOn`; None: there are no inputs."""
+    lengths = None if tensors is None else [len(tensor) for tensor in tensors]
+    return make_frame(_encode((_HAND_ON, worker, action_id, index, lengths)), tensors or ())
+
+
 def encode(message: FromFront | FromController) -> list[Buffer]:
     """Make the frame of a message without tensors."""
     return make_frame(_encode(message), ())
@@ -264,8 +316,8 @@ def encode_one(message: LentMemory) -> bytes:
     return bytes(frame)
 
 
-def described(query_id: int, number: int, servable: Servable) -> Described:
-    """Make the answer to a `Describe`."""
+def described(query_id: int, number: int, servable: Servable, *, is_held: bool) -> Described:
+    """Make the answer to a `Describe`; `is_held`: inputs may stay with the front."""
     found = _Servable(
         servable.name,
         servable.version,
@@ -275,7 +327,7 @@ def described(query_id: int, number: int, servable: Servable) -> Described:
         servable.slo_ns,
         servable.has_contexts,
     )
-    return Described(query_id, number, found, None, not_yet=False)
+    return Described(query_id, number, found, None, not_yet=False, is_held=is_held)
 
 
 def decode_from_front(header: Buffer) -> FromFront:
@@ -307,7 +359,7 @@ def cut_payload(
     entries: Sequence[Ask] | Sequence[ToldOutputs],
     look: Callable[[int, int, int], Buffer],
 ) -> Iterator[list[Buffer]]:
-    """Cut a payload into the tensors of each entry, but for those that lie in shared memory.
+    """Cut a payload into the tensors of each entry, but for those that lie elsewhere.
 
     Args:
         frame: with the payload.
@@ -329,7 +381,7 @@ def cut_payload(
             raise ProtocolError(f"{len(entry.places)} places of {len(entry.lengths)} tensors")
         else:
             for length, place in zip(entry.lengths, entry.places, strict=True):
-                if place < 0:
+                if place == -1:
                     tensors.append(payload[begin : begin + length])
                     begin += length
                 else:
@@ -339,6 +391,24 @@ def cut_payload(
         yield tensors
     if begin != len(payload):
         raise ProtocolError(f"tensors of {begin} bytes in a payload of {len(payload)}")
+
+
+def cut_hand_on(message: HandOn, frame: Frame) -> list[Buffer] | None:
+    """Cut the inputs that are to be handed on out of their frame; None: there are none.
+
+    Raises:
+        ProtocolError: the lengths are not those of the payload.
+    """
+    payload = memoryview(frame[1])
+    if sum(message.lengths or ()) != len(payload):
+        raise ProtocolError(f"inputs of {message.lengths} bytes in a payload of {len(payload)}")
+    if message.lengths is None:
+        return None
+    begin, tensors = 0, []
+    for length in message.lengths:
+        tensors.append(payload[begin : begin + length])
+        begin += length
+    return list(tensors)
 
 
 def _tensors(specs: Sequence[TensorSpec]) -> tuple[_Tensor, ...]:

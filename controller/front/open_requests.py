@@ -60,6 +60,11 @@ class OpenRequests(Generic[R]):
         entry = self._sent.pop(ask_id, None)
         return None if entry is None else (entry[0], entry[2])
 
+    def due_ns(self, ask_id: int) -> int | None:
+        """When a request that is sent is due; None: it is not there any more."""
+        entry = self._sent.get(ask_id)
+        return None if entry is None else entry[1]
+
     def put_back(self, ask_id: int) -> None:
         """The controller does not take one, but the next may: it is held."""
         entry = self._sent.pop(ask_id, None)

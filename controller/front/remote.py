@@ -29,7 +29,10 @@ from clockwright.bulk import Buffer, total_bytes
 from clockwright.channel import OPTIONS, Access
 from clockwright.data_socket import dial, prepare
 from clockwright.errors import ConfigError, Denial, ProtocolError, Refusal, RefusedError
+from clockwright.frame_socket import FrameSocket
 from clockwright.frames import (
+    APART,
+    DIRECT_BYTES,
     HEADER_BYTES_MAX,
     PAYLOAD_BYTES_MAX,
     PLACE_BITS,
@@ -43,12 +46,13 @@ from clockwright.v1 import front_pb2 as pb
 from controller.clock_sync import ClockSync
 from controller.front import link_frames as frames
 from controller.front.backend import Asker, Question, ToldAnswer
+from controller.front.fed_requests import FedRequests, Feeding
 from controller.front.oip import Servable
 from controller.front.open_requests import OpenRequests
 from controller.front.statuses import Status, ToldStatusError
+from controller.front.worker_sockets import WorkerSockets
 from controller.runtime import NoAnswerError
 from controller.slabs import SLAB_BYTES_MIN, MappedMemory, Slabs
-from controller.worker_socket import FrameSocket
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +81,14 @@ _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 class _RemoteAnswerer:
     """A model or an application of the controller's."""
 
-    __slots__ = ("_backend", "number", "servable")
+    __slots__ = ("_backend", "is_held", "number", "servable")
 
-    def __init__(self, backend: RemoteBackend, number: int, servable: Servable) -> None:
+    def __init__(
+        self, backend: RemoteBackend, number: int, servable: Servable, *, is_held: bool
+    ) -> None:
         self.number = number
+        #: Inputs may stay here until a worker is named.
+        self.is_held = is_held
         self.servable = servable
         self._backend = backend
 
@@ -168,6 +176,22 @@ class RemoteBackend:
         #: Outputs that somebody looks at, by request; over which connection they came does not matter.
         self._looks: Counter[int] = Counter()
         self._thread = threading.get_ident()
+        #: Workers with which we share no memory, once there is a controller; inputs that they may be sent; what they
+        #: were sent; and what is told beside their outputs: departure, parameters, and bytes of the outputs.
+        self._workers: WorkerSockets | None = None
+        self._held: dict[int, Sequence[Buffer]] = {}
+        self._fed = FedRequests()
+        self._told: dict[int, tuple[int, frames.Parameters | None, Sequence[int]]] = {}
+
+    @property
+    def num_held(self) -> int:
+        """Requests whose inputs are kept for workers, or whose outputs are awaited from there."""
+        return len({*self._held, *self._told, *self._fed.fed})
+
+    @property
+    def num_workers_reached(self) -> int:
+        """Workers without memory in common that can be reached."""
+        return 0 if self._workers is None else self._workers.num_reached
 
     # --- what the service asks ----------------------------------------------------------------
 
@@ -232,6 +256,10 @@ class RemoteBackend:
         lengths = [len(tensor) for tensor in inputs]
         places: Sequence[int] = ()
         arena = self._slabs.inputs
+        workers = self._workers
+        is_large = max(lengths, default=0) >= DIRECT_BYTES
+        if is_large and workers is not None and workers.num_known:
+            self._held[ask_id] = inputs
         if arena is not None and self._is_mapped and max(lengths, default=0) >= SLAB_BYTES_MIN:
             places = [
                 arena.find(tensor) if len(tensor) >= SLAB_BYTES_MIN else -1 for tensor in inputs
@@ -239,6 +267,9 @@ class RemoteBackend:
             if num_lent := sum(place >= 0 for place in places):
                 self._lent[ask_id] = inputs, num_lent
             inputs = [tensor for tensor, place in zip(inputs, places, strict=True) if place < 0]
+        elif is_large and workers is not None and workers.num_reached and answerer.is_held:
+            places = [APART if length >= DIRECT_BYTES else -1 for length in lengths]
+            inputs = [tensor for tensor in inputs if len(tensor) < DIRECT_BYTES]
         self._asks.append(
             (
                 ask_id,
@@ -264,9 +295,20 @@ class RemoteBackend:
         return functools.partial(self._withdraw, ask_id)
 
     def _withdraw(self, ask_id: int) -> None:
-        if self._book.take(ask_id) is not None:
+        if self._take(ask_id) is not None:
             self._withdrawn.append(ask_id)
             self._flush_soon()
+
+    def _take(self, ask_id: int) -> tuple[Asker, str] | None:
+        """A request is over, here at least."""
+        self._let_go(ask_id)
+        return self._book.take(ask_id)
+
+    def _let_go(self, ask_id: int) -> None:
+        if self._workers is not None:
+            self._held.pop(ask_id, None)
+            self._told.pop(ask_id, None)
+            self._fed.forget(ask_id)
 
     def _flush_soon(self) -> None:
         if not self._is_due:
@@ -320,8 +362,102 @@ class RemoteBackend:
                 self._take_memory(message, self._data)
             elif isinstance(message, frames.Mapped):
                 self._is_mapped = True
+            elif isinstance(message, frames.Feed):
+                for ask_id, *feeding in message.feeds:
+                    self._feed(ask_id, (feeding[0], feeding[1], feeding[2]))
+            elif isinstance(message, frames.WorkerThere):
+                assert self._workers is not None
+                self._workers.there(message)
+            elif isinstance(message, frames.WorkerGone):
+                assert self._workers is not None
+                self._workers.gone(message.number)
             else:
                 self._outputs.pop(message.number, None)
+
+    # --- workers of other hosts ---------------------------------------------------------------
+
+    def _feed(self, ask_id: int, feeding: Feeding) -> None:
+        """Send a worker the large inputs of a request, or say that nobody waits for its answer."""
+        if self._book.due_ns(ask_id) is None:
+            self._send_inputs(feeding, None)
+            return
+        self._fed.feed(ask_id, feeding)
+        self._feed_again(ask_id, feeding)
+
+    def _feed_again(self, ask_id: int, feeding: Feeding) -> None:
+        if (inputs := self._held.get(ask_id)) is not None:
+            self._send_inputs(feeding, [each for each in inputs if len(each) >= DIRECT_BYTES])
+
+    def _send_inputs(self, feeding: Feeding, tensors: Sequence[Buffer] | None) -> None:
+        assert self._workers is not None
+        if not self._workers.send(feeding, tensors) and self._data is not None:
+            self._data.send(frames.encode_hand_on(*feeding, tensors))
+
+    def _take_outputs(self, feeding: Feeding, outputs: Sequence[Buffer]) -> None:
+        if (ask_id := self._fed.outputs_came(feeding, outputs)) is not None:
+            self._answer_with(ask_id, outputs)
+
+    def _take_told_apart(self, answered: frames.ToldOutputs, feeding: Feeding) -> None:
+        """A request is answered, by outputs that come from their worker."""
+        ask_id = answered.ask_id
+        if self._book.due_ns(ask_id) is None:
+            return
+        if not self._fed.told(ask_id, feeding):
+            self._begin_again(ask_id)
+            return
+        departure_ns = answered.expected_departure_ns
+        self._told[ask_id] = departure_ns, answered.parameters, answered.lengths
+        outputs = self._fed.outputs(ask_id)
+        if outputs is not None:
+            self._answer_with(ask_id, outputs)
+        else:
+            self._is_held.set()
+
+    def _answer_with(self, ask_id: int, outputs: Sequence[Buffer]) -> None:
+        departure_ns, parameters, lengths = self._told[ask_id]
+        if (sent := self._take(ask_id)) is None:
+            return
+        if [len(tensor) for tensor in outputs] != list(lengths):
+            sent[0].set_exception(
+                ProtocolError(
+                    f"outputs of {[len(tensor) for tensor in outputs]} bytes, expected {lengths}"
+                )
+            )
+            return
+        sent[0].set_result(ToldAnswer(outputs, departure_ns, parameters))
+
+    def _broke(self, worker: int) -> None:
+        """The way to a worker broke: what it may not have got goes by the controller."""
+        fed, lost = self._fed.broke(worker)
+        if self._workers is not None and self._workers.is_there(worker):
+            for ask_id, feeding in fed:
+                self._feed_again(ask_id, feeding)
+        for ask_id in lost:
+            self._begin_again(ask_id)
+
+    def _begin_again(self, ask_id: int) -> None:
+        """An answer is lost: the request is asked again, if it has slack."""
+        if (sent := self._take(ask_id)) is not None:
+            sent[0].begin()
+
+    def _let_go_of_overdue(self) -> None:
+        for ask_id in [*self._held, *self._fed.fed]:
+            if self._book.due_ns(ask_id) is None:
+                self._let_go(ask_id)
+
+    def _give_up_outputs(self) -> None:
+        """Refuse requests whose outputs have not come in time."""
+        now_ns = self.clock()
+        for ask_id in self._fed.awaited:
+            due_ns = self._book.due_ns(ask_id)
+            if due_ns is None or due_ns >= now_ns:
+                continue
+            if (sent := self._take(ask_id)) is not None:
+                self.refused_at_door(Refusal.LATE)
+                words = "its outputs did not come from their worker within the SLO"
+                sent[0].set_exception(RefusedError(Refusal.LATE, words))
+
+    # --- memory of this host ------------------------------------------------------------------
 
     def _take_memory(self, offer: frames.LentMemory, data: FrameSocket) -> None:
         """Map a worker's memory for outputs."""
@@ -339,6 +475,8 @@ class RemoteBackend:
         data.send(frames.encode(frames.Mapped(offer.number)))
 
     def _look(self, ask_id: int, place: int, num_bytes: int) -> Buffer:
+        if place == APART:
+            return b""
         memory = self._outputs.get(place >> PLACE_BITS)
         if memory is None:
             raise ProtocolError(f"request {ask_id}: outputs in memory that is not mapped")
@@ -357,7 +495,9 @@ class RemoteBackend:
         for answered, outputs in zip(
             told.answered, frames.cut_payload(frame, told.answered, self._look), strict=True
         ):
-            if (sent := book.take(answered.ask_id)) is not None:
+            if answered.sent is not None:
+                self._take_told_apart(answered, answered.sent)
+            elif (sent := self._take(answered.ask_id)) is not None:
                 departure_ns = answered.expected_departure_ns
                 sent[0].set_result(ToldAnswer(outputs, departure_ns, answered.parameters))
         for refused in told.refused:
@@ -366,15 +506,16 @@ class RemoteBackend:
                 # The next controller may take it.
                 self._recovering = True
             if self._recovering and refusal in (Refusal.DRAINING, Refusal.NO_WORKER):
+                self._let_go(refused.ask_id)
                 book.put_back(refused.ask_id)
                 self._is_held.set()
-            elif (sent := book.take(refused.ask_id)) is not None:
+            elif (sent := self._take(refused.ask_id)) is not None:
                 asker, name = sent
                 asker.set_exception(
                     NoAnswerError(refusal, ModelId(name), refused.figures, detail=refused.detail)
                 )
         for failure in told.failed:
-            if (sent := book.take(failure.ask_id)) is not None:
+            if (sent := self._take(failure.ask_id)) is not None:
                 sent[0].set_exception(_error(failure))
         for ask_id in told.freed:
             if ask_id in self._lent:
@@ -382,7 +523,7 @@ class RemoteBackend:
                 if num_lent > 1:
                     self._lent[ask_id] = inputs, num_lent - 1
         for ask_id in told.stale:
-            if (sent := book.take(ask_id)) is not None:
+            if (sent := self._take(ask_id)) is not None:
                 self._forget()
                 sent[0].begin()
 
@@ -400,7 +541,9 @@ class RemoteBackend:
                     asker.set_exception(error)
             return
         servable = described.read()
-        self._known[key] = _RemoteAnswerer(self, described.number, servable)
+        self._known[key] = _RemoteAnswerer(
+            self, described.number, servable, is_held=described.is_held
+        )
         if len(self._slos_ns) > _SLOS_MAX:
             self._slos_ns.clear()
         self._slos_ns[servable.name] = servable.slo_ns
@@ -520,8 +663,15 @@ class RemoteBackend:
                 )
             self._term = term
             port, path = welcome.socket_port, welcome.socket_path
+            if self._slabs.inputs is None:
+                path = ""  # As on another host: nothing is shared.
             sock = await asyncio.to_thread(
-                dial, host_of(address), port, path, limit_s=_ATTACH_LIMIT_S
+                dial,
+                host_of(address),
+                port,
+                path,
+                limit_s=_ATTACH_LIMIT_S,
+                tls=self.joining.tls_context(),
             )
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED):
@@ -543,6 +693,13 @@ class RemoteBackend:
         data.reader.header_bytes_max = HEADER_BYTES_MAX
         data.reader.payload_bytes_max = PAYLOAD_BYTES_MAX
         self._data, self.channel = data, channel
+        self._workers = WorkerSockets(
+            self._take_outputs,
+            self._broke,
+            outputs_bytes_max=PAYLOAD_BYTES_MAX,
+            silence_limit_ms=welcome.silence_limit_ms,
+            needs_tls=self.joining.speaks_tls,
+        )
         self._reachable.set()
         data.send_now([greeting(welcome.token)])
         arena = self._slabs.inputs
@@ -574,6 +731,12 @@ class RemoteBackend:
         self._is_mapped = False
         self._lent.clear()
         self._outputs.clear()
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+        self._held.clear()
+        self._told.clear()
+        self._fed = FedRequests()
         self._book.interrupt()
         self._is_held.set()
 
@@ -601,7 +764,7 @@ class RemoteBackend:
     async def _sweep(self) -> None:
         """End requests whose time is over, whether there is a controller or not."""
         while True:
-            if self._book.num_held or self._resuming:
+            if self._book.num_held or self._resuming or self._told:
                 await asyncio.sleep(_SWEEP_S)
             else:
                 self._is_held.clear()
@@ -611,7 +774,11 @@ class RemoteBackend:
             # Not at each generation: a controller that starts may have thousands in a second.
             if self._resuming and self._joined:
                 self._resume()
-            for asker in self._book.overdue(self.clock()):
+            self._give_up_outputs()
+            overdue = self._book.overdue(self.clock())
+            if overdue:
+                self._let_go_of_overdue()
+            for asker in overdue:
                 self.refused_at_door(Refusal.NO_WORKER)
                 asker.set_exception(
                     RefusedError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import secrets
 import select
@@ -43,12 +45,6 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
     Socket.network = network
     real_open, real_close, real_memfd = os.open, os.close, os.memfd_create
     real_connect = sqlite3.connect
-
-    def in_world(inside: Callable[..., Any], outside: Callable[..., Any]) -> Callable[..., Any]:
-        def door(*args: Any, **kwargs: Any) -> Any:
-            return (inside if world.current is not None else outside)(*args, **kwargs)
-
-        return door
 
     def monotonic_ns() -> int:
         assert world.current is not None
@@ -119,9 +115,8 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
 
     with ExitStack() as stack:
 
-        def put(owner: Any, name: str, inside: Any) -> None:
-            outside = getattr(owner, name)
-            door = in_world(inside, outside) if not isinstance(inside, type) else inside
+        def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
+            door = world.door(inside, getattr(owner, name))
             stack.enter_context(mock.patch.object(owner, name, door))
 
         put(time, "monotonic_ns", monotonic_ns)
@@ -137,8 +132,8 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(sqlite3, "connect", connect)
         put(os, "pidfd_open", open_process)
         names = map("{:08x}".format, count(1))
-        stack.enter_context(mock.patch.object(tempfile, "_name_sequence", names))
-        stack.enter_context(mock.patch.object(tempfile, "tempdir", str(folder)))
+        put(tempfile, "_get_candidate_names", lambda: names)
+        put(tempfile, "_gettempdir", lambda: str(folder))
         put(socket, "gethostname", host_name)
         put(socket, "socket", Socket)
         put(socket, "create_connection", create_connection)
@@ -146,6 +141,11 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         put(select, "poll", Poll)
         put(secrets, "token_bytes", randomness)
         put(secrets, "token_hex", lambda num_bytes=32: randomness(num_bytes).hex())
+        # What the world's processes have left behind is collected when the world says so.
+        for name in ("collect", "enable", "freeze"):
+            real = getattr(gc, name)
+            own = functools.partial(_only_here, world, real)
+            stack.enter_context(mock.patch.object(gc, name, own))
         put(grpc.aio, "insecure_channel", lambda address, **_: rpc.Channel(address))
         # Its threads are the world's, which need not spin: they wake when they are due.
         for module in (worker.lane_threads, worker.controller_socket):
@@ -153,12 +153,14 @@ def interposed(world: World, folder: Path) -> Iterator[WorldNetwork]:
         stack.enter_context(mock.patch.object(worker.lane_threads, "SPIN_NS", 0))
         # These ask the kernel about the machine's threads.
         for module in (worker.lane_threads, worker.controller_socket):
-            stack.enter_context(mock.patch.object(module, "tune_thread"))
+            put(module, "tune_thread", lambda *, realtime: None)
         for module in (controller.selection.stores, controller.state_file):
-            stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", threads.Executor))
+            put(module, "ThreadPoolExecutor", threads.Executor)
         # Nobody of the world is ever busy: turns take no time.
-        times = mock.patch.object(
-            controller.front.http2_server, "thread_times", return_value=lambda: (0, 0)
-        )
-        stack.enter_context(times)
+        put(controller.front.http2_server, "thread_times", lambda: lambda: (0, 0))
         yield network
+
+
+def _only_here(world: World, work: Callable[..., Any], *args: Any) -> Any:
+    """Do something in the world's thread, and nothing in others."""
+    return work(*args) if world.is_here else 0

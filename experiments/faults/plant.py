@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from typing_extensions import override
@@ -16,9 +18,8 @@ import controller.app
 import controller.lease.keeper
 import worker.lane_threads
 import worker.link
-from clockwright.actions import Action, ActionError, Result
+from clockwright.actions import ActionError, FromFronts, Result
 from clockwright.bulk import Buffer
-from clockwright.frames import Withdrawal
 from clockwright.leadership import Fence, Term
 from clockwright.units import NS_PER_MS
 from clockwright.v1 import worker_pb2
@@ -35,7 +36,7 @@ from experiments.faults.leases import LeasePlace, WorldLease
 from experiments.faults.sockets import WorldNetwork
 from experiments.faults.world import Host, World, WorldProcess
 from worker.config import WorkerConfig
-from worker.controller_socket import ControllerSocket
+from worker.controller_socket import ControllerSocket, Order
 from worker.core.lanes import Core
 from worker.link import ControllerLink
 from worker.models.file_store import FileStore
@@ -86,7 +87,8 @@ class ObservedSocket(ControllerSocket):
         self,
         host: str,
         welcome: worker_pb2.Welcome,
-        take: Callable[[Action | Withdrawal, Sequence[Buffer], memoryview | None], None],
+        tls: ssl.SSLContext | None,
+        take: Callable[[Order, Sequence[Buffer], memoryview | FromFronts | None], None],
     ) -> None:
         plant = self.plant
         assert plant.world.current is not None
@@ -94,16 +96,16 @@ class ObservedSocket(ControllerSocket):
         term = Term(welcome.lineage, welcome.generation)
 
         def take_in_turn(
-            order: Action | Withdrawal, payload: Sequence[Buffer], room: memoryview | None
+            order: Order, payload: Sequence[Buffer], where: memoryview | FromFronts | None
         ) -> None:
             if term.is_older_than(fence.newest):
                 plant.world.fail(
                     f"a worker obeys generation {term.generation}, and knows that"
                     f" {fence.newest.generation} has followed it"
                 )
-            take(order, payload, room)
+            take(order, payload, where)
 
-        super().__init__(host, welcome, take_in_turn)
+        super().__init__(host, welcome, tls, take_in_turn)
 
 
 class CheckedScheduler(Scheduler):
@@ -181,17 +183,21 @@ class Plant:
             return fence
 
         ObservedSocket.plant = self
-        with (
-            mock.patch.object(controller.app, "running", self._running),
-            mock.patch.object(controller.app, "freeze_garbage"),
-            mock.patch.object(controller.app, "open_store", self._open_lease),
-            mock.patch.object(controller.lease.keeper, "Lease", self._view_lease),
-            mock.patch.object(worker.link, "Fence", make_fence),
-            mock.patch.object(worker.link, "ControllerSocket", ObservedSocket),
-            mock.patch.object(worker.lane_threads, "Core", make_core),
-            mock.patch.object(worker.lane_threads, "freeze_garbage"),
-            mock.patch.object(controller.app, "make_scheduler", CheckedScheduler),
-        ):
+        with ExitStack() as stack:
+
+            def put(owner: Any, name: str, inside: Callable[..., Any]) -> None:
+                door = self.world.door(inside, getattr(owner, name))
+                stack.enter_context(mock.patch.object(owner, name, door))
+
+            put(controller.app, "running", self._running)
+            put(controller.app, "freeze_garbage", lambda: None)
+            put(controller.app, "open_store", self._open_lease)
+            put(controller.app, "make_scheduler", CheckedScheduler)
+            put(controller.lease.keeper, "Lease", self._view_lease)
+            put(worker.link, "Fence", make_fence)
+            put(worker.link, "ControllerSocket", ObservedSocket)
+            put(worker.lane_threads, "Core", make_core)
+            put(worker.lane_threads, "freeze_garbage", lambda: None)
             yield
 
     def address(self, host: Host, port: int) -> str:
@@ -334,6 +340,7 @@ class Plant:
             worker_id=name,
             num_pages=num_pages,
             cache_dir=self.folder / host.name,
+            payload_host=self.network.address(host),
         )
         limits = Limits(arena_bytes=_ARENA_BYTES, num_pages=num_pages, io_bytes=_IO_BYTES // 4)
 

@@ -13,9 +13,11 @@ import random
 import shutil
 import sys
 import tempfile
+import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -666,21 +668,48 @@ def play(story: Story, happenings: Sequence[Happening] | None = None) -> StoryOu
             gc.enable()
 
 
+@contextmanager
+def _logged(world: World) -> Iterator[None]:
+    """Have the transcript take in what is logged, whatever somebody has set of any logger."""
+    root = logging.getLogger()
+    named = [each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    settings = "level", "handlers", "filters", "propagate", "disabled"
+    before = [(each, [getattr(each, name) for name in settings]) for each in (root, *named)]
+    disabled = root.manager.disable
+    for each in named:
+        each.handlers, each.filters, each.propagate, each.disabled = [], [], True, False
+        each.setLevel(logging.NOTSET)
+    root.handlers, root.filters, root.disabled = [_Log(world)], [], False
+    root.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
+    try:
+        yield
+    finally:
+        for each, values in before:
+            for name, value in zip(settings, values, strict=True):
+                setattr(each, name, value)
+        logging.disable(disabled)  # and no logger remembers what it was set to meanwhile
+
+
+@contextmanager
+def _warned() -> Iterator[None]:
+    """Have whatever Python warns of be an error, in a test and elsewhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
 def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
     world = World(story.seed)
     violation = ""
     folder = Path(tempfile.mkdtemp(prefix="clockwright-faults-", dir=_SCRATCH))
-    logger = logging.getLogger()
-    handlers, level = logger.handlers, logger.level
-    logger.handlers = [_Log(world)]
-    logger.setLevel(logging.INFO)
     outcomes: Counter[str] = Counter()
     try:
         for name, spec in story.specs.items():
             spec.write(folder / "models" / name)
         scheduler = SchedulerConfig(policy=story.policy, action_timeout_ns=story.action_timeout_ns)
         world.folder = str(folder)
-        with interposed(world, folder) as network:
+        with _logged(world), _warned(), interposed(world, folder) as network:
             plant = Plant(
                 world,
                 network,
@@ -701,8 +730,6 @@ def _play(story: Story, happenings: Sequence[Happening]) -> StoryOutcome:
                 sys.unraisablehook = lambda _: None
                 world.end()
     finally:
-        logger.handlers = handlers
-        logger.setLevel(level)
         shutil.rmtree(folder, ignore_errors=True)
     lines = "\n".join(world.transcript)
     digest = zlib.crc32(f"{lines}{world.num_events}{world.random.random()}".encode())

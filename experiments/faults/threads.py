@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -111,18 +113,15 @@ class Executor:
 
 
 class Threading:
-    """What stands where a module says `threading`."""
-
-    Lock = Lock
-    Condition = Condition
+    """What stands where a module says `threading`: the threads of here for a world's processes, for others Python's."""
 
     def __init__(self, world: worlds.World) -> None:
         self._world = world
+        self._inside = {
+            "Lock": Lock,
+            "Condition": Condition,
+            "Thread": functools.partial(Thread, world),
+        }
 
-    def Thread(self, **settings: Any) -> Thread:
-        """Make a thread."""
-        return Thread(self._world, **settings)
-
-    def get_ident(self) -> int:
-        """Name the running thread."""
-        return 0
+    def __getattr__(self, name: str) -> Any:
+        return getattr(threading, name) if self._world.current is None else self._inside[name]

@@ -15,6 +15,7 @@ import heapq
 import os
 import random
 import sqlite3
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -98,13 +99,12 @@ class Host:
 
 
 class World:
-    """One run. `current` is the process whose code runs now."""
+    """One run, in the thread that makes it. Other threads of the machine are none of its processes."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.draw = self.random.random
         self.now_ns = NS_PER_S
-        self.current: WorldProcess | None = None
         self.hosts: dict[str, Host] = {}
         self.processes: list[WorldProcess] = []
         #: What happened, a line each, with its time.
@@ -120,6 +120,30 @@ class World:
         self._events: list[tuple[int, int, Callable[[], object]]] = []
         self._sequence = 0
         self._last_number = 0
+        self._current: WorldProcess | None = None
+        self._thread = threading.get_ident()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the world's thread asks."""
+        return threading.get_ident() == self._thread
+
+    @property
+    def current(self) -> WorldProcess | None:
+        """The process whose code asks; None: code of no process of the world does."""
+        return self._current if threading.get_ident() == self._thread else None
+
+    @current.setter
+    def current(self, process: WorldProcess | None) -> None:
+        self._current = process
+
+    def door(self, inside: Callable[..., T], outside: Callable[..., T]) -> Callable[..., T]:
+        """Make what does one thing for the world's processes, and another for everybody else."""
+
+        def door(*args: Any, **kwargs: Any) -> T:
+            return (inside if self.current is not None else outside)(*args, **kwargs)
+
+        return door
 
     def below(self, limit: int) -> int:
         """Draw a number from 0 up to a limit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import subprocess
 import sys
@@ -263,14 +264,23 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     assert sorted(spell(flags)) == sorted([*settings, "--device=cuda"])
 
 
-def test_a_taken_port_is_named(run: Run) -> None:
+@pytest.fixture
+def taken_port() -> Iterator[int]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = taken.getsockname()[1]
-        code, _, err = run("up", "--port", str(port))
+        yield taken.getsockname()[1]
+
+
+def test_a_taken_port_is_named(run: Run, taken_port: int) -> None:
+    code, _, err = run("up", "--port", str(taken_port))
     assert code == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in err
+    assert f"cannot listen on 127.0.0.1:{taken_port}" in err
+
+
+def test_a_start_that_fails_leaves_the_log_as_it_was(run: Run, taken_port: int) -> None:
+    run("up", "--port", str(taken_port))
+    assert logging.getLogger("controller.catalogue").level == logging.NOTSET
 
 
 @pytest.mark.parametrize("command", [("status",), ("models", "list"), ("infer", "x", "--random")])

@@ -16,6 +16,7 @@ from clockwright.actions import (
     Action,
     ActionError,
     EvictWeights,
+    FromFronts,
     Infer,
     LoadWeights,
     Result,
@@ -100,9 +101,9 @@ def test_results_come_as_they_went_and_their_times_are_shifted(
 ) -> None:
     data = b"".join(frames.encode_result(result, outputs, shift_ns=7))
     (frame,) = carried(data, seed, frames.FrameReader())
-    found, payload = frames.decode_result(frame, shift_ns=-7)
+    found, payload, _ = frames.decode_result(frame, shift_ns=-7)
     assert (found, plain(payload)) == (result, outputs)
-    later, _ = frames.decode_result(frame)
+    later, _, _ = frames.decode_result(frame)
     assert later.received_ns == result.received_ns + 7
     for before, after in ((result.load, later.load), (result.exec, later.exec)):
         if before is not None and after is not None:
@@ -131,6 +132,18 @@ def mapped(inputs: bytes = bytes(1000), outputs_bytes: int = 1000) -> frames.Mem
     return frames.Memory({0: memoryview(inputs)}, memoryview(bytearray(outputs_bytes)))
 
 
+def test_an_order_that_fronts_feed_has_a_generation_too() -> None:
+    frame = sent([bytes(70_000)], places=[frames.APART], fronts=[3], generation=5)
+    order, payload, supply = frames.decode_order(frame, oldest=5)
+    assert (order, plain(payload), supply) == (INFER, [b""], FromFronts((3,), {0: 70_000}))
+    with pytest.raises(ProtocolError, match="of generation 5, expected 6 or later"):
+        frames.decode_order(frame, oldest=6)
+    untold = sent([bytes(70_000)], places=[frames.APART], fronts=[3])
+    assert frames.decode_order(untold)[2] == supply
+    with pytest.raises(ProtocolError, match="of generation 0, expected 1 or later"):
+        frames.decode_order(untold, oldest=1)
+
+
 @given(st.lists(st.tuples(st.binary(max_size=300), st.booleans()), max_size=6))
 def test_tensors_come_together_wherever_each_of_them_lies(
     tensors: list[tuple[bytes, bool]],
@@ -144,7 +157,7 @@ def test_tensors_come_together_wherever_each_of_them_lies(
     known = mapped(bytes(memory), outputs_bytes=7)
     order, payload, room = frames.decode_order(frame, known)
     assert (order, plain(payload)) == (INFER, [tensor for tensor, _ in tensors])
-    assert room is not None
+    assert isinstance(room, memoryview)
     room[:] = b"abcd"
     assert bytes(known.outputs) == b"\0\0\0abcd"
 
@@ -158,7 +171,8 @@ def test_tensors_come_together_wherever_each_of_them_lies(
         ({"room": (999, 2)}, "bytes 999 to 1001 of memory of 1000"),
         ({"room": (0, 1001)}, "bytes 0 to 1001 of memory of 1000"),
         ({"room": (1 << 48, 0)}, "of memory of 1000"),
-        ({"places": [-2]}, "no action"),
+        ({"places": [-2]}, "inputs of no front"),
+        ({"places": [-3]}, "no action"),
         ({"places": [(1 << 62) + 1]}, "no action"),
         ({"room": (-1, 2)}, "no action"),
         ({"room": (0, -1)}, "no action"),
@@ -217,7 +231,7 @@ def test_words_that_are_too_long_are_cut() -> None:
     result = Result(action_id=ActionId(1), error=ActionError.DEVICE, message="ü" * 5000)
     data = b"".join(frames.encode_result(result))
     reader = frames.FrameReader(header_bytes_max=frames.PLAIN_HEADER_BYTES, payload_bytes_max=0)
-    found, _ = frames.decode_result(carried(data, 0, reader)[0])
+    found, _, _ = frames.decode_result(carried(data, 0, reader)[0])
     assert found.message == "ü" * frames.WORDS_CHARS_MAX
 
 

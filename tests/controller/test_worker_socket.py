@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from clockwright import frames
+from clockwright import frame_socket, frames
 from clockwright.bulk import Buffer
 from clockwright.errors import ConfigError, Refusal, RefusedError
+from clockwright.frame_socket import FrameSocket, SocketListener
 from clockwright.v1 import worker_pb2 as pb
-from controller import worker_socket
 from controller.app import Controller, running
 from controller.config import ControllerConfig
 from controller.core import SchedulerConfig
-from controller.worker_socket import FrameSocket, SocketListener
 from tests.kit.scripted_worker import LoopbackWorker
 
 S = 1_000_000_000
@@ -179,7 +178,7 @@ def test_strangers_that_say_nothing_keep_no_worker_out(tmp_path: Path) -> None:
 def test_a_stranger_that_says_nothing_is_hung_up_on_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_socket, "_GREETING_LIMIT_S", 0.05)
+    monkeypatch.setattr(frame_socket, "_GREETING_LIMIT_S", 0.05)
 
     async def test() -> None:
         async with (
@@ -334,7 +333,7 @@ def test_what_is_sent_in_a_turn_of_the_loop_leaves_in_one_call() -> None:
 
 
 def test_a_worker_that_leaves_too_much_unread_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_socket, "_UNSENT_BYTES_MAX", 1 << 20)
+    monkeypatch.setattr(frame_socket, "_UNSENT_BYTES_MAX", 1 << 20)
 
     async def test() -> None:
         sock, theirs = socket.socketpair()

@@ -44,17 +44,19 @@ def test_what_is_broken_was_good() -> None:
         assert parse_request(message).message.model_name == "double"
     for message in good["worker"]:
         parse_from_worker(message)
-    asks, told, describe, described, beat = good["front"]
-    for message in (asks, describe, beat):
+    asks, told, describe, described, beat, hand_on, there, feed = good["front"]
+    for message in (asks, describe, beat, hand_on):
         link_frames.decode_from_front(message)
-    for message in (told, described):
+    for message in (told, described, there, feed):
         link_frames.decode_from_controller(message)
     reader = frames.FrameReader()
-    data = b"".join(good["data"][:4])
+    data = b"".join(good["data"][:7])
     reader.room()[: len(data)] = data
-    load, infer, result, memory = reader.received(len(data))
-    for frame in (load, infer, memory):
+    load, infer, result, memory, apart, inputs, outputs = reader.received(len(data))
+    for frame in (load, infer, memory, apart, inputs):
         frames.decode_order(frame)
+    frames.decode_inputs(inputs)
+    frames.decode_outputs(outputs)
     frames.decode_result(result)
 
 

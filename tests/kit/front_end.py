@@ -189,17 +189,6 @@ async def serving(
             door=door,
             client_shm=regions is not None,
         ).mount(server)
-        control = ControlService(
-            runtime,
-            catalogue,
-            front_end.links,
-            front_end.applications,
-            policy="clockwork",
-            default_slo_ns=100 * NS_PER_MS,
-            uploads=front_end.uploads,
-            quotas=front_end.quotas,
-            memory=MemoryPressure(1 << 40),
-        )
         with tempfile.TemporaryDirectory() as sockets:
             links = front_end.links
             links.listen(host, 0, Path(sockets) / "fronts")
@@ -211,6 +200,18 @@ async def serving(
                 throttle=throttle or Throttle(clock, lambda: (0, 0)),
                 message_bytes_max=MESSAGE_BYTES_MAX,
                 knows_callers=access is not None and access.knows_callers,
+            )
+            control = ControlService(
+                runtime,
+                catalogue,
+                front_end.links,
+                front_end.applications,
+                fronts,
+                policy="clockwork",
+                default_slo_ns=100 * NS_PER_MS,
+                uploads=front_end.uploads,
+                quotas=front_end.quotas,
+                memory=MemoryPressure(1 << 40),
             )
             front_end.fronts, front_end.server = fronts, server
             server.add_generic_rpc_handlers(

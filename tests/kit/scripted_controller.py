@@ -52,6 +52,10 @@ class Stream:
     #: Messages that travelled in one and were not read yet.
     arrived: list[Any] = field(default_factory=list)
     results: list[frames.Frame] = field(default_factory=list)
+    #: Closed at the script's end.
+    sockets: list[asyncio.StreamWriter] = field(default_factory=list)
+    #: Requests of the last result whose outputs went to their fronts.
+    sent: tuple[int, ...] = ()
     cut: frames.FrameReader = field(default_factory=frames.FrameReader)
 
     async def welcome(self, welcome: pb.Welcome = WELCOME) -> None:
@@ -83,7 +87,7 @@ class Stream:
                 piece, data = data[: len(room)], data[len(room) :]
                 room[: len(piece)] = piece
                 self.results += self.cut.received(len(piece))
-        result, outputs = frames.decode_result(self.results.pop(0))
+        result, outputs, self.sent = frames.decode_result(self.results.pop(0))
         return result, [bytes(output) for output in outputs]
 
     async def send(self, message: pb.ToWorker | bytes, *payload: bytes) -> None:
@@ -229,6 +233,8 @@ class ScriptedController:
             finally:
                 if stream.data is not None:
                     stream.data[1].close()
+                for socket in stream.sockets:
+                    socket.close()
         except AssertionError as error:
             self.failures.append(error)
             self._scripts.clear()

@@ -76,7 +76,8 @@ _ORDER_LENGTHS = {0: 11, 1: 6, 2: 3, 3: 2}
 
 def _generation(frame: frames.Frame) -> int:
     order = msgspec.msgpack.decode(frame[0])
-    return order[-1] if len(order) > _ORDER_LENGTHS.get(order[0], len(order)) else 0
+    place = _ORDER_LENGTHS.get(order[0], len(order))
+    return order[place] if len(order) > place else 0
 
 
 def done(action: Action, step: StepTime) -> Result:
@@ -248,9 +249,7 @@ class LoopbackWorker(ScriptedWorker):
                 for frame in cut.received(len(piece)):
                     order, payload, _ = frames.decode_order(frame)
                     # A worker that maps nothing: all of its tensors come by the socket.
-                    if not isinstance(
-                        order, frames.MemoryOffer | frames.FurtherMemory | frames.ForgetMemory
-                    ):
+                    if not isinstance(order, frames.Arrangement | frames.Inputs):
                         self.generations.append(_generation(frame))
                         await self._take_order(order, payload)
 

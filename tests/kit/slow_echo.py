@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from clockwright.actions import Infer
 from clockwright.bulk import Buffer
+from clockwright.channel import Access
 from modelzoo.profile import load_profile
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
@@ -108,10 +109,13 @@ class Stalling(SlowEcho):
             threading.Event().wait(0.001)
 
 
-async def serve(port: int, folder: Path, device: SlowEcho, name: str) -> None:
-    """Be a worker of the controller on a port of this machine."""
+async def serve(
+    controller: str, folder: Path, device: SlowEcho, name: str, access: Access | None = None
+) -> None:
+    """Be a worker of the controller at an address, or of the one of several that leads."""
     settings = WorkerConfig(
-        controller=f"127.0.0.1:{port}",
+        controller=controller,
+        access=access or Access(),
         device="modelled:0us",
         worker_id=name,
         cache_dir=folder / "cache",
@@ -124,7 +128,7 @@ async def main(port: str, folder: str, *rest: str) -> None:
     path = Path(folder)
     loop = asyncio.get_running_loop()
     device = Stalling(path, loop) if "--stall" in rest else SlowEcho(path / "cache")
-    await serve(int(port), path, device, path.name)
+    await serve(f"127.0.0.1:{port}", path, device, path.name)
 
 
 if __name__ == "__main__":

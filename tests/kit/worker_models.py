@@ -32,6 +32,18 @@ IO_POOL_BYTES = 4 << 20
 WIDE, NARROW = 4096, 1100
 
 
+def relu_file(values: int = 4) -> bytes:
+    """A model of one operator, as a file."""
+    graph = helper.make_graph(
+        [helper.make_node("Relu", ["x"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", values])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", values])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return model.SerializeToString()
+
+
 def network(seed: int) -> onnx.ModelProto:
     """Two dense layers with weights that straddle two pages."""
     rng = np.random.default_rng(seed)

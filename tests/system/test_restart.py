@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import os
 import signal
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ def test_one_controller_of_a_host_follows_the_other_and_clients_notice_nothing(
         leader.send_signal(number)
         ask(front)
         assert leader.wait(PATIENCE_S) == expected
-        assert is_ready(other)
+        until(functools.partial(is_ready, other), what="the standby leads")
         (found,) = workers(other)
         assert list(found.resident) == ["mlp"]
         # Where it was, and standing by.

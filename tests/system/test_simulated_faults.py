@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import errno
+import gc
+import logging
 import os
 import re
+import secrets
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
+import time
+import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import cycle
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +37,7 @@ from controller.lease import lease as lease_rules
 from controller.slab_book import SlabBook
 from experiments.faults.device import FoldingModel, ModelSpec
 from experiments.faults.story import Happening, Play, Story, play
+from worker import lane_threads
 from worker.core.lanes import Core
 
 # A test plays so many short stories.
@@ -80,16 +93,17 @@ def test_outputs_that_a_front_looked_at_as_its_connection_broke_come_back() -> N
     assert outcome.outcomes["answered"] >= 8
 
 
-_DIGESTS = """
+_PLAY = """
 from experiments.faults.story import Story, play
-print([play(Story(seed, num_requests=40, length_ns=500_000_000)).digest for seed in (3, 7, 11, 21)])
+outcomes = [play(Story(seed, num_requests=40, length_ns=500_000_000)) for seed in (3, 7, 11, 21)]
+told = [(outcome.digest, outcome.violation) for outcome in outcomes]
 """
 
 
 def test_a_seed_tells_one_story_in_every_process() -> None:
     told = {
         subprocess.run(
-            [sys.executable, "-c", _DIGESTS],
+            [sys.executable, "-c", f"{_PLAY}print(told)"],
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=True,
             capture_output=True,
@@ -97,10 +111,61 @@ def test_a_seed_tells_one_story_in_every_process() -> None:
         ).stdout
         for hash_seed in ("1", "2")
     }
-    here = [
-        play(Story(seed, num_requests=40, length_ns=500_000_000)).digest for seed in (3, 7, 11, 21)
-    ]
-    assert told == {f"{here}\n"}
+    here: dict[str, list[tuple[int, str]]] = {}
+    exec(_PLAY, here)
+    assert told == {f"{here['told']}\n"}
+    assert not any(violation for _, violation in here["told"])
+
+
+def test_what_else_a_process_does_tells_in_no_story(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile: Callable[[], object] = gc.isenabled
+
+    def digest(seed: int) -> int:
+        def stop(play: Play, name: str) -> None:
+            if (process := play.process(name)) is not None:
+                process.loop.call_soon(lambda: meanwhile())
+
+        story = story_of(seed, lease=None)
+        names = ("clients", "controller0", "front0", "worker0")
+        moments = [
+            Happening(each.at_ns, "a moment", partial(stop, name=name))
+            for each, name in zip(story.happenings[::4], cycle(names), strict=False)
+        ]
+        ordered = sorted([*story.happenings, *moments], key=attrgetter("at_ns"))
+        outcome = play(story, ordered)
+        assert not outcome.violation
+        return outcome.digest
+
+    alone = [digest(seed) for seed in (3, 7)]
+    # What a test may have left as it is.
+    for name in ("controller.catalogue", "worker.link", "experiments"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.CRITICAL)
+        monkeypatch.setattr(logging.getLogger(name), "propagate", False)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+    seen: list[object] = []
+
+    def somebody_else() -> None:
+        handle, name = tempfile.mkstemp(dir=tmp_path)
+        os.close(handle)
+        with socket.socket() as sock, open(name), vars(lane_threads)["threading"].Lock():
+            random = len(secrets.token_bytes(4))
+            seen.append((os.getpid(), type(sock), random, abs(time.time() - begin_s) < 3600))
+        logging.getLogger("controller.app").error("somebody else is in trouble")
+        warnings.simplefilter("ignore")
+        gc.collect()
+
+    def do_something_else() -> None:
+        thread = threading.Thread(target=somebody_else)
+        thread.start()
+        thread.join()
+
+    expected, begin_s = (os.getpid(), socket.socket, 4, True), time.time()
+    meanwhile = do_something_else
+    assert [digest(seed) for seed in (3, 7)] == alone
+    assert len(seen) > 20
+    assert set(seen) == {expected}
 
 
 @pytest.mark.parametrize("lease", ["file", "service"])

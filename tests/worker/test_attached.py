@@ -20,7 +20,6 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 from clockwright import wire
 from clockwright.actions import ActionError
@@ -43,7 +42,7 @@ from tests.kit.scripted_controller import (
     load,
     play,
 )
-from tests.kit.worker_models import a_modelled
+from tests.kit.worker_models import a_modelled, relu_file
 from worker import process
 from worker.config import WorkerConfig
 from worker.core.lanes import Step
@@ -56,19 +55,8 @@ from worker.models.served_model import ServedModel
 from worker.process import run_worker
 
 
-def model_file(values: int = 4) -> bytes:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", values])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", values])],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return model.SerializeToString()
-
-
 def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
-    content = model_file()
+    content = relu_file()
 
     async def script(stream: Stream) -> None:
         register = stream.register
@@ -114,7 +102,7 @@ def test_a_worker_registers_takes_a_model_and_answers(tmp_path: Path) -> None:
 def test_actions_that_are_taken_back_free_their_lane(tmp_path: Path) -> None:
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.install("relu", model_file())
+        await stream.install("relu", relu_file())
         await stream.act(load(1, "relu"))
         actions = [infer(action_id, "relu") for action_id in range(2, 103)]
         data = [encode_action(action, [bytes(16)]) for action in actions]
@@ -137,7 +125,7 @@ def test_large_tensors_travel_whole(tmp_path: Path) -> None:
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.install("relu", model_file(values))
+        await stream.install("relu", relu_file(values))
         await stream.act(load(1, "relu"))
         x = bytes(range(64)) * (values * 4 // 64)  # small positive floats
         result, outputs = await stream.act(infer(2, "relu"), x)
@@ -149,7 +137,7 @@ def test_large_tensors_travel_whole(tmp_path: Path) -> None:
 
 
 def test_a_restarted_stream_starts_empty_and_finds_its_models_in_the_cache(tmp_path: Path) -> None:
-    content = model_file()
+    content = relu_file()
 
     async def first(stream: Stream) -> None:
         await stream.welcome()
@@ -173,7 +161,7 @@ def test_a_restarted_stream_starts_empty_and_finds_its_models_in_the_cache(tmp_p
 
 
 def test_unfit_models_are_refused_and_the_next_is_served(tmp_path: Path) -> None:
-    good, other = model_file(), model_file(5)
+    good, other = relu_file(), relu_file(5)
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -254,7 +242,7 @@ def test_a_killed_compiler_is_tried_again_and_others_have_their_turn_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.offers.RETRY_PAUSES_S", (LIMIT_S,))
-    content, other = model_file(), model_file(8)
+    content, other = relu_file(), relu_file(8)
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -284,7 +272,7 @@ def test_a_disk_that_was_full_for_a_while_costs_a_model_time_and_no_more(
         add(self, path, sha256)
 
     monkeypatch.setattr(FileStore, "add", full_at_first)
-    content = model_file()
+    content = relu_file()
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -306,7 +294,7 @@ def test_a_model_whose_compiler_is_always_killed_is_refused_in_the_end(
     num_kills: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.offers.RETRY_PAUSES_S", (0.01, 0.02))
-    content = model_file()
+    content = relu_file()
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -331,7 +319,7 @@ def test_a_model_whose_compiler_is_always_killed_is_refused_in_the_end(
 
 
 def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: Path) -> None:
-    good = model_file()
+    good = relu_file()
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -352,7 +340,7 @@ def test_every_chunk_is_acknowledged_and_thus_none_in_flight_for_ever(tmp_path: 
 
 @pytest.mark.parametrize("how", ["dropped", "offered anew"])
 def test_a_model_whose_files_stop_coming_holds_nobody_up(how: str, tmp_path: Path) -> None:
-    good, other = model_file(), model_file(5)
+    good, other = relu_file(), relu_file(5)
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
@@ -447,7 +435,7 @@ def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
                 stream.data[1].write_eof()  # in the middle of a frame
         else:
             # An action whose number is taken.
-            await stream.install("relu", model_file())
+            await stream.install("relu", relu_file())
             await stream.act(load(1, "relu"))
             for _ in range(2):
                 stream.order(infer(2, "relu"), bytes(16))
@@ -469,7 +457,7 @@ def test_garbage_among_actions_ends_the_stream_and_the_worker_dials_again(
 
 
 def test_nothing_of_a_stream_that_broke_off_reaches_the_next(tmp_path: Path) -> None:
-    content = model_file()
+    content = relu_file()
 
     async def breaks_off(stream: Stream) -> None:
         await stream.welcome()
@@ -527,7 +515,7 @@ def test_results_that_the_controller_does_not_read_wait_and_hold_nothing_up(tmp_
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.install("relu", model_file(values))
+        await stream.install("relu", relu_file(values))
         await stream.act(load(1, "relu"))
         x = bytes(range(64)) * (values * 4 // 64)
         for action_id in range(2, 22):
@@ -591,7 +579,7 @@ def test_a_worker_process_told_to_stop_asks_to_be_drained_and_exits_with_zero(
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        ready = await stream.install("relu", model_file())
+        ready = await stream.install("relu", relu_file())
         assert ready.load_ns == 1_000_000
         await stream.act(load(1, "relu"))
         os.kill(stream.register.pid, signal.SIGTERM)
@@ -652,7 +640,7 @@ def test_a_worker_whose_device_is_lost_says_why_and_ends(
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.install("relu", model_file())
+        await stream.install("relu", relu_file())
         await stream.act(load(1, "relu"))
         assert (await stream.act(infer(2, "relu"), bytes(16)))[0].error is ActionError.NONE
         stream.order(infer(3, "relu"), bytes(16))
@@ -724,7 +712,7 @@ def test_a_worker_whose_device_hangs_ends(told_to_leave: bool, tmp_path: Path) -
 
     async def script(stream: Stream) -> None:
         await stream.welcome()
-        await stream.install("relu", model_file())
+        await stream.install("relu", relu_file())
         await stream.act(load(1, "relu"))
         stream.order(infer(2, "relu"), bytes(16))
         await asyncio.to_thread(until, launched.exists, what="the EXEC is with the device")
@@ -800,7 +788,7 @@ def test_a_worker_attaches_again_when_what_ran_has_ended(tmp_path: Path) -> None
 
     async def first(stream: Stream) -> None:
         await stream.welcome()
-        await stream.install("relu", model_file())
+        await stream.install("relu", relu_file())
         await stream.act(load(1, "relu"))
         stream.order(infer(2, "relu"), bytes(16))
         await asyncio.to_thread(until, lambda: tickets, what="the EXEC is with the device")
@@ -862,7 +850,7 @@ def test_what_a_worker_holds_it_tells_the_next_controller_which_says_what_to_kee
         assert stream.register.takes_generations
         await stream.welcome()
         for index, name in enumerate(("kept", "cold", "unwanted")):
-            content = model_file(index + 1)
+            content = relu_file(index + 1)
             ready[name] = await stream.install(name, content)
             sha256 = hashlib.sha256(content).hexdigest()
             file = pb.ModelFile(name="model.onnx", num_bytes=len(content), sha256=sha256)
@@ -906,7 +894,7 @@ def test_orders_of_an_earlier_generation_end_the_stream_and_are_not_carried_out(
 ) -> None:
     async def first(stream: Stream) -> None:
         await stream.welcome(pb.Welcome(**BEATS, lineage="l", generation=5))
-        await stream.install("relu", model_file())
+        await stream.install("relu", relu_file())
         stream.write(*encode_action(load(1, "relu"), generation=5))
         assert (await stream.result())[0].error == ActionError.NONE
         stream.write(*encode_action(infer(2, "relu"), [bytes(16)], generation=4))

@@ -1,8 +1,7 @@
-"""The controller's end of the sockets that carry actions and results, one per worker.
+"""Sockets that carry frames, in an event loop: the controller's and fronts' ends of all of them, and workers' to fronts.
 
-A worker dials a Unix socket on the controller's own host, else TCP, and shows the token that it was given
-over its stream when it registered: no stranger gets further. What is written during a turn of the event loop
-leaves in one system call.
+Whoever dials takes a Unix socket on the listener's own host, else TCP, and shows the token that the controller gave
+it: no stranger gets further. Over TCP there is TLS where the listener has a certificate. What is written during a turn of the event loop leaves in one system call.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from clockwright.bulk import Buffer
-from clockwright.data_socket import prepare
+from clockwright.data_socket import is_our_users, prepare
 from clockwright.errors import ProtocolError
 from clockwright.frames import (
     GREETING_BYTES,
@@ -33,6 +33,11 @@ from clockwright.frames import (
 )
 
 log = logging.getLogger(__name__)
+
+# What a socket says that has nothing to read, or no room. TLS says it in its own words.
+_NOT_NOW = (BlockingIOError, InterruptedError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+# Bytes of small buffers that are sealed together.
+_RECORD_BYTES = 16 << 10
 
 # Connections that have not shown a token, and how long each has for it. A worker shows it at once, so where
 # there are too many, the oldest is none.
@@ -75,6 +80,8 @@ class FrameSocket:
         """
         #: The owner sets what it may bring.
         self.reader = FrameReader(header_bytes_max=PLAIN_HEADER_BYTES, payload_bytes_max=0)
+        #: Bytes that came and went.
+        self.num_bytes = 0
         #: Calls of `tick` since the peer last took any of what waits for it.
         self.stalled_ticks = 0
         self._sock = sock
@@ -90,8 +97,10 @@ class FrameSocket:
         self._is_open = True
         #: Files that the peer has handed over, in order; whoever takes one closes it.
         self.files: deque[int] = deque()
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._is_paused = False
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock, self._readable)
+        self.resume()
 
     def send(self, buffers: Sequence[Buffer]) -> None:
         """Send buffers, with whatever else is sent in this turn of the loop."""
@@ -138,6 +147,21 @@ class FrameSocket:
         if self._is_full:
             self.stalled_ticks += 1
 
+    def pause(self) -> None:
+        """Read no more until `resume`: what the peer sends waits with it."""
+        if self._is_open:
+            self._is_paused = True
+            self._loop.remove_reader(self._sock)
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._is_open:
+            self._is_paused = False
+            self._loop.add_reader(self._sock, self._readable)
+            if self._tls is not None:
+                # What is deciphered already wakes nobody.
+                self._loop.call_soon(self._readable)
+
     def close(self) -> None:
         """Close the socket; what was not sent is lost."""
         if self._is_open:
@@ -155,15 +179,10 @@ class FrameSocket:
 
     def _readable(self) -> None:
         try:
-            if self._takes_files:
-                num_bytes = self._receive_with_files()
-            else:
-                num_bytes = self._sock.recv_into(self.reader.room())
-            if num_bytes == 0:
-                self._end(f"the {self._peer} closed its connection")
-                return
-            self._take(self.reader.received(num_bytes))
-        except (BlockingIOError, InterruptedError):
+            self._read()
+            while self._tls is not None and self._is_open and self._tls.pending():
+                self._read()
+        except _NOT_NOW:
             pass
         except OSError as error:
             self._end(f"its connection broke: {error.strerror}")
@@ -173,6 +192,19 @@ class FrameSocket:
             # This is a bug of ours. The peer reconnects and starts afresh.
             log.exception("the link to a %s failed", self._peer)
             self._end(f"its link failed: {error!r}")
+
+    def _read(self) -> None:
+        if self._is_paused or not self._is_open:
+            raise BlockingIOError
+        if self._takes_files:
+            num_bytes = self._receive_with_files()
+        else:
+            num_bytes = self._sock.recv_into(self.reader.room())
+        if num_bytes == 0:
+            self._end(f"the {self._peer} closed its connection")
+            return
+        self.num_bytes += num_bytes
+        self._take(self.reader.received(num_bytes))
 
     def _receive_with_files(self) -> int:
         num_bytes, ancillary, _, _ = self._sock.recvmsg_into([self.reader.room()], _FILES_BYTES)
@@ -192,13 +224,16 @@ class FrameSocket:
         try:
             while queue.num_bytes:
                 buffers = queue.buffers()
+                if self._tls is not None:
+                    buffers = [first_record(buffers)]
                 if len(buffers) == 1:
                     num_bytes = self._sock.send(buffers[0])
                 else:
                     num_bytes = self._sock.sendmsg(buffers)
                 queue.sent(num_bytes)
+                self.num_bytes += num_bytes
                 self.stalled_ticks = 0
-        except (BlockingIOError, InterruptedError):
+        except _NOT_NOW:
             if queue.num_bytes > self._unsent_bytes_max:
                 self._end(f"it leaves {queue.num_bytes} bytes unread")
             elif not self._is_full:
@@ -214,12 +249,29 @@ class FrameSocket:
             self._loop.remove_writer(self._sock)
 
 
+def first_record(buffers: Sequence[Buffer]) -> Buffer:
+    """Put the first small buffers of some together: what is sealed apart costs a system call apart.
+
+    What waits may only have grown when it is tried again, as OpenSSL demands.
+    """
+    num_bytes = len(buffers[0])
+    together = [buffers[0]]
+    for buffer in buffers[1:]:
+        num_bytes += len(buffer)
+        if num_bytes > _RECORD_BYTES:
+            break
+        together.append(buffer)
+    return together[0] if len(together) == 1 else b"".join(together)
+
+
 @dataclass(slots=True, eq=False)
 class _Newcomer:
     """A connection that has not shown its token yet."""
 
     sock: socket.socket
     limit: asyncio.TimerHandle
+    #: The peers have agreed how to speak TLS, or speak none.
+    is_agreed: bool
     greeting: bytearray = field(default_factory=bytearray)
 
 
@@ -227,21 +279,26 @@ class SocketListener:
     """Takes workers' connections, and gives each to whoever expects its token."""
 
     def __init__(self, *, silence_limit_ms: int) -> None:
-        #: Where workers on this host and on others find it; empty and 0 before `listen`.
+        #: Where those of this host and of others find it; empty and 0 before `listen`.
         self.path = ""
+        #: What TLS is spoken with over TCP, to those who come from now on; None: none.
+        self.tls: ssl.SSLContext | None = None
+        self.host = ""
         self.port = 0
         self._silence_limit_ms = silence_limit_ms
         self._listening: list[socket.socket] = []
         self._newcomers: dict[socket.socket, _Newcomer] = {}
         self._expected: dict[bytes, Callable[[socket.socket], None]] = {}
+        #: Tokens that are good for more than one connection.
+        self._lasting: set[bytes] = set()
 
-    def listen(self, host: str, port: int, path: Path) -> None:
+    def listen(self, host: str, port: int, path: Path | None = None) -> None:
         """Accept connections, over TCP and on a Unix socket.
 
         Args:
             host: address to listen on.
             port: 0 takes any free one.
-            path: of the Unix socket; where there cannot be one, workers of this host take TCP.
+            path: of the Unix socket; where there cannot be one, workers of this host take TCP. None: there is none.
 
         Raises:
             OSError: the port is taken, or the address is none of this host's.
@@ -256,7 +313,10 @@ class SocketListener:
                 sock.bind((where[0], port, *where[2:]))
                 stack.pop_all()
             self._add(sock)
-            self.port = port = sock.getsockname()[1]
+            self.host, self.port = host, sock.getsockname()[1]
+            port = self.port
+        if path is None:
+            return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.bind(str(path))
@@ -267,15 +327,27 @@ class SocketListener:
         self._add(sock)
         self.path = str(path)
 
-    def expect(self, taken: Callable[[socket.socket], None]) -> bytes:
-        """Make a token; the connection that shows it is given to `taken`, once."""
-        token = secrets.token_bytes(TOKEN_BYTES)
+    def expect(self, taken: Callable[[socket.socket], None], *, token: bytes = b"") -> bytes:
+        """Give the connection that shows a token to `taken`.
+
+        Args:
+            taken: gets it, and belongs to it.
+            token: one that others made, and that is good until `forget`; empty: a new one, which is good once.
+
+        Returns:
+            The token.
+        """
+        if token:
+            self._lasting.add(token)
+        else:
+            token = secrets.token_bytes(TOKEN_BYTES)
         self._expected[token] = taken
         return token
 
     def forget(self, token: bytes) -> None:
         """Expect a token no more."""
         self._expected.pop(token, None)
+        self._lasting.discard(token)
 
     def close(self) -> None:
         """Stop listening. Connections that were given away stay."""
@@ -305,10 +377,19 @@ class SocketListener:
             loop.call_later(_ACCEPT_PAUSE_S, self._accept_again, listening)
             return
         sock.setblocking(False)
+        is_unix = sock.family == socket.AF_UNIX
+        if is_unix and not is_our_users(sock):
+            log.warning("a process of another user came to %s: closed", self.path)
+            sock.close()
+            return
+        if self.tls is not None and not is_unix:
+            sock = self.tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
         while len(self._newcomers) >= _NEWCOMERS_MAX:
             self._drop(next(iter(self._newcomers.values())))
         limit = loop.call_later(_GREETING_LIMIT_S, self._drop_by_socket, sock)
-        newcomer = self._newcomers[sock] = _Newcomer(sock, limit)
+        newcomer = self._newcomers[sock] = _Newcomer(
+            sock, limit, not isinstance(sock, ssl.SSLSocket)
+        )
         loop.add_reader(sock, self._hear, newcomer)
 
     def _accept_again(self, listening: socket.socket) -> None:
@@ -318,23 +399,36 @@ class SocketListener:
     def _hear(self, newcomer: _Newcomer) -> None:
         greeting = newcomer.greeting
         try:
+            if isinstance(newcomer.sock, ssl.SSLSocket) and not newcomer.is_agreed:
+                newcomer.sock.do_handshake()
+                newcomer.is_agreed = True
             data = newcomer.sock.recv(GREETING_BYTES - len(greeting))
-        except (BlockingIOError, InterruptedError):
+        except _NOT_NOW:
             return
-        except OSError:
+        except OSError as error:
+            log.info("a connection broke before it showed a token: %s", error)
             data = b""
         greeting += data
         if data and len(greeting) < GREETING_BYTES:
+            asyncio.get_running_loop().call_soon(self._hear_more, newcomer)
             return
-        taken = self._expected.pop(token_of(bytes(greeting)) or b"", None)
+        token = token_of(bytes(greeting)) or b""
+        taken = self._expected.get(token)
         if taken is None:
-            log.info("a connection to the workers' socket showed no token of ours: closed")
+            log.info("a connection showed no token of ours: closed")
             self._drop(newcomer)
             return
+        if token not in self._lasting:
+            del self._expected[token]
         self._let_go(newcomer)
         with suppress(OSError):
             prepare(newcomer.sock, silence_limit_ms=self._silence_limit_ms)
         taken(newcomer.sock)
+
+    def _hear_more(self, newcomer: _Newcomer) -> None:
+        # More of it may be deciphered already, which wakes nobody.
+        if newcomer.sock in self._newcomers:
+            self._hear(newcomer)
 
     def _drop_by_socket(self, sock: socket.socket) -> None:
         if (newcomer := self._newcomers.get(sock)) is not None:
