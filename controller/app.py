@@ -37,6 +37,7 @@ from controller.front.regions import Regions
 from controller.front.repository import RepositoryService
 from controller.front.server import InferenceService
 from controller.front.throttle import Throttle, thread_times
+from controller.front.tracing import open_tracing
 from controller.front.turns import Turns
 from controller.lease.keeper import LeaseKeeper, holder_name
 from controller.lease.places import open_store
@@ -237,7 +238,12 @@ async def running(
             default_slo_ns=config.default_slo_ns,
             quotas=quotas.quotas,
         )
-        InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns).mount(server)
+        tracing = open_tracing(config, runtime.clock)
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns, tracing=tracing).mount(
+            server
+        )
         RepositoryService(
             runtime,
             catalogue,

@@ -209,6 +209,8 @@ class ControllerFlags(FrontFlags):
             max_message_bytes=self.max_message_mib << 20,
             quotas_file=self.quotas,
             memory_limit_bytes=self.memory_limit_bytes,
+            trace_to=self.trace_to,
+            trace_share=self.trace_share,
             upload_limit_bytes=self.upload_limit_mib << 20,
         )
 
@@ -366,6 +368,8 @@ def front(
             shared_memory_bytes=flags.shared_memory_bytes,
             allow_client_shm=flags.allow_client_shm,
             memory_limit_bytes=flags.memory_limit_bytes,
+            trace_to=flags.trace_to,
+            trace_share=flags.trace_share,
         )
         code = run_front(config, started=None if parent_pid is not None else _say_where(host))
     except ConfigError as error:

@@ -91,6 +91,20 @@ class FrontFlags:
         ),
     ] = False
 
+    trace_to: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT|URL",
+            help="Collector of OpenTelemetry that gets traces (OTLP over gRPC). Needs clockwright[otel].",
+        ),
+    ] = ""
+    trace_share: Annotated[
+        float,
+        typer.Option(
+            help="Requests that are traced of those without a W3C traceparent, 0 to 1; with a sampled one all are."
+        ),
+    ] = 0.0
+
     @property
     def shared_memory_bytes(self) -> int:
         """Memory that is shared with workers."""

@@ -25,6 +25,7 @@ from controller.front.http2_server import Http2Server
 from controller.front.regions import Regions
 from controller.front.remote import RemoteBackend
 from controller.front.server import InferenceService
+from controller.front.tracing import open_tracing
 from controller.memory import MemoryWatch
 from controller.server_tls import use_tls
 from controller.slabs import Slabs
@@ -107,7 +108,10 @@ async def serving(
                 num_bytes_max=config.shared_memory_bytes,
                 request_bytes_max=backend.message_bytes_max,
             )
-        InferenceService(backend, door=door, regions=regions).mount(server)
+        tracing = open_tracing(config, backend.clock)
+        if tracing is not None:
+            stack.push_async_callback(asyncio.to_thread, tracing.close)
+        InferenceService(backend, door=door, regions=regions, tracing=tracing).mount(server)
         forwarding = Forwarding(
             backend.wait_for_channel,
             config.joining.metadata,

@@ -18,6 +18,7 @@
     templates     requests alike but for ids and tensors are parsed and checked once
     methods       unary methods of services on bytes: parse, answer, or a status
     oip           the bytes of the Open Inference Protocol, without gRPC
+    tracing       where the time of some requests went, for collectors of traces
     explanation   where the time of an answer went
     hindsight     what became of one request, and why
     refusals      a refusal as a sentence

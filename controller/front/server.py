@@ -50,6 +50,7 @@ from controller.front.oip import (
 from controller.front.regions import Regions, RegionSpan
 from controller.front.statuses import Status, end
 from controller.front.templates import CutRequest, Templates, cut_request
+from controller.front.tracing import Trace, Tracing
 from controller.runtime import Answer, late_error
 from controller.selection.queries import Answered
 
@@ -81,6 +82,7 @@ class _Served:
         "_shared",
         "_shared_bytes",
         "_withdraw",
+        "trace",
     )
 
     def __init__(
@@ -105,6 +107,8 @@ class _Served:
         # Bytes of inputs that were fetched from clients' shared memory, and where outputs belong there.
         self._shared_bytes = 0
         self._shared: Sequence[RegionSpan | None] = ()
+        #: Follows it where it is traced.
+        self.trace: Trace | None = None
 
     def begin(self) -> None:
         """Begin, for the first time or afresh."""
@@ -119,6 +123,8 @@ class _Served:
                 self._call.missed()
             elif isinstance(error, DeniedError):
                 self._backend.denied(error.denial)
+            if self.trace is not None:
+                self.trace.failed(error, self._asked)
             self._call.fail(error)
 
     def shared(self, num_bytes: int, outputs: Sequence[RegionSpan | None]) -> None:
@@ -145,6 +151,8 @@ class _Served:
         if not self._over:
             self._end()
             self._withdraw()
+            if self.trace is not None:
+                self.trace.gone(self._asked)
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
@@ -188,6 +196,8 @@ class _Served:
             _late, answerer.servable.name, slo_ns, call.arrival_ns, expected_latency_ns
         )
         call.answer(message, latest_ns, late)
+        if self.trace is not None:
+            self.trace.answered(result, asked)
 
     def set_exception(self, exception: Exception) -> None:
         """Answer with why there is no answer."""
@@ -195,6 +205,8 @@ class _Served:
         if self._asked is not None:
             waited_ns = self._backend.clock() - self._call.arrival_ns
             self._call.served(slow=waited_ns > self._asked.slo_ns / 2)
+        if self.trace is not None:
+            self.trace.failed(exception, self._asked)
         self._call.fail(exception)
 
     def _end(self) -> None:
@@ -232,6 +244,7 @@ class InferenceService:
         door: Door,
         regions: Regions | None = None,
         lag_ns: Callable[[], int] | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Serve for a controller.
 
@@ -241,7 +254,9 @@ class InferenceService:
             regions: clients' own shared memory; None: they may have none.
             lag_ns: how late the event loop is, for a server that does not know when a call came; None: it
                 does.
+            tracing: follows some requests; None: none are traced.
         """
+        self._tracing = tracing
         self._backend = backend
         self._clock = backend.clock
         self._door = door
@@ -292,7 +307,10 @@ class InferenceService:
         except RefusedError as error:
             call.fail(error)
             return
-        _Served(call, data, self._begin, self._backend, self._door).begin()
+        served = _Served(call, data, self._begin, self._backend, self._door)
+        if self._tracing is not None:
+            served.trace = self._tracing.begin(call)
+        served.begin()
 
     async def _infer_awaited(
         self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]
@@ -300,7 +318,8 @@ class InferenceService:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns)
+        headers = () if self._tracing is None else context.invocation_metadata()
+        call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns, headers)
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._clock())
@@ -317,10 +336,11 @@ class InferenceService:
         """
         writing = asyncio.Lock()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
+        headers = () if self._tracing is None else context.invocation_metadata()
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:
-                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get())
+                call = AwaitedCall("ModelStreamInfer", arrival_ns, CALLER.get(), headers=headers)
                 self.infer(call, data)
                 await call.wait()
                 async with writing:
