@@ -238,7 +238,7 @@ async def running(
             default_slo_ns=config.default_slo_ns,
             quotas=quotas.quotas,
         )
-        tracing = open_tracing(config, runtime.clock)
+        tracing = open_tracing(config.trace_to, share=config.trace_share, clock=runtime.clock)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         InferenceService(backend, door=door, regions=regions, lag_ns=lag_ns, tracing=tracing).mount(

@@ -108,7 +108,7 @@ async def serving(
                 num_bytes_max=config.shared_memory_bytes,
                 request_bytes_max=backend.message_bytes_max,
             )
-        tracing = open_tracing(config, backend.clock)
+        tracing = open_tracing(config.trace_to, share=config.trace_share, clock=backend.clock)
         if tracing is not None:
             stack.push_async_callback(asyncio.to_thread, tracing.close)
         InferenceService(backend, door=door, regions=regions, tracing=tracing).mount(server)

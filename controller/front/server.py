@@ -31,7 +31,7 @@ from clockwright.units import NS_PER_MS, NS_PER_S, ModelId, format_ns
 from clockwright.v1 import inference_pb2 as pb
 from controller.access.caller import CALLER
 from controller.front.backend import Answerer, Backend, ToldAnswer
-from controller.front.calls import AwaitedCall, Call
+from controller.front.calls import AwaitedCall, Call, Headers
 from controller.front.door import Door
 from controller.front.explanation import explain
 from controller.front.http2_server import STREAM_REQUESTS_MAX, Http2Server, StreamForm
@@ -318,12 +318,18 @@ class InferenceService:
         lag_ns = self._lag_ns()
         remaining_s = context.time_remaining()
         timeout_ns = None if remaining_s is None else int(remaining_s * NS_PER_S) + lag_ns
-        headers = () if self._tracing is None else context.invocation_metadata()
+        headers = self._headers_of(context)
         call = AwaitedCall("ModelInfer", self._clock() - lag_ns, CALLER.get(), timeout_ns, headers)
         self.infer(call, data)
         await call.wait()
         answer = call.judge(self._clock())
         return end(context, answer) if isinstance(answer, Status) else b"".join(answer)
+
+    def _headers_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Headers:
+        """Find a client's own headers; nobody looks at them but whoever traces."""
+        if self._tracing is None:
+            return ()
+        return [(name, value) for name, value in context.invocation_metadata() or ()]
 
     async def _stream_infer(
         self,
@@ -336,7 +342,7 @@ class InferenceService:
         """
         writing = asyncio.Lock()
         room = asyncio.Semaphore(STREAM_REQUESTS_MAX)
-        headers = () if self._tracing is None else context.invocation_metadata()
+        headers = self._headers_of(context)
 
         async def answer(data: bytes, arrival_ns: int) -> None:
             try:

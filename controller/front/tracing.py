@@ -27,7 +27,6 @@ from typing import Any, Final
 from clockwright import __version__
 from clockwright.actions import StepTime
 from clockwright.errors import ConfigError, RefusedError
-from controller.config import ControllerConfig, FrontConfig
 from controller.front.backend import ToldAnswer
 from controller.front.calls import Call
 from controller.front.oip import CheckedRequest
@@ -223,17 +222,13 @@ class Tracing:
         span.end(zero_ns + end_ns)
 
 
-def open_tracing(
-    config: ControllerConfig | FrontConfig, clock: Callable[[], int]
-) -> Tracing | None:
-    """Begin what the settings ask for; None: nothing is traced.
+def open_tracing(collector: str, *, share: float, clock: Callable[[], int]) -> Tracing | None:
+    """Begin what the settings ask for; None: they name no collector, and nothing is traced.
 
     Raises:
         ConfigError: OpenTelemetry is not installed.
     """
-    if not config.trace_to:
-        return None
-    return Tracing(config.trace_to, share=config.trace_share, clock=clock)
+    return Tracing(collector, share=share, clock=clock) if collector else None
 
 
 def _times(step: StepTime) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from clockwright.errors import ConfigError
 from clockwright.v1 import inference_pb2 as pb
 from controller.app import Controller, running
 from controller.config import ControllerConfig
+from tests.kit.front_end import until
 from tests.kit.scripted_worker import LoopbackWorker
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -26,17 +27,18 @@ STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 TRACE, ABOVE = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
-class Collector(otlp_grpc.TraceServiceServicer):  # type: ignore[misc]  # grpc has no types for it
+class Collector(otlp_grpc.TraceServiceServicer):
     """Takes what is exported."""
 
     def __init__(self) -> None:
         self.spans: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.server: Any = grpc.server(ThreadPoolExecutor(2))
-        otlp_grpc.add_TraceServiceServicer_to_server(self, self.server)
+        add: Any = otlp_grpc.add_TraceServiceServicer_to_server
+        add(self, self.server)
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
-    def Export(self, request: Any, _: Any) -> Any:  # noqa: ANN401, N802  the service's name
+    def Export(self, request: Any, _: Any) -> Any:  # noqa: ANN401
         for of_resource in request.resource_spans:
             for scope in of_resource.scope_spans:
                 for span in scope.spans:
@@ -73,10 +75,12 @@ async def traced(
     )
     try:
         async with running(config) as controller, LoopbackWorker(controller.port):
-            while not controller.catalogue.ready or not any(
-                link.joined for link in controller.links.links
-            ):
-                await asyncio.sleep(0.005)
+            await until(
+                lambda: (
+                    controller.catalogue.ready
+                    and any(link.joined for link in controller.links.links)
+                )
+            )
             yield controller, collector
     finally:
         collector.server.stop(None)
@@ -88,7 +92,7 @@ async def ask(
     request = pb.ModelInferRequest(
         model_name="m",
         id=name,
-        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="UINT8", shape=[1, 16])],
+        inputs=[pb.ModelInferRequest.InferInputTensor(name="x", datatype="FP32", shape=[1, 4])],
         raw_input_contents=[bytes(16)],
     )
     request.parameters["slo_ms"].double_param = slo_ms
