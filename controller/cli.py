@@ -17,6 +17,8 @@ from typing_extensions import override
 from clockwright.cli.flags import (
     SERVER,
     Controllers,
+    LogFormat,
+    LogFormats,
     Telemetry,
     Verbose,
     WorkerFlags,
@@ -263,7 +265,7 @@ def up(
             "expected 1 or 0",
             param_hint="--allow-client-shm",
         )
-    log(worker.verbose)
+    log(worker.verbose, log_format=worker.log_format)
     config = flags.config("127.0.0.1", scheduler)
     local = LocalWorkers()
     plan = [worker] * (1 if workers is None else workers)
@@ -291,7 +293,9 @@ def up(
         )
     local_fronts: LocalFronts | None = None
     if fronts:
-        local_fronts = LocalFronts(fronts, flags.for_clients(), verbose=worker.verbose)
+        local_fronts = LocalFronts(
+            fronts, flags.for_clients(), verbose=worker.verbose, log_format=worker.log_format
+        )
         config = replace(config, port=controller_port)
     raise typer.Exit(run_up(config, local, local_fronts, words))
 
@@ -317,13 +321,14 @@ def controller(
     ] = 0,
     scheduler: SchedulerFlags,
     verbose: Verbose = False,
+    log_format: LogFormats = LogFormat.TEXT,
 ) -> None:
     """Serve models with workers that are started elsewhere."""
     from clockwright.cli.local_workers import LocalWorkers
     from controller.config import default_state_dir
     from controller.up import up as run_up
 
-    log(verbose)
+    log(verbose, log_format=log_format)
     if flags.state is None:
         flags = replace(flags, state=default_state_dir())
     config = replace(flags.config(host, scheduler), lease=lease, notice_s=notice_s)
@@ -340,6 +345,7 @@ def front(
         str, typer.Option(help="0.0.0.0: other machines reach it, with --keys and --tls-cert.")
     ] = "127.0.0.1",
     verbose: Verbose = False,
+    log_format: LogFormats = LogFormat.TEXT,
     share_port: Annotated[bool, typer.Option(hidden=True)] = False,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -351,7 +357,7 @@ def front(
     from controller.config import FrontConfig
     from controller.front_process import run as run_front
 
-    log(verbose)
+    log(verbose, log_format=log_format)
     try:
         config = FrontConfig(
             controller=controller,

@@ -6,7 +6,7 @@ import socket
 
 from typing_extensions import override
 
-from clockwright.cli.flags import spell
+from clockwright.cli.flags import LogFormat, spell
 from clockwright.cli.local_processes import LocalProcesses
 from clockwright.errors import ConfigError
 from controller.front_flags import FrontFlags
@@ -20,7 +20,9 @@ class LocalFronts(LocalProcesses[FrontFlags]):
 
     noun = "front"
 
-    def __init__(self, number: int, flags: FrontFlags, *, verbose: bool) -> None:
+    def __init__(
+        self, number: int, flags: FrontFlags, *, verbose: bool, log_format: LogFormat
+    ) -> None:
         """Plan so many.
 
         Raises:
@@ -28,6 +30,7 @@ class LocalFronts(LocalProcesses[FrontFlags]):
         """
         super().__init__()
         self._verbose = verbose
+        self._log_format = log_format
         host = "127.0.0.1"
         try:
             # With SO_REUSEPORT alone, fronts of another server would get half of the connections.
@@ -53,4 +56,5 @@ class LocalFronts(LocalProcesses[FrontFlags]):
         return [
             *("front", "--controller", controller, f"--port={self.port}", "--share-port", *flags),
             *(("--verbose",) if self._verbose else ()),
+            f"--log-format={self._log_format}",
         ]

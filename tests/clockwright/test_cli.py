@@ -261,7 +261,7 @@ def test_the_workers_of_all_gpus_get_the_settings_of_the_one_that_was_asked_for(
     ((num_gpus, name, controller, flags, join),) = asked
     assert (num_gpus, name, controller) == (3, "host", "there:1")
     assert spell(join) == [f"--worker-token-file={token_file}"]
-    assert sorted(spell(flags)) == sorted([*settings, "--device=cuda"])
+    assert sorted(spell(flags)) == sorted([*settings, "--device=cuda", "--log-format=text"])
 
 
 @pytest.fixture
