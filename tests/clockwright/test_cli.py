@@ -328,6 +328,26 @@ def test_a_refusal_says_its_reason_and_ends_with_1(run: Run, server: LocalServer
     assert "refused: INFEASIBLE: " in err
 
 
+def test_a_request_is_explained_by_its_number_for_people_and_for_programs(
+    run: Run, server: LocalServer
+) -> None:
+    at = ("--server", server.address)
+    asked = ("infer", "dense", "--random", "--explain", "--slo-ms", "30000", "--json")
+    code, out, err = run(*asked, *at)
+    assert code == 0, err
+    number = str(json.loads(out)["explanation"]["request_id"])
+    code, out, err = run("explain", number, *at)
+    assert code == 0, err
+    assert out.startswith(f"request {number} for model dense, ")
+    assert "It was answered in time" in out
+    told = json.loads(run("explain", number, "--json", *at)[1])
+    assert (told["outcome"], told["slo_ns"]) == ("OK", 30_000_000_000)
+    assert told["run"]["error"] == "NONE"
+    code, _, err = run("explain", "never-sent", *at)
+    assert code == 1
+    assert "no request 'never-sent' is known" in err
+
+
 def test_status_shows_workers_and_residency(run: Run, server: LocalServer) -> None:
     run("infer", "dense", "--random", "--slo-ms", "30000", "--server", server.address)
     code, out, _ = run("status", "--server", server.address)
