@@ -31,11 +31,15 @@ _WINDOW_NS: Final = 250 * NS_PER_MS
 # A crowd passes while less of the work is dropped than this part.
 _FEW: Final = 0.02
 
+# So much work for each lane within an SLO is a crowd: what lies in queues is never run as densely as it could be.
+_CROWD: Final = 0.8
+
 # Further workers are to run so many times what was dropped: what comes is never as even as what was counted.
 _SPARE: Final = 1.2
 
-# The mean SLO is that of about so many refused requests.
-_MEMORY: Final = 64
+# The mean SLO is that of about so many refused requests, and before any was refused that of a server as it comes.
+_FIRST_SLO_NS: Final = 100 * NS_PER_MS
+_MEMORY: Final = 32
 
 # So many are shown of the workers that could have run the request.
 _MAX_SHOWN: Final = 3
@@ -84,7 +88,7 @@ class Remedies:
     def __init__(self, books: Books) -> None:
         self._books = books
         #: The mean SLO of requests that were refused of late.
-        self._mean_slo_ns = 0.0
+        self._mean_slo_ns = float(_FIRST_SLO_NS)
         #: Counts of each kind now and then: when, and what they were, twice.
         self._then: dict[GpuKind, tuple[int, KindCounts, int, KindCounts]] = {}
 
@@ -154,12 +158,12 @@ class Remedies:
             # Loads are not interrupted either.
             least_ns += 2 * estimates.load_ns
         num_workers = max(worker.counts.num_workers, 1)
-        if found.dropped_share >= _FEW:
+        # Where much is dropped requests stay for nearly as long as they may: so much is asked now, as far as one
+        # model's pace is that of all. It tells of a crowd before many of it were dropped.
+        usual_ns = max(request.slo_ns, self._mean_slo_ns)
+        asked = len(books.requests) * estimates.ns_per_row / usual_ns
+        if found.dropped_share >= _FEW or asked > _CROWD * num_workers:
             more = dropped / max(served, 1.0) * num_workers
-            # Where much is dropped requests stay for nearly as long as they may: so much is asked now, as far as one
-            # model's pace is that of all. It tells of a crowd before many of it were dropped.
-            usual_ns = max(request.slo_ns, self._mean_slo_ns)
-            asked = len(books.requests) * estimates.ns_per_row / usual_ns
             found.remedy.more_workers = max(1, ceil(_SPARE * max(more, asked - num_workers)))
         else:
             # All that is open goes first.
