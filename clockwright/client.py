@@ -44,8 +44,8 @@ _DATATYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-# numpy has no bfloat16 of its own; its bits come as uint16.
-_DTYPES = {datatype: name for name, datatype in _DATATYPES.items()} | {"BF16": "uint16"}
+#: numpy's name of each datatype. It has no bfloat16 of its own, whose bits come as uint16.
+DTYPES = {datatype: name for name, datatype in _DATATYPES.items()} | {"BF16": "uint16"}
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Inputs = Mapping[str, Array] | Array
@@ -180,9 +180,22 @@ class Client:
         except ConfigError:
             return False
 
+    def server_name(self) -> str:
+        """Ask what the server calls itself: "clockwright", or another of the protocol's."""
+        return _server_name(self._call("ServerMetadata", b""))
+
     def models(self) -> list[ModelStatus]:
         """List all models, by name."""
         return _model_list(self._call("RepositoryIndex", b""))
+
+    def load_model(self, model: str) -> None:
+        """Have the server read a model of its models directory, again if it has it; returns once it is ready.
+
+        Raises:
+            UnknownModelError: the directory has no such model.
+            ModelError: it cannot be served; nothing has changed.
+        """
+        self._call("RepositoryModelLoad", _load_request(model))
 
     def metadata(self, model: str) -> ModelMetadata:
         """Say what a model takes and gives.
@@ -268,9 +281,17 @@ class AsyncClient:
         except ConfigError:
             return False
 
+    async def server_name(self) -> str:
+        """Ask what the server calls itself; see `Client.server_name`."""
+        return _server_name(await self._call("ServerMetadata", b""))
+
     async def models(self) -> list[ModelStatus]:
         """List all models, by name."""
         return _model_list(await self._call("RepositoryIndex", b""))
+
+    async def load_model(self, model: str) -> None:
+        """Have the server read a model again; see `Client.load_model`."""
+        await self._call("RepositoryModelLoad", _load_request(model))
 
     async def metadata(self, model: str) -> ModelMetadata:
         """Say what a model takes and gives; see `Client.metadata`."""
@@ -359,7 +380,7 @@ def _decode_response(data: bytes) -> InferResult:
     response = pb.ModelInferResponse.FromString(header)
     outputs: dict[str, Array] = {}
     for tensor, buffer in zip(response.outputs, raw, strict=True):
-        dtype = np.dtype(_DTYPES[tensor.datatype]).newbyteorder("<")
+        dtype = np.dtype(DTYPES[tensor.datatype]).newbyteorder("<")
         outputs[tensor.name] = np.frombuffer(buffer, dtype).reshape(tuple(tensor.shape))
     explanation: dict[str, Any] = {}
     for name in sorted(response.parameters):
@@ -384,6 +405,10 @@ def _ready(data: bytes) -> bool:
     return pb.ServerReadyResponse.FromString(data).ready
 
 
+def _server_name(data: bytes) -> str:
+    return pb.ServerMetadataResponse.FromString(data).name
+
+
 def _model_list(data: bytes) -> list[ModelStatus]:
     return [
         ModelStatus(model.name, model.version, model.state, model.reason)
@@ -393,6 +418,10 @@ def _model_list(data: bytes) -> list[ModelStatus]:
 
 def _metadata_request(model: str) -> bytes:
     return pb.ModelMetadataRequest(name=model).SerializeToString()
+
+
+def _load_request(model: str) -> bytes:
+    return pb.RepositoryModelLoadRequest(model_name=model).SerializeToString()
 
 
 def _metadata(data: bytes) -> ModelMetadata:

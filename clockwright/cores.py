@@ -129,6 +129,11 @@ def fifo_problem(root: Path = Path("/")) -> str:
         path = root / "proc/sys/kernel/sched_rt_runtime_us"
         if (found := int(path.read_text(encoding="ascii"))) != -1:
             return f"kernel.sched_rt_runtime_us is {found}, not -1: the kernel would pause them"
+    return fifo_right_problem()
+
+
+def fifo_right_problem() -> str:
+    """Why no thread of this process can run at real-time priority, in words; empty if one can."""
     if not hasattr(os, "sched_setscheduler"):
         return "this system has no such priority"
     before = os.sched_getscheduler(0), os.sched_getparam(0)

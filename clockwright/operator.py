@@ -86,6 +86,14 @@ class Operator:
             self._stub.RemoveModel, pb.RemoveModelRequest(model_id=name), limit_s=_LOOK_LIMIT_S
         )
 
+    def pin_model(self, name: str, *, pinned: bool) -> list[pb.ModelInfo]:
+        """Keep a model's weights loaded, or those of all copies of a folder; or let them go again."""
+        request = pb.PinModelRequest(model_id=name, pinned=pinned)
+        response: pb.PinModelResponse = self._call(
+            self._stub.PinModel, request, limit_s=_LOOK_LIMIT_S
+        )
+        return list(response.models)
+
     def put_application(
         self, application: pb.Application, *, replace: bool = False
     ) -> pb.ApplicationInfo:

@@ -156,7 +156,7 @@ async def running(
         with suppress(StoreError):  # Then all files are read.
             known_digests = await state.run(read_digests)
         digests = FileDigests(known_digests)
-        catalogue = Catalogue(runtime, config.models_dir, uploads, digests)
+        catalogue = Catalogue(runtime, config.models_dir, uploads, digests, state=state)
         quotas = QuotaBook(
             file=config.quotas_file,
             state=state,

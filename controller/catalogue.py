@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import functools
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,10 +24,11 @@ from typing import Protocol
 from clockwright.errors import ModelError, NoRoomError, UnknownModelError
 from clockwright.tensors import TensorSpec
 from clockwright.units import NS_PER_S, ArchitectureId, ModelId, WorkerId
-from controller.core.events import ModelAdded, ModelReady, ModelRemoved
+from controller.core.events import ModelAdded, ModelPinned, ModelReady, ModelRemoved
 from controller.digests import FileDigests
 from controller.model_folder import ModelFolder, check_name, read_model_folder
 from controller.runtime import Runtime
+from controller.state_file import StateFile
 from controller.uploads import Upload, Uploads
 
 log = logging.getLogger(__name__)
@@ -133,6 +136,7 @@ class Catalogue:
         digests: FileDigests | None = None,
         *,
         models_max: int = MODELS_MAX,
+        state: StateFile | None = None,
     ) -> None:
         """Start empty.
 
@@ -142,7 +146,11 @@ class Catalogue:
             uploads: keep models that come by upload; for `restore` and `add`.
             digests: know the directory's files that an earlier run has read.
             models_max: beyond so many none is added.
+            state: keeps which models are pinned; None: that goes with the process.
         """
+        self._state = state
+        #: Public names of models that operators have pinned, whether there is one just now or not.
+        self._pinned: set[str] = set()
         self._models_max = models_max
         self._runtime = runtime
         self._directory = directory
@@ -247,6 +255,8 @@ class Catalogue:
             StoreError: the records cannot be read.
             OSError: the files cannot be listed.
         """
+        if self._state is not None:
+            self._pinned = await self._state.run(_load_pins)
         if self._uploads is None:
             return
         for kept in await self._uploads.restore():
@@ -365,17 +375,57 @@ class Catalogue:
         Raises:
             UnknownModelError: there is none of that name.
         """
-        found = self._by_name.get(name)
-        models = [found] if found else self._instances(name)
-        if not models:
-            raise UnknownModelError(f"there is no model {name}")
+        models = self._named(name)
         for model in models:
             del self._by_name[model.name]
             self._forget(model)
         self.renew()
-        return asyncio.ensure_future(self._forget_uploads(models))
+        pinned = [model.name for model in models if model.name in self._pinned]
+        self._pinned.difference_update(pinned)
+        return asyncio.ensure_future(self._forget_kept(models, pinned))
 
-    async def _forget_uploads(self, models: Sequence[Entry]) -> None:
+    async def pin(self, name: str, *, pinned: bool) -> list[Entry]:
+        """Keep the weights of a model, or of all copies of a folder, loaded; or let them go again.
+
+        A pin is the name's: whatever takes the name over is pinned too.
+
+        Returns:
+            The models.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+            StoreError: the disk does not take it, and nothing has changed.
+        """
+        models = self._named(name)
+        if self._state is not None:
+            names = [model.name for model in models]
+            await self._state.run(functools.partial(_keep_pins, names, pinned))
+        for model in models:
+            (self._pinned.add if pinned else self._pinned.discard)(model.name)
+            if self._by_id.get(model.model_id) is model:
+                self._runtime.tell(ModelPinned(model_id=model.model_id, pinned=pinned))
+        return models
+
+    def is_pinned(self, model: Entry) -> bool:
+        """Whether an operator wants the model to stay loaded."""
+        return model.name in self._pinned
+
+    def _named(self, name: str) -> list[Entry]:
+        """Find a model, or all copies of a folder.
+
+        Raises:
+            UnknownModelError: there is none of that name.
+        """
+        found = self._by_name.get(name)
+        models = [found] if found else self._instances(name)
+        if not models:
+            raise UnknownModelError(f"there is no model {name}")
+        return models
+
+    async def _forget_kept(self, models: Sequence[Entry], pinned: Sequence[str]) -> None:
+        """Keep nothing more of models that are removed: what brought them, and that they were pinned."""
+        if self._state is not None and pinned:
+            await self._state.run(functools.partial(_keep_pins, pinned, False))
         if self._uploads is not None and (rows := _uploaded(models)):
             await self._uploads.forget(rows)
 
@@ -468,6 +518,8 @@ class Catalogue:
                 self._by_id[model.model_id] = model
                 self._runtime.telemetry.add_model(model.model_id)
                 self._runtime.tell(ModelAdded(model_id=model.model_id))
+                if name in self._pinned:
+                    self._runtime.tell(ModelPinned(model_id=model.model_id, pinned=True))
                 for worker in self._workers.values():
                     worker.offer(model)
         except BaseException:
@@ -629,6 +681,18 @@ def generation_id(name: str, generation: int) -> ModelId:
 def name_of(model_id: str) -> str:
     """Find the public name in an id. Users know nothing of generations."""
     return model_id.partition(_SEPARATOR)[0]
+
+
+def _load_pins(connection: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in connection.execute("SELECT name FROM pin")}
+
+
+def _keep_pins(names: Sequence[str], pinned: bool, connection: sqlite3.Connection) -> None:
+    statement = (
+        "INSERT OR REPLACE INTO pin VALUES (?)" if pinned else "DELETE FROM pin WHERE name = ?"
+    )
+    with connection:
+        connection.executemany(statement, [(name,) for name in names])
 
 
 def _uploaded(models: Iterable[Entry]) -> list[tuple[str, Upload]]:

@@ -46,8 +46,8 @@ class SchedulerFlags:
     policy: Annotated[
         str | None,
         typer.Option(
-            help="Who decides; others than the default are there for comparison, or come from "
-            "packages (controller/schedulers.py)."
+            help="Who decides: edf_mh (the default), or for comparison clockwork, clipper, infaas, or one that a package "
+            "brings; `clockwright policies` says what each is."
         ),
     ] = None
     batching: Annotated[str, typer.Option(help="Of policy clipper: aimd, quantile or none.")] = (

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from clockwright.actions import StepTime
 from clockwright.errors import Denial, Refusal
@@ -209,6 +210,14 @@ class Telemetry:
                 return ActionRow(*record)
         return None
 
+    def requests_since(self, since_ns: int, num_max: int) -> list[RequestRecord]:
+        """The newest records of requests that departed at or after a time, newest first."""
+        return _newest(self._requests, 6, since_ns, num_max)
+
+    def actions_since(self, since_ns: int, num_max: int) -> list[ActionRecord]:
+        """The newest records of actions whose result came at or after a time, newest first."""
+        return _newest(self._actions, 13, since_ns, num_max)
+
     def add_request(self, record: RequestRecord) -> None:
         """Take in a request that is over."""
         self._requests.append(record)
@@ -260,3 +269,13 @@ class Telemetry:
     ) -> None:
         """From now on hand every row to one of two as well."""
         self._write_request, self._write_action = request, action
+
+
+def _newest(records: deque[Any], column: int, since_ns: int, num_max: int) -> list[Any]:
+    """Take records from the end while the time in a column is not before `since_ns`."""
+    found: list[Any] = []
+    for record in reversed(records):
+        if record[column] < since_ns or len(found) == num_max:
+            break
+        found.append(record)
+    return found

@@ -12,23 +12,20 @@ number: a trace that is read wrongly gives figures that look right.
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import math
 import warnings
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
-from clockwright.errors import ConfigError, TraceFormatError
+from clockwright.errors import TraceFormatError
 from clockwright.units import NS_PER_S
 from traces.arrivals import Recorded, Workload
 from traces.minutes import FunctionKey, MinuteTrace, assign
+from traces.trace_lines import format_error, lines_of
 
 _ID_COLUMNS = ["HashOwner", "HashApp", "HashFunction", "Trigger"]
 _MINUTES_PER_DAY = 1440
@@ -42,7 +39,7 @@ def read_azure_2019(path: Path) -> MinuteTrace:
         TraceFormatError: the file is not of that form; says where and what was expected.
         ConfigError: it cannot be opened.
     """
-    lines = _lines(path)
+    lines = lines_of(path)
     first_label, num_minutes = _read_header(path, next(lines, ""))
     functions: list[FunctionKey] = []
     rows: list[npt.NDArray[np.int32]] = []
@@ -51,7 +48,7 @@ def read_azure_2019(path: Path) -> MinuteTrace:
         functions.append(FunctionKey(owner, app, function, trigger))
         rows.append(_read_counts(path, number, counts, first_label, num_minutes))
     if not rows:
-        raise _error(path, 2, "the file has a header and no functions")
+        raise format_error(path, 2, "the file has a header and no functions")
     return MinuteTrace(tuple(functions), np.stack(rows), first_label - 1)
 
 
@@ -113,11 +110,11 @@ def read_azure_2021(path: Path) -> InvocationTrace:
         TraceFormatError: the file is not of that form; says where and what was expected.
         ConfigError: it cannot be opened.
     """
-    lines = _lines(path)
+    lines = lines_of(path)
     header = _header(path, next(lines, ""))
     missing = [name for name in ("app", "func", "end_timestamp", "duration") if name not in header]
     if missing:
-        raise _error(path, 1, f"found columns {_quoted(header)}, missing {_quoted(missing)}")
+        raise format_error(path, 1, f"found columns {_quoted(header)}, missing {_quoted(missing)}")
     app, func = header.index("app"), header.index("func")
     end, duration = header.index("end_timestamp"), header.index("duration")
     functions: dict[tuple[str, str], int] = {}
@@ -127,16 +124,16 @@ def read_azure_2021(path: Path) -> InvocationTrace:
     for number, line in enumerate(lines, 2):
         cells = line.split(",")
         if len(cells) != len(header):
-            raise _error(path, number, f"found {len(cells)} cells, expected {len(header)}")
+            raise format_error(path, number, f"found {len(cells)} cells, expected {len(header)}")
         duration_s = _seconds(path, number, "duration", cells[duration])
         if duration_s < 0:
-            raise _error(path, number, f"duration is {cells[duration]}, expected at least 0")
+            raise format_error(path, number, f"duration is {cells[duration]}, expected at least 0")
         key = cells[app], cells[func]
         numbers.append(functions.setdefault(key, len(functions)))
         durations_s.append(duration_s)
         starts_s.append(_seconds(path, number, "end_timestamp", cells[end]) - duration_s)
     if not numbers:
-        raise _error(path, 2, "the file has a header and no invocations")
+        raise format_error(path, 2, "the file has a header and no invocations")
     starts = np.array(starts_s)
     order = np.argsort(starts, kind="stable")
     starts = np.rint((starts[order] - starts.min()) * NS_PER_S).astype(np.int64)
@@ -150,22 +147,22 @@ def _read_header(path: Path, line: str) -> tuple[int, int]:
     if header[:4] != _ID_COLUMNS:
         missing = [name for name in _ID_COLUMNS if name not in header]
         problem = f"missing {_quoted(missing)}" if missing else f"found {_quoted(header[:4])}"
-        raise _error(path, 1, f"expected the first columns {_quoted(_ID_COLUMNS)}: {problem}")
+        raise format_error(path, 1, f"expected the first columns {_quoted(_ID_COLUMNS)}: {problem}")
     labels = header[4:]
     if not labels:
-        raise _error(path, 1, "found no minute columns, expected labels from 1 to 1440")
+        raise format_error(path, 1, "found no minute columns, expected labels from 1 to 1440")
     for position, label in enumerate(labels):
         if not (label.isascii() and label.isdigit() and 1 <= int(label) <= _MINUTES_PER_DAY):
-            raise _error(path, 1, f"found column {label!r}, expected a minute from 1 to 1440")
+            raise format_error(path, 1, f"found column {label!r}, expected a minute from 1 to 1440")
         expected = int(labels[0]) + position
         if int(label) != expected:
-            raise _error(path, 1, f"minute {expected} is missing: found column {label}")
+            raise format_error(path, 1, f"minute {expected} is missing: found column {label}")
     return int(labels[0]), len(labels)
 
 
 def _header(path: Path, line: str) -> list[str]:
     if not line:
-        raise _error(path, 1, "the file is empty, expected a header")
+        raise format_error(path, 1, "the file is empty, expected a header")
     # Some tools begin a file with a byte order mark.
     return [name.strip() for name in line.removeprefix("\ufeff").split(",")]
 
@@ -174,7 +171,7 @@ def _cut(path: Path, number: int, line: str, num_minutes: int) -> list[str]:
     """Cut a row into its four names and the counts."""
     found, expected = line.count(",") + 1, len(_ID_COLUMNS) + num_minutes
     if found != expected:
-        raise _error(path, number, f"found {found} cells, expected {expected}")
+        raise format_error(path, number, f"found {found} cells, expected {expected}")
     return line.split(",", 4)
 
 
@@ -198,12 +195,12 @@ def _bad_count(path: Path, number: int, text: str, first_label: int) -> TraceFor
     for label, cell in enumerate(text.split(","), first_label):
         digits = cell.strip()
         if not (digits.isascii() and digits.isdigit() and int(digits) <= _COUNT_MAX):
-            return _error(
+            return format_error(
                 path,
                 number,
                 f"column {label} is {cell!r}, expected a whole number from 0 to {_COUNT_MAX}",
             )
-    return _error(path, number, "the counts cannot be read")
+    return format_error(path, number, "the counts cannot be read")
 
 
 def _seconds(path: Path, number: int, column: str, cell: str) -> float:
@@ -212,39 +209,9 @@ def _seconds(path: Path, number: int, column: str, cell: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise _error(path, number, f"{column} is {cell!r}, expected a number of seconds")
+        raise format_error(path, number, f"{column} is {cell!r}, expected a number of seconds")
     return value
-
-
-def _lines(path: Path) -> Iterator[str]:
-    """Read lines without their ends; a blank last line does not count."""
-    number = 1
-    try:
-        with _open(path) as file:
-            for number, line in enumerate(file, 1):
-                text = line.rstrip("\r\n")
-                if not text:
-                    if file.readline():
-                        raise _error(path, number, "found an empty line")
-                    return
-                yield text
-    except (UnicodeDecodeError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise _error(path, number, f"the file cannot be read from here on: {error}") from None
-    except OSError as error:
-        raise ConfigError(f"trace {path}: {error.strerror or error}") from None
-
-
-def _open(path: Path) -> IO[str]:
-    if path.suffix == ".xz":
-        return lzma.open(path, "rt", encoding="utf-8", newline="")
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
 
 
 def _quoted(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-
-
-def _error(path: Path, number: int, problem: str) -> TraceFormatError:
-    return TraceFormatError(f"{path}:{number}: {problem}")

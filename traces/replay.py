@@ -1,4 +1,4 @@
-"""Drive a live Clockwright with a workload, over gRPC.
+"""Drive a live server with a workload, over gRPC: Clockwright, or another of the Open Inference Protocol.
 
 Open-loop requests leave when they are due, whatever happened to earlier ones. Closed-loop clients ask again
 when they are answered. After a refusal they wait until the refused request would have been due, as
@@ -27,34 +27,31 @@ import asyncio
 import contextlib
 import csv
 import gc
-import math
 import time
 from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 import grpc
 import numpy as np
 import uvloop
 from google.rpc import error_details_pb2, status_pb2
 
-from clockwright.bulk import join_bulk
+from clockwright.bulk import Buffer, join_bulk
 from clockwright.channel import Access
-from clockwright.client import AsyncClient
 from clockwright.errors import ConfigError, Refusal
-from clockwright.tensors import TensorSpec
-from clockwright.units import NS_PER_MS, NS_PER_S
+from clockwright.units import NS_PER_MS, NS_PER_S, NS_PER_US
 from clockwright.v1 import inference_pb2 as pb
 from traces.arrivals import ClosedLoop, Workload, WorkloadRequest
+from traces.client_record import OK, ClientRecord, percentile
+from traces.request_inputs import ModelInputs, RequestInputs, ask_server, model_inputs
 
 REQUEST_COLUMNS = (
     "request_id", "model_id", "tenant", "loop", "slo_ns", "due_ns", "sent_ns", "departure_ns", "outcome",
 )  # fmt: skip
-
-OK = "OK"
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -82,6 +79,11 @@ class ReplayProgress:
     num_in_time: int
     #: The latest that any open-loop request has left.
     lateness_ns_max: int
+    #: Number of requests by outcome, as in `ReplayReport`.
+    outcomes: dict[str, int]
+    #: Latency of the answers that came since the last time this was told; 0 when there were none.
+    latency_ns_p50: int
+    latency_ns_p99: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +124,41 @@ class ReplayReport:
         """Whether at most one request in a thousand left late, so that the server was measured."""
         return self.num_late * 1000 <= self.num_open
 
+    @classmethod
+    def of(cls, record: ClientRecord, duration_ns: int) -> Self:
+        """Sum up a record of requests that were due within a time."""
+        latency = record.latency_ns[record.answered]
+        lateness = (record.sent_ns - record.due_ns)[record.is_open]
+        num_in_time = int(record.in_time.sum())
+        return cls(
+            begin_ns=record.begin_ns,
+            elapsed_ns=record.elapsed_ns,
+            num_open=len(lateness),
+            num_closed=len(record) - len(lateness),
+            outcomes=record.num_by_outcome,
+            num_in_time=num_in_time,
+            goodput_rps=num_in_time * NS_PER_S / max(1, duration_ns),
+            latency_ns_p50=percentile(latency, 50),
+            latency_ns_p99=percentile(latency, 99),
+            latency_ns_max=percentile(latency, 100),
+            lateness_ns_p50=percentile(lateness, 50),
+            lateness_ns_p99=percentile(lateness, 99),
+            lateness_ns_max=percentile(lateness, 100),
+            num_late=int(np.count_nonzero(lateness > LATENESS_NS_MAX)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskingStyle:
+    """How requests are put, beyond what a workload says."""
+
+    inputs: RequestInputs = field(default_factory=RequestInputs)
+    #: The parameter that carries the SLO: "slo_ms", Triton's "timeout" in microseconds, or none if empty.
+    slo_parameter: str = "slo_ms"
+    #: How long a closed-loop client waits after a refusal, as in the simulator's `Case`; None: until the
+    #: deadline of what was refused.
+    refusal_pause_ns: int | None = None
+
 
 def replay(
     address: str,
@@ -134,14 +171,13 @@ def replay(
 ) -> ReplayReport:
     """Send a workload to a server, and wait for every response.
 
-    Inputs are zeros of each model's shape, one row per request. Memory grows by 16 bytes per request.
+    Inputs are zeros of each model's shape, one row per request.
 
     Args:
         address: HOST:PORT.
         workload: its models are names on the server.
         access: what is shown there, and TLS; None: nothing.
-        refusal_pause_ns: how long a closed-loop client waits after a refusal, as in the simulator's
-            `Case`; None: until the deadline of what was refused.
+        refusal_pause_ns: as in `AskingStyle`.
         requests_csv: where rows go; replaces a file that is there.
         on_progress: told about once a second.
 
@@ -150,32 +186,53 @@ def replay(
         UnknownModelError: the server lacks one of the models.
         RefusedError: no worker has looked at one of the models yet.
     """
+    record = play(
+        address,
+        workload,
+        access=access,
+        style=AskingStyle(refusal_pause_ns=refusal_pause_ns),
+        requests_csv=requests_csv,
+        on_progress=on_progress,
+    )
+    return ReplayReport.of(record, workload.end_ns)
+
+
+def play(
+    address: str,
+    workload: Workload,
+    *,
+    access: Access | None = None,
+    style: AskingStyle | None = None,
+    requests_csv: Path | None = None,
+    on_progress: Callable[[ReplayProgress], None] | None = None,
+) -> ClientRecord:
+    """Do what `replay` does, and keep what became of every request: 50 bytes for each."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(
-            replay_async(
+            play_async(
                 address,
                 workload,
                 access=access,
-                refusal_pause_ns=refusal_pause_ns,
+                style=style,
                 requests_csv=requests_csv,
                 on_progress=on_progress,
             )
         )
 
 
-async def replay_async(
+async def play_async(
     address: str,
     workload: Workload,
     *,
     access: Access | None = None,
-    refusal_pause_ns: int | None = None,
+    style: AskingStyle | None = None,
     requests_csv: Path | None = None,
     on_progress: Callable[[ReplayProgress], None] | None = None,
-) -> ReplayReport:
-    """Do what `replay` does, in a running event loop; whatever else runs in it makes requests late."""
-    access = access or Access()
-    messages = await _messages(address, access, workload)
+) -> ClientRecord:
+    """Do what `play` does, in a running event loop; whatever else runs in it makes requests late."""
+    access, style = access or Access(), style or AskingStyle()
     async with access.async_channel(address) as channel:
+        messages = await _messages(channel, address, access, workload, style)
         with contextlib.ExitStack() as stack:
             file = None if requests_csv is None else stack.enter_context(_open(requests_csv))
             if file is not None:
@@ -186,7 +243,7 @@ async def replay_async(
                 workload.models,
                 workload.tenants,
                 messages,
-                refusal_pause_ns,
+                style.refusal_pause_ns,
                 keep_rows=file is not None,
             )
             # A collection of the objects made before would make requests late.
@@ -195,7 +252,7 @@ async def replay_async(
             stack.callback(gc.unfreeze)
             async with _watched(driver, file, on_progress):
                 await driver.drive(workload)
-        return driver.report(workload.end_ns)
+        return driver.record()
 
 
 @dataclass(slots=True)
@@ -214,15 +271,20 @@ class _Driver:
     keep_rows: bool
     rows: list[_Row] = field(default_factory=list)
     begin_ns: int = 0
-    num_open: int = 0
-    num_closed: int = 0
     num_in_time: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    #: Latency of each answered request.
-    latencies_ns: array[int] = field(default_factory=lambda: array("q"))
-    #: Lateness of each open-loop request.
-    lateness_ns: array[int] = field(default_factory=lambda: array("q"))
     lateness_ns_max: int = 0
+    #: Columns of the record, and positions of outcomes.
+    sent_model: array[int] = field(default_factory=lambda: array("q"))
+    sent_is_open: array[int] = field(default_factory=lambda: array("b"))
+    sent_slo_ns: array[int] = field(default_factory=lambda: array("q"))
+    sent_due_ns: array[int] = field(default_factory=lambda: array("q"))
+    sent_ns: array[int] = field(default_factory=lambda: array("q"))
+    departure_ns: array[int] = field(default_factory=lambda: array("q"))
+    outcome: array[int] = field(default_factory=lambda: array("q"))
+    positions: dict[str, int] = field(default_factory=dict)
+    #: Latencies of answers since progress was told.
+    new_latencies_ns: list[int] = field(default_factory=list)
     _call: Any = None
 
     async def drive(self, workload: Workload) -> None:
@@ -245,40 +307,37 @@ class _Driver:
 
     def progress(self) -> ReplayProgress:
         """Say how far the replay has come."""
+        latencies_ns, self.new_latencies_ns = np.array(self.new_latencies_ns, np.int64), []
         return ReplayProgress(
             elapsed_ns=self._now_ns() if self.begin_ns else 0,
-            num_sent=self.num_open + self.num_closed,
+            num_sent=len(self.sent_ns),
             num_done=self.outcomes.total(),
             num_in_time=self.num_in_time,
             lateness_ns_max=self.lateness_ns_max,
+            outcomes=dict(self.outcomes),
+            latency_ns_p50=percentile(latencies_ns, 50),
+            latency_ns_p99=percentile(latencies_ns, 99),
         )
 
-    def report(self, duration_ns: int) -> ReplayReport:
-        """Sum up the whole replay."""
-        latency, lateness = np.array(self.latencies_ns), np.array(self.lateness_ns)
-        return ReplayReport(
+    def record(self) -> ClientRecord:
+        """Hand out the whole run."""
+        return ClientRecord(
+            models=self.names,
+            outcomes=tuple(self.positions),
+            model=np.array(self.sent_model, np.int64),
+            outcome=np.array(self.outcome, np.int64),
+            is_open=np.array(self.sent_is_open, bool),
+            slo_ns=np.array(self.sent_slo_ns, np.int64),
+            due_ns=np.array(self.sent_due_ns, np.int64),
+            sent_ns=np.array(self.sent_ns, np.int64),
+            departure_ns=np.array(self.departure_ns, np.int64),
             begin_ns=self.begin_ns,
             elapsed_ns=self._now_ns(),
-            num_open=self.num_open,
-            num_closed=self.num_closed,
-            outcomes=dict(sorted(self.outcomes.items())),
-            num_in_time=self.num_in_time,
-            goodput_rps=self.num_in_time * NS_PER_S / max(1, duration_ns),
-            latency_ns_p50=_percentile(latency, 50),
-            latency_ns_p99=_percentile(latency, 99),
-            latency_ns_max=_percentile(latency, 100),
-            lateness_ns_p50=_percentile(lateness, 50),
-            lateness_ns_p99=_percentile(lateness, 99),
-            lateness_ns_max=_percentile(lateness, 100),
-            num_late=int(np.count_nonzero(lateness > LATENESS_NS_MAX)),
         )
 
     async def _open(self, request: WorkloadRequest) -> None:
         sent_ns = self._now_ns()
-        late_ns = sent_ns - request.time_ns
-        self.lateness_ns.append(late_ns)
-        self.lateness_ns_max = max(self.lateness_ns_max, late_ns)
-        self.num_open += 1
+        self.lateness_ns_max = max(self.lateness_ns_max, sent_ns - request.time_ns)
         tenant = self.tenants[request.tenant]
         await self._ask(request.model, "open", request.slo_ns, tenant, request.time_ns, sent_ns)
 
@@ -286,7 +345,6 @@ class _Driver:
         await self._wait_until(start_ns)
         due_ns, tenant = start_ns, self.tenants[loop.tenant]
         while (sent_ns := self._now_ns()) < loop.end_ns:
-            self.num_closed += 1
             outcome = await self._ask(loop.model, "closed", loop.slo_ns, tenant, due_ns, sent_ns)
             if outcome == grpc.StatusCode.UNAVAILABLE.name:
                 await asyncio.sleep(_RECONNECT_S)
@@ -300,17 +358,26 @@ class _Driver:
     async def _ask(
         self, model: int, loop: str, slo_ns: int, tenant: str, due_ns: int, sent_ns: int
     ) -> str:
-        number = self.num_open + self.num_closed - 1
-        message = self.messages[model].encode(slo_ns, tenant)
+        number = len(self.sent_ns)
+        self.sent_model.append(model)
+        self.sent_is_open.append(loop == "open")
+        self.sent_slo_ns.append(slo_ns)
+        self.sent_due_ns.append(due_ns)
+        self.sent_ns.append(sent_ns)
+        self.departure_ns.append(0)
+        self.outcome.append(0)
+        message = self.messages[model].encode(number, slo_ns, tenant)
         outcome = OK
         try:
             await self._call(message, metadata=self.shown, timeout=slo_ns / NS_PER_S + _GRACE_S)
         except grpc.aio.AioRpcError as error:
             outcome = _reason(error)
         departure_ns = self._now_ns()
+        self.departure_ns[number] = departure_ns
+        self.outcome[number] = self.positions.setdefault(outcome, len(self.positions))
         self.outcomes[outcome] += 1
         if outcome == OK:
-            self.latencies_ns.append(departure_ns - due_ns)
+            self.new_latencies_ns.append(departure_ns - due_ns)
             self.num_in_time += departure_ns - due_ns <= slo_ns
         if self.keep_rows:
             name = self.names[model]
@@ -334,38 +401,46 @@ class _Message:
     """A request to a model, which lacks only its SLO and its tenant."""
 
     name: str
-    inputs: list[pb.ModelInferRequest.InferInputTensor]
-    #: Tensor bytes, shared by all models with the same inputs.
-    payload: list[bytes]
+    inputs: ModelInputs
+    slo_parameter: str
     headers: dict[tuple[int, str], bytes] = field(default_factory=dict)
 
-    def encode(self, slo_ns: int, tenant: str) -> bytes:
+    def encode(self, number: int, slo_ns: int, tenant: str) -> bytes:
         header = self.headers.get((slo_ns, tenant))
         if header is None:
-            request = pb.ModelInferRequest(model_name=self.name, inputs=self.inputs)
-            request.parameters["slo_ms"].double_param = slo_ns / NS_PER_MS
+            request = pb.ModelInferRequest(model_name=self.name, inputs=self.inputs.tensors)
+            if self.slo_parameter == "timeout":
+                request.parameters["timeout"].int64_param = slo_ns // NS_PER_US
+            elif self.slo_parameter:
+                request.parameters[self.slo_parameter].double_param = slo_ns / NS_PER_MS
             if tenant:
                 request.parameters["tenant"].string_param = tenant
             header = self.headers[slo_ns, tenant] = request.SerializeToString()
-        return join_bulk(header, 7, self.payload)
+        variants = self.inputs.variants
+        payload: Sequence[Buffer] = variants[number % len(variants)]
+        return join_bulk(header, 7, payload)
 
 
-async def _messages(address: str, access: Access, workload: Workload) -> list[_Message]:
+async def _messages(
+    channel: Any,  # noqa: ANN401
+    address: str,
+    access: Access,
+    workload: Workload,
+    style: AskingStyle,
+) -> list[_Message]:
     """Ask the server what its models take."""
-    payloads: dict[tuple[TensorSpec, ...], list[bytes]] = {}
+    # Models that take the same share their payloads.
+    known: dict[bytes, ModelInputs] = {}
     messages: list[_Message] = []
-    async with AsyncClient(address, access) as client:
-        for name in workload.models:
-            specs = (await client.metadata(name)).inputs
-            if specs not in payloads:
-                payloads[specs] = [bytes(spec.row_bytes) for spec in specs]
-            inputs = [
-                pb.ModelInferRequest.InferInputTensor(
-                    name=spec.name, datatype=spec.datatype, shape=(1, *spec.row_shape)
-                )
-                for spec in specs
-            ]
-            messages.append(_Message(name, inputs, payloads[specs]))
+    for name in workload.models:
+        request = pb.ModelMetadataRequest(name=name)
+        metadata = pb.ModelMetadataResponse.FromString(
+            await ask_server(channel, address, access, "ModelMetadata", request)
+        )
+        key = b"".join(spec.SerializeToString(deterministic=True) for spec in metadata.inputs)
+        if key not in known:
+            known[key] = model_inputs(metadata, style.inputs)
+        messages.append(_Message(name, known[key], style.slo_parameter))
     return messages
 
 
@@ -428,11 +503,3 @@ def _reason(error: Any) -> str:  # noqa: ANN401  grpc's stubs do not know its me
                 if detail.Unpack(info) and info.reason in Refusal.__members__:
                     return str(info.reason)
     return str(error.code().name)
-
-
-def _percentile(values: np.ndarray[Any, np.dtype[np.int64]], percent: float) -> int:
-    """Take the least value that so many percent of all are at or below; 0 when there are none."""
-    if not len(values):
-        return 0
-    rank = max(0, math.ceil(percent / 100 * len(values)) - 1)
-    return int(np.partition(values, rank)[rank])

@@ -58,13 +58,55 @@ def remove_model(name: str, *, to: ServerFlags) -> None:
     print(f"removed {name}")
 
 
+@models.command("pin")
+@takes_flags
+def pin_model(
+    name: Annotated[str, typer.Argument(help="A model, or the folder of several copies.")],
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Keep a model loaded: its weights make room for nothing, and are loaded where they are nowhere.
+
+    It holds until `models unpin`, also for what replaces the model and, with --state, after a restart.
+    """
+    with to.operator() as operator:
+        show(operator.pin_model(name, pinned=True), print_models, as_json=json)
+
+
+@models.command("unpin")
+@takes_flags
+def unpin_model(
+    name: Annotated[str, typer.Argument(help="A model, or the folder of several copies.")],
+    *,
+    to: ServerFlags,
+    json: Json = False,
+) -> None:
+    """Let a pinned model's weights make room for others again."""
+    with to.operator() as operator:
+        show(operator.pin_model(name, pinned=False), print_models, as_json=json)
+
+
+@models.command("reload")
+@takes_flags
+def reload_model(name: str, *, to: ServerFlags) -> None:
+    """Read a model of the server's models directory again; the old one serves until the new one is ready."""
+    with to.client() as client:
+        client.load_model(name)
+    print(f"reloaded {name}")
+
+
 @app.command("add")
 @takes_flags
 def add_application(
     name: str,
     model: Annotated[list[str], typer.Option(help="A candidate; once per model.")],
     policy: Annotated[
-        str, typer.Option(help="exp4-full, exp3, thompson, canary, ...; see README.")
+        str,
+        typer.Option(
+            help="exp4-full, exp4 (all models, weighed); exp3, exp3-ix, exp3-s, thompson, epsilon-greedy (one each "
+            "time); static, ab, canary, shadow. `clockwright policies` says what each is, with its options."
+        ),
     ] = "exp4-full",
     option: Annotated[
         list[str] | None,

@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from clockwright.cli.show import print_json
-from clockwright.client import Array, InferResult, ModelMetadata
+from clockwright.client import DTYPES, Array, InferResult, ModelMetadata
 from clockwright.errors import ConfigError
 from clockwright.units import NS_PER_US, format_ns
-
-# As numpy spells the protocol's datatypes, where it spells them differently.
-_DTYPES = {"FP16": "float16", "FP32": "float32", "FP64": "float64", "BF16": "uint16"}
 
 _VALUES_SHOWN = 8
 
@@ -44,11 +41,15 @@ def random_inputs(metadata: ModelMetadata, *, rows: int) -> dict[str, Array]:
     random = np.random.default_rng(0)
     arrays: dict[str, Array] = {}
     for spec in metadata.inputs:
-        dtype = np.dtype(_DTYPES.get(spec.datatype, spec.datatype.lower()))
-        shape = (rows, *spec.row_shape)
-        drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
-        arrays[spec.name] = drawn.astype(dtype)
+        arrays[spec.name] = random_array(random, spec.datatype, (rows, *spec.row_shape))
     return arrays
+
+
+def random_array(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:
+    """Draw normal floats, or integers and booleans of 0 and 1."""
+    dtype = np.dtype(DTYPES[datatype])
+    drawn = random.standard_normal(shape) if dtype.kind == "f" else random.integers(0, 2, shape)
+    return drawn.astype(dtype)
 
 
 def print_result(result: InferResult, *, json: bool) -> None:

@@ -7,6 +7,7 @@ typed or listed; so what it needs, beyond its flags, it imports when it runs, an
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
 from importlib.metadata import EntryPoint, distributions
@@ -16,23 +17,14 @@ import typer
 from typer.core import TyperGroup
 
 from clockwright import __version__
+from clockwright.cli.completion import VARIABLE, answer_shells
 from clockwright.errors import ClockwrightError, ConfigError, RefusedError
 
 # Help lists first what a newcomer types first, and others at its end, by name.
 _FIRST = (
-    *(
-        "up",
-        "controller",
-        "front",
-        "worker",
-        "infer",
-        "status",
-        "explain",
-        "drain",
-        "simulate",
-        "replay",
-    ),
-    *("models", "app", "keys", "quotas", "trace"),
+    *("up", "controller", "front", "worker", "infer", "status", "top", "explain", "drain", "load"),
+    *("simulate", "doctor", "replay", "models", "app", "policies", "keys", "quotas", "trace"),
+    "completion",
 )
 
 
@@ -73,8 +65,11 @@ def _version(
 
 def main() -> None:
     """Run the command; a fault that has a name is one line on standard error and exit code 1."""
+    if VARIABLE in os.environ:
+        answer_shells()
     try:
-        app()
+        # The scripts of shells name it so, however it was started.
+        app(prog_name="clockwright")
     except RefusedError as error:
         sys.exit(f"refused: {error}")
     except ClockwrightError as error:

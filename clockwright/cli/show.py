@@ -180,7 +180,7 @@ def print_models(models: Sequence[pb.ModelInfo]) -> None:
             str(model.answered),
             str(model.cold_starts),
             _refusals(model.refusals),
-            _names(model.resident_on),
+            _names(model.resident_on) + " (pinned)" * model.pinned,
         )
     if ready:
         console.print(table)

@@ -19,7 +19,7 @@ class RefusalCount(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials", "memory_bytes", "memory_limit_bytes", "memory_state")
+    __slots__ = ("version", "policy", "uptime_ns", "ready", "draining", "num_workers", "num_models", "num_models_ready", "requests", "answered", "refusals", "cold_starts", "waiting", "kinds", "dropped_without_worker_rps", "fronts", "knows_callers", "has_tls", "denials", "memory_bytes", "memory_limit_bytes", "memory_state", "recent")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     UPTIME_NS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class StatusResponse(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MEMORY_STATE_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     version: str
     policy: str
     uptime_ns: int
@@ -64,7 +65,52 @@ class StatusResponse(_message.Message):
     memory_bytes: int
     memory_limit_bytes: int
     memory_state: str
-    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_state: _Optional[str] = ...) -> None: ...
+    recent: RecentRequests
+    def __init__(self, version: _Optional[str] = ..., policy: _Optional[str] = ..., uptime_ns: _Optional[int] = ..., ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., num_workers: _Optional[int] = ..., num_models: _Optional[int] = ..., num_models_ready: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., waiting: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[KindInfo, _Mapping]]] = ..., dropped_without_worker_rps: _Optional[float] = ..., fronts: _Optional[_Iterable[_Union[FrontInfo, _Mapping]]] = ..., knows_callers: _Optional[bool] = ..., has_tls: _Optional[bool] = ..., denials: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., memory_bytes: _Optional[int] = ..., memory_limit_bytes: _Optional[int] = ..., memory_state: _Optional[str] = ..., recent: _Optional[_Union[RecentRequests, _Mapping]] = ...) -> None: ...
+
+class RecentRequests(_message.Message):
+    __slots__ = ("over_ns", "requests", "answered", "refusals", "cold_starts", "latency_ns_p50", "latency_ns_p99", "slo_share_p50", "slo_share_p99")
+    OVER_NS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_NS_P50_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_NS_P99_FIELD_NUMBER: _ClassVar[int]
+    SLO_SHARE_P50_FIELD_NUMBER: _ClassVar[int]
+    SLO_SHARE_P99_FIELD_NUMBER: _ClassVar[int]
+    over_ns: int
+    requests: int
+    answered: int
+    refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
+    cold_starts: int
+    latency_ns_p50: int
+    latency_ns_p99: int
+    slo_share_p50: float
+    slo_share_p99: float
+    def __init__(self, over_ns: _Optional[int] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., latency_ns_p50: _Optional[int] = ..., latency_ns_p99: _Optional[int] = ..., slo_share_p50: _Optional[float] = ..., slo_share_p99: _Optional[float] = ...) -> None: ...
+
+class RecentActions(_message.Message):
+    __slots__ = ("over_ns", "infers", "loads", "exec_busy", "load_busy", "exec_over_predicted", "too_late", "failed", "exec_over_others")
+    OVER_NS_FIELD_NUMBER: _ClassVar[int]
+    INFERS_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    EXEC_BUSY_FIELD_NUMBER: _ClassVar[int]
+    LOAD_BUSY_FIELD_NUMBER: _ClassVar[int]
+    EXEC_OVER_PREDICTED_FIELD_NUMBER: _ClassVar[int]
+    TOO_LATE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    EXEC_OVER_OTHERS_FIELD_NUMBER: _ClassVar[int]
+    over_ns: int
+    infers: int
+    loads: int
+    exec_busy: float
+    load_busy: float
+    exec_over_predicted: float
+    too_late: int
+    failed: int
+    exec_over_others: float
+    def __init__(self, over_ns: _Optional[int] = ..., infers: _Optional[int] = ..., loads: _Optional[int] = ..., exec_busy: _Optional[float] = ..., load_busy: _Optional[float] = ..., exec_over_predicted: _Optional[float] = ..., too_late: _Optional[int] = ..., failed: _Optional[int] = ..., exec_over_others: _Optional[float] = ...) -> None: ...
 
 class FrontInfo(_message.Message):
     __slots__ = ("name", "address", "age_ns", "requests_open", "link_bytes", "workers")
@@ -119,7 +165,7 @@ class ListWorkersRequest(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
 
 class WorkerInfo(_message.Message):
-    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused", "clock_mhz", "clock_mhz_max", "complaints", "suspended", "payload_address")
+    __slots__ = ("worker_id", "device", "gpu_kind", "host", "pid", "state", "num_pages", "num_free_pages", "page_bytes", "resident", "loading", "exec_backlog_ns", "load_backlog_ns", "actions_in_flight", "clock_offset_us", "round_trip_us", "models_refused", "clock_mhz", "clock_mhz_max", "complaints", "suspended", "payload_address", "recent")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
     GPU_KIND_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +188,7 @@ class WorkerInfo(_message.Message):
     COMPLAINTS_FIELD_NUMBER: _ClassVar[int]
     SUSPENDED_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     device: str
     gpu_kind: str
@@ -164,7 +211,8 @@ class WorkerInfo(_message.Message):
     complaints: _containers.RepeatedScalarFieldContainer[str]
     suspended: _containers.RepeatedScalarFieldContainer[str]
     payload_address: str
-    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ..., clock_mhz: _Optional[int] = ..., clock_mhz_max: _Optional[int] = ..., complaints: _Optional[_Iterable[str]] = ..., suspended: _Optional[_Iterable[str]] = ..., payload_address: _Optional[str] = ...) -> None: ...
+    recent: RecentActions
+    def __init__(self, worker_id: _Optional[str] = ..., device: _Optional[str] = ..., gpu_kind: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., num_pages: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., page_bytes: _Optional[int] = ..., resident: _Optional[_Iterable[str]] = ..., loading: _Optional[_Iterable[str]] = ..., exec_backlog_ns: _Optional[int] = ..., load_backlog_ns: _Optional[int] = ..., actions_in_flight: _Optional[int] = ..., clock_offset_us: _Optional[float] = ..., round_trip_us: _Optional[float] = ..., models_refused: _Optional[_Iterable[str]] = ..., clock_mhz: _Optional[int] = ..., clock_mhz_max: _Optional[int] = ..., complaints: _Optional[_Iterable[str]] = ..., suspended: _Optional[_Iterable[str]] = ..., payload_address: _Optional[str] = ..., recent: _Optional[_Union[RecentActions, _Mapping]] = ...) -> None: ...
 
 class ListWorkersResponse(_message.Message):
     __slots__ = ("workers",)
@@ -187,7 +235,7 @@ class BatchEstimate(_message.Message):
     def __init__(self, batch_size: _Optional[int] = ..., exec_ns: _Optional[int] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "cold_starts", "one_by_one")
+    __slots__ = ("model_id", "version", "state", "reason", "architecture_id", "slo_ns", "weights_bytes", "num_pages", "resident_on", "waiting", "load_ns", "exec", "requests", "answered", "refusals", "cold_starts", "one_by_one", "pinned")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +253,7 @@ class ModelInfo(_message.Message):
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     COLD_STARTS_FIELD_NUMBER: _ClassVar[int]
     ONE_BY_ONE_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     version: str
     state: str
@@ -222,7 +271,8 @@ class ModelInfo(_message.Message):
     refusals: _containers.RepeatedCompositeFieldContainer[RefusalCount]
     cold_starts: int
     one_by_one: str
-    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., one_by_one: _Optional[str] = ...) -> None: ...
+    pinned: bool
+    def __init__(self, model_id: _Optional[str] = ..., version: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., architecture_id: _Optional[str] = ..., slo_ns: _Optional[int] = ..., weights_bytes: _Optional[int] = ..., num_pages: _Optional[int] = ..., resident_on: _Optional[_Iterable[str]] = ..., waiting: _Optional[int] = ..., load_ns: _Optional[int] = ..., exec: _Optional[_Iterable[_Union[BatchEstimate, _Mapping]]] = ..., requests: _Optional[int] = ..., answered: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[RefusalCount, _Mapping]]] = ..., cold_starts: _Optional[int] = ..., one_by_one: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
 
 class ListModelsResponse(_message.Message):
     __slots__ = ("models",)
@@ -267,6 +317,20 @@ class RemoveModelRequest(_message.Message):
 class RemoveModelResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PinModelRequest(_message.Message):
+    __slots__ = ("model_id", "pinned")
+    MODEL_ID_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    model_id: str
+    pinned: bool
+    def __init__(self, model_id: _Optional[str] = ..., pinned: _Optional[bool] = ...) -> None: ...
+
+class PinModelResponse(_message.Message):
+    __slots__ = ("models",)
+    MODELS_FIELD_NUMBER: _ClassVar[int]
+    models: _containers.RepeatedCompositeFieldContainer[ModelInfo]
+    def __init__(self, models: _Optional[_Iterable[_Union[ModelInfo, _Mapping]]] = ...) -> None: ...
 
 class Application(_message.Message):
     __slots__ = ("name", "models", "policy", "options_json", "slo_ns", "default_label", "confidence_threshold", "combination", "label_output", "probability_output", "no_cache")

@@ -64,6 +64,11 @@ class ControlServiceStub:
                 request_serializer=clockwright_dot_v1_dot_control__pb2.RemoveModelRequest.SerializeToString,
                 response_deserializer=clockwright_dot_v1_dot_control__pb2.RemoveModelResponse.FromString,
                 _registered_method=True)
+        self.PinModel = channel.unary_unary(
+                '/clockwright.v1.ControlService/PinModel',
+                request_serializer=clockwright_dot_v1_dot_control__pb2.PinModelRequest.SerializeToString,
+                response_deserializer=clockwright_dot_v1_dot_control__pb2.PinModelResponse.FromString,
+                _registered_method=True)
         self.PutApplication = channel.unary_unary(
                 '/clockwright.v1.ControlService/PutApplication',
                 request_serializer=clockwright_dot_v1_dot_control__pb2.PutApplicationRequest.SerializeToString,
@@ -154,6 +159,13 @@ class ControlServiceServicer:
 
     def RemoveModel(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PinModel(self, request, context):
+        """Keep a model's weights where they are, and load them where they are nowhere; or let them go again.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -256,6 +268,11 @@ def add_ControlServiceServicer_to_server(servicer, server):
                     servicer.RemoveModel,
                     request_deserializer=clockwright_dot_v1_dot_control__pb2.RemoveModelRequest.FromString,
                     response_serializer=clockwright_dot_v1_dot_control__pb2.RemoveModelResponse.SerializeToString,
+            ),
+            'PinModel': grpc.unary_unary_rpc_method_handler(
+                    servicer.PinModel,
+                    request_deserializer=clockwright_dot_v1_dot_control__pb2.PinModelRequest.FromString,
+                    response_serializer=clockwright_dot_v1_dot_control__pb2.PinModelResponse.SerializeToString,
             ),
             'PutApplication': grpc.unary_unary_rpc_method_handler(
                     servicer.PutApplication,
@@ -470,6 +487,33 @@ class ControlService:
             '/clockwright.v1.ControlService/RemoveModel',
             clockwright_dot_v1_dot_control__pb2.RemoveModelRequest.SerializeToString,
             clockwright_dot_v1_dot_control__pb2.RemoveModelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PinModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/clockwright.v1.ControlService/PinModel',
+            clockwright_dot_v1_dot_control__pb2.PinModelRequest.SerializeToString,
+            clockwright_dot_v1_dot_control__pb2.PinModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

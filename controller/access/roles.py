@@ -59,6 +59,7 @@ _OF_SERVICES: Mapping[str, Mapping[Role, tuple[str, ...]]] = {
         Role.OPERATOR: (
             "DrainWorker",
             "Explain",
+            "PinModel",
             "PutApplication",
             "RemoveApplication",
             "ListApplications",

@@ -55,7 +55,7 @@ import point down only::
        timeline   estimator   link   load_lanes   shares   sums   events   config
 
 To find a rule: which SLO holds, `controller.front.oip.request_slo_ns`; when a lane gets its next action,
-`Dispatch.fill_exec` and `fill_load`; how long the ways to a worker and back are, and what they carry, `link`;
+`Dispatch.fill_exec` and `fill_load`; what an operator's pin does, `Dispatch.load_pinned`; how long the ways to a worker and back are, and what they carry, `link`;
 why a model gets another copy, `copies`; what the policy hears of a change, the table in `books`; what is
 evicted, `policies.eviction`; which models are closed under overload, `gates`; the margin, `admission.margin_of`;
 the window of an action, `dispatch`; what is believed of a duration, and when it is tried again, `estimator`;

@@ -105,6 +105,8 @@ class Books:
         #: Workers with something on their exec lanes.
         self.num_busy_lanes = 0
         self.load_lanes = LoadLanes()
+        #: Models that are pinned, in order. That is an operator's wish and changes nothing that a policy keeps.
+        self.pinned: dict[Model, None] = {}
         #: What happened on each kind of worker, and what was missing there.
         self.shortages = Shortages()
         self._sequence = count()
@@ -330,6 +332,14 @@ class Books:
         if model is not None:
             model.removed = True
         return model
+
+    def pin(self, model: Model, *, pinned: bool) -> None:
+        """Copies of the model make room for nothing from now on; or they may again."""
+        model.pinned = pinned
+        if pinned:
+            self.pinned[model] = None
+        else:
+            self.pinned.pop(model, None)
 
     def ready(self, model: Model, worker: WorkerState, readiness: Readiness) -> None:
         """A worker holds the model in host memory."""

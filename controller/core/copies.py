@@ -14,6 +14,8 @@ requests refused of late though there was one; for
 `REFUSED_COLD` and `WANTED` for models without any copy. Only for `DEMAND` a model queues: it stays wanted until its
 load is sent, or the policy finds the demand gone. The other reasons hold at that moment or not at all.
 
+What an operator has pinned needs no reason: where it has no copy, `Dispatch.load_pinned` loads one.
+
 Two of them are about requests that do not wait, and so are no demand: without `REFUSED_COLD`, a model whose
 SLO is shorter than its load would be refused for ever; without `REFUSED_FULL`, it would never get a second
 copy. For `REFUSED_FULL` the policy says what may go (`Policy.victims_of_refused`): for `edf_mh` copies that served

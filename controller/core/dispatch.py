@@ -438,10 +438,41 @@ class Dispatch:
             self._send_load(worker, model, readiness, begin_ns, now_ns)
             return
 
+    def load_pinned(self, now_ns: int) -> None:
+        """Load pinned models that are nowhere, before all else; what is pinned, runs or loads makes no room."""
+        for model in self._books.pinned:
+            if model.copies:
+                continue
+            for worker in sorted(model.ready, key=lambda w: w.load_lane.available_ns(now_ns)):
+                readiness = model.ready[worker]
+                # As long as others' requests wait everywhere, a policy finds nothing that may go.
+                victims = self._policy.victims(worker, readiness.num_pages, now_ns)
+                if victims is None and (victims := _movable(worker, readiness.num_pages)) is None:
+                    continue
+                for victim in victims:
+                    self.evict(victim)
+                begin_ns = max(
+                    worker.load_lane.available_ns(now_ns),
+                    now_ns + worker.link.expected_ns(now_ns),
+                )
+                self._send_load(worker, model, readiness, begin_ns, now_ns)
+                self.fill_exec(worker, now_ns)
+                for victim in victims:
+                    if victim.model.queue:
+                        self.seek_copy(victim.model, now_ns)
+                break
+
     def fill_load(self, worker: WorkerState, now_ns: int) -> None:
         """Send LoadWeights while the load lane has less than the look-ahead to do."""
         if worker.draining or worker.load_blocked:
             return
+        passed_over: list[Model] = []
+        self._fill_load(worker, passed_over, now_ns)
+        for model in passed_over:
+            self._policy.want_load(model, now_ns)
+
+    def _fill_load(self, worker: WorkerState, passed_over: list[Model], now_ns: int) -> None:
+        """Do what `fill_load` does; models that do not fit beside what is pinned are passed over, and noted."""
         lookahead_ns = worker.load_lookahead_ns + worker.link.excess_ns
         lane = worker.load_lane
         there_ns = now_ns + worker.link.expected_ns(now_ns)
@@ -460,6 +491,10 @@ class Dispatch:
             readiness = model.ready[worker]
             victims = self._policy.victims(worker, readiness.num_pages, now_ns)
             if victims is None:
+                if self._books.pinned and not _fits(worker, readiness.num_pages):
+                    # It has no room here as long as others are pinned, and must not keep smaller ones out.
+                    passed_over.append(model)
+                    continue
                 # Every copy there is in use until an action ends, or until nobody waits for it.
                 worker.load_blocked = bool(worker.in_flight)
                 self._policy.want_load(model, now_ns)
@@ -528,8 +563,8 @@ class Dispatch:
 
     # --- when to look ---------------------------------------------------------------------------
 
-    def nobody_waits(self, model: Model, now_ns: int) -> None:
-        """The last request of the model left its queue unserved: all its copies may make room."""
+    def may_make_room(self, model: Model, now_ns: int) -> None:
+        """All copies of the model may make room: its last request left its queue unserved, or it is pinned no more."""
         if self._policy.wants_any:
             for worker in model.copies:
                 self._look_for_room(worker, now_ns)
@@ -570,6 +605,25 @@ class Dispatch:
             if self._policy.wants_any or (worker.timers and worker.ahead_ns <= now_ns):
                 self.fill_load(worker, now_ns)
             self._wake_load(worker, now_ns)
+
+
+def _fits(worker: WorkerState, num_pages: int) -> bool:
+    """Whether a model has room there beside what is pinned."""
+    pinned = sum([copy.num_pages for copy in worker.copies.values() if copy.model.pinned])
+    return num_pages + pinned <= worker.num_pages
+
+
+def _movable(worker: WorkerState, num_pages: int) -> list[Copy] | None:
+    """The least recently used copies that free so many pages, waited for or not; None: what stays holds them."""
+    found: list[Copy] = []
+    missing = num_pages - worker.num_free_pages
+    for copy in worker.copies.values():
+        if missing <= 0:
+            break
+        if copy.resident and not copy.num_pins and not copy.model.pinned:
+            found.append(copy)
+            missing -= copy.num_pages
+    return found if missing <= 0 else None
 
 
 def _begin_ns(worker: WorkerState, now_ns: int) -> int:

@@ -128,6 +128,18 @@ class ModelWanted:
 
 
 @dataclass(slots=True, kw_only=True)
+class ModelPinned:
+    """An operator wants a model's weights to stay where they are, and to be somewhere; or no longer.
+
+    No copy of a pinned model is evicted. Where it has none, one is loaded before anything else, if other pinned
+    models and what runs leave the pages for it.
+    """
+
+    model_id: ModelId
+    pinned: bool
+
+
+@dataclass(slots=True, kw_only=True)
 class ActionSucceeded:
     """A worker did what it was asked. Times are of the load or exec step."""
 
@@ -190,6 +202,7 @@ Event = (
     | RequestsArrived
     | RequestCancelled
     | ModelWanted
+    | ModelPinned
     | ActionSucceeded
     | ActionFailed
     | TenantsWeighed

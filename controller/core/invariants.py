@@ -44,6 +44,7 @@ def check(scheduler: Scheduler) -> None:
     for model in models:
         _check_queue(model, sent_of[model])
         assert not model.suspended.keys() & (model.ready.keys() | model.copies.keys())
+    assert books.pinned.keys() == {model for model in models if model.pinned}
     waiting = sum(len(model.queue) for model in models)
     sent = sum([request.phase is Phase.SENT for request in books.requests.values()])
     assert len(books.requests) == waiting + sent, "an open request is neither waiting nor sent"
@@ -74,6 +75,8 @@ def check_commands(scheduler: Scheduler, commands: Sequence[Command], now_ns: in
             in_flight = worker.in_flight.values() if worker else ()
             infers = [sent.action for sent in in_flight if isinstance(sent.action, Infer)]
             assert action.model_id not in [infer.model_id for infer in infers], "evicted in flight"
+            model = scheduler._books.models.get(action.model_id)
+            assert model is None or not model.pinned, "evicted though it is pinned"
 
 
 def check_no_gpu_idles(scheduler: Scheduler, now_ns: int) -> None:
@@ -95,7 +98,11 @@ def check_no_gpu_idles(scheduler: Scheduler, now_ns: int) -> None:
             if copy is None:
                 if any(not other.draining for other in model.copies):
                     continue  # theirs to run
-                idle = sum(c.num_pages for c in worker.copies.values() if not c.model.queue)
+                idle = sum(
+                    c.num_pages
+                    for c in worker.copies.values()
+                    if not c.model.queue and not c.model.pinned
+                )
                 if worker.num_free_pages + idle < readiness.num_pages:
                     continue
             estimates = readiness.estimates

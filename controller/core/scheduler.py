@@ -55,6 +55,7 @@ from controller.core.events import (
     Event,
     ForgetModel,
     ModelAdded,
+    ModelPinned,
     ModelReady,
     ModelRemoved,
     ModelWanted,
@@ -174,6 +175,7 @@ class Scheduler:
             ModelReady: self._model_ready,
             ModelRemoved: self._model_removed,
             ModelWanted: self._model_wanted,
+            ModelPinned: self._model_pinned,
             TenantsWeighed: self._tenants_weighed,
             AdmissionClosed: self._admission_closed,
         }
@@ -430,7 +432,7 @@ class Scheduler:
         model = request.model
         self._books.take_out(request)
         if not model.queue:
-            self._dispatch.nobody_waits(model, self._now_ns)
+            self._dispatch.may_make_room(model, self._now_ns)
 
     def _refuse(self, request: Request, verdict: Verdict) -> None:
         """Respond to an open request that is in no queue."""
@@ -791,6 +793,7 @@ class Scheduler:
         """After a result: finish what waited for the action's end, keep the lanes busy."""
         if model.removed:
             self._forget(worker, model)
+        self._place_pinned()
         if not worker.draining:
             self._dispatch.after_result(worker, model, self._now_ns)
         elif not worker.in_flight:
@@ -883,7 +886,9 @@ class Scheduler:
         worker = self._books.workers.get(event.worker_id)
         if worker is None or worker.draining:
             return
-        for model in self._books.drain(worker):
+        models = self._books.drain(worker)
+        self._place_pinned()
+        for model in models:
             self._reconsider(model, Refusal.NO_WORKER)
         if not worker.in_flight:
             self._let_go(worker, "")
@@ -907,6 +912,7 @@ class Scheduler:
                 self._put_back(sent, Refusal.WORKER_LOST)
                 touched[sent.copy.model] = None
         self._books.exec_freed(worker)
+        self._place_pinned()
         for model in touched:
             self._reconsider(model, Refusal.WORKER_LOST)
 
@@ -940,6 +946,7 @@ class Scheduler:
             model.output_row_bytes = event.output_row_bytes
             if event.resident:
                 self._books.find_resident(model, worker, readiness)
+            self._place_pinned()
             for sick in self._health.replaced(model, self._now_ns):
                 self._trust_changed(sick, [model])
             if event.resident and model.queue:
@@ -952,6 +959,19 @@ class Scheduler:
         if model is not None:
             self._dispatch.seek_copy(model, self._now_ns, wanted=True)
 
+    def _model_pinned(self, event: ModelPinned) -> None:
+        model = self._books.models.get(event.model_id)
+        if model is not None:
+            self._books.pin(model, pinned=event.pinned)
+            self._place_pinned()
+            if not event.pinned:
+                self._dispatch.may_make_room(model, self._now_ns)
+
+    def _place_pinned(self) -> None:
+        """Something may have taken a pinned model's last copy, or made room for one."""
+        if self._books.pinned:
+            self._dispatch.load_pinned(self._now_ns)
+
     def _model_removed(self, event: ModelRemoved) -> None:
         model = self._books.remove_model(event.model_id)
         if model is None:
@@ -959,6 +979,9 @@ class Scheduler:
         for request in list(model.queue):
             self._leave_queue(request)
             self._refuse(request, Verdict(Refusal.MODEL_REMOVED))
+        if model.pinned:
+            self._books.pin(model, pinned=False)
+            self._dispatch.may_make_room(model, self._now_ns)
         for worker in [*model.ready, *model.suspended]:
             for action_id, sent in worker.in_flight.items():
                 if sent.copy.model is not model:
@@ -968,6 +991,7 @@ class Scheduler:
                 else:
                     self._take_back(worker, sent)
             self._forget(worker, model)
+        self._place_pinned()
 
     def _forget(self, worker: WorkerState, model: Model) -> None:
         """Free a removed model's pages and tell the worker, once no action of it is in flight."""

@@ -138,6 +138,8 @@ class Model:
     output_row_bytes: int = 0
     #: Its weights were somewhere, and had to make room.
     evicted: bool = False
+    #: An operator wants it to stay: no copy of it makes room.
+    pinned: bool = False
     #: Until then some waiting request may have `most_together`.
     apart_until_ns: int = 0
     #: Appendix B's d_m: predicted execution time of its outstanding requests.

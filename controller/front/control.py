@@ -32,6 +32,7 @@ from controller.front.hindsight import explain_request
 from controller.front.methods import unary
 from controller.front.oip import quote
 from controller.front.pressure import MemoryPressure, MemoryState
+from controller.front.recent import recent_actions, recent_requests
 from controller.front.statuses import fail
 from controller.model_folder import check_name
 from controller.quota_book import QuotaBook
@@ -117,6 +118,7 @@ class ControlService:
             "DrainWorker": unary("DrainWorker", pb.DrainWorkerRequest, self._drain_worker),
             "AddModel": grpc.stream_unary_rpc_method_handler(self._add_model),
             "RemoveModel": unary("RemoveModel", pb.RemoveModelRequest, self._remove_model),
+            "PinModel": unary("PinModel", pb.PinModelRequest, self._pin_model),
             "PutApplication": unary(
                 "PutApplication", pb.PutApplicationRequest, self._put_application
             ),
@@ -175,6 +177,9 @@ class ControlService:
             denials=_reasons(
                 {reason.value: count for reason, count in self._runtime.telemetry.denials.items()}
             ),
+            recent=recent_requests(
+                self._runtime.telemetry, since_ns=self._started_ns, now_ns=self._runtime.clock()
+            ),
         )
 
     async def _list_workers(self, request: pb.ListWorkersRequest) -> pb.ListWorkersResponse:
@@ -183,9 +188,19 @@ class ControlService:
         if request.worker_id:
             links = [self._link(request.worker_id)]
         statistics = {row.worker_id: row for row in self._runtime.statistics().workers}
-        return pb.ListWorkersResponse(
-            workers=[_worker_info(link, statistics.get(link.worker_id)) for link in links]
+        recent = recent_actions(
+            self._runtime.telemetry,
+            {link.worker_id: link.register.gpu_kind for link in self._links.links},
+            since_ns=self._started_ns,
+            now_ns=self._runtime.clock(),
         )
+        response = pb.ListWorkersResponse()
+        for link in links:
+            info = _worker_info(link, statistics.get(link.worker_id))
+            if (actions := recent.get(link.worker_id)) is not None:
+                info.recent.CopyFrom(actions)
+            response.workers.append(info)
+        return response
 
     async def _list_models(self, request: pb.ListModelsRequest) -> pb.ListModelsResponse:
         """All models, or the one that is named."""
@@ -291,6 +306,11 @@ class ControlService:
         """Remove a model. Requests that wait for it are refused; a batch that runs is finished."""
         await asyncio.shield(self._catalogue.remove(request.model_id))
         return pb.RemoveModelResponse()
+
+    async def _pin_model(self, request: pb.PinModelRequest) -> pb.PinModelResponse:
+        """Pin a model, or let it go."""
+        models = await asyncio.shield(self._catalogue.pin(request.model_id, pinned=request.pinned))
+        return pb.PinModelResponse(models=self._model_infos(models))
 
     # --- applications -------------------------------------------------------------------------
 
@@ -429,6 +449,7 @@ class ControlService:
             slo_ns=model.slo_ns or self._default_slo_ns,
             weights_bytes=model.weights_bytes,
             one_by_one=model.one_by_one,
+            pinned=self._catalogue.is_pinned(model),
             num_pages=model.num_pages,
             requests=counts.requests,
             answered=counts.answered,

@@ -25,7 +25,8 @@ from worker import gpu_workers
 
 COMMANDS = (
     *("up", "controller", "worker", "infer", "status", "drain", "simulate", "replay"),
-    *("models", "app", "keys", "quotas", "trace", "front"),
+    *("models", "app", "keys", "quotas", "trace", "front", "load", "doctor", "top"),
+    *("completion", "policies"),
 )
 
 #: Exit code, standard output, standard error.
@@ -455,3 +456,72 @@ def test_a_drained_worker_leaves_with_0(run: Run, server: LocalServer, tmp_path:
         assert guest.wait(PATIENCE_S) == 0
     code, _, err = run("drain", "guest", "--server", server.address)
     assert (code, "local-0" in err) == (1, True)
+
+
+def test_a_load_is_put_on_all_models_and_its_numbers_add_up(
+    run: Run, server: LocalServer, tmp_path: Path
+) -> None:
+    picture, rows = tmp_path / "load.svg", tmp_path / "requests.csv"
+    asked = ("load", "--server", server.address, "--seconds", "1", "--slo-ms", "5000")
+    files = ("--picture", str(picture), "--requests", str(rows))
+    code, out, err = run(*asked, "--rate", "40", "--slo-ms", "9000", *files, "--json")
+    assert code == 0, err
+    report = json.loads(out)
+    total = report["total"]
+    parts = (total[f"num_{what}"] for what in ("in_time", "late", "refused", "failed"))
+    assert sum(parts) == total["num_requests"] > 0
+    assert {"dense", "pair"} <= set(report["by_model"])
+    assert set(report["by_slo_ms"]) <= {"5000", "9000"}
+    assert picture.read_text().startswith("<?xml")
+    assert len(rows.read_text().splitlines()) == total["num_requests"] + 1
+    # What was recorded is a trace.
+    code, out, _ = run("load", "--server", server.address, "--trace", str(rows), "--csv")
+    assert code == 0
+    assert int(out.splitlines()[1].split(",")[2]) == total["num_requests"]
+
+
+def test_a_load_that_is_not_good_enough_ends_with_1(run: Run, server: LocalServer) -> None:
+    asked = ("load", "dense", "--server", server.address, "--rate", "50", "--seconds", "0.5")
+    code, out, err = run(*asked, "--slo-ms", "0.01", "--good", "0.5")
+    assert code == 1
+    assert "INFEASIBLE" in out
+    assert max(map(len, out.splitlines()[:4])) <= 80
+    assert "error: 0.0000 of the requests were answered in time, expected 0.5" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (("--rate", "5", "--concurrency", "5"), "expected one of them"),
+        (("--rate", "5", "--arrivals", "fast"), "expected poisson or uniform"),
+        (("--rate", "5", "--shape", "x=0"), "expected NAME=1,3,224,224"),
+        (("--rate", "5", "--seconds", "0"), "expected more than 0"),
+        (("--rate", "5", "--slo-as", "header"), "--slo-as"),
+        (("--trace", "nowhere.csv", "--rate", "5"), "--trace"),
+        (("nobody", "--rate", "5"), "nobody"),
+    ],
+)
+def test_a_load_that_cannot_be_is_one_line(
+    run: Run, server: LocalServer, flags: tuple[str, ...], why: str
+) -> None:
+    code, out, err = run("load", "--server", server.address, *flags)
+    assert (code, out) == (1, "")
+    assert why in err
+    assert "\n" not in err.strip()
+
+
+def test_top_prints_once_for_scripts_and_says_whether_all_is_well(
+    run: Run, server: LocalServer
+) -> None:
+    once = ("top", "--server", server.address, "--interval-s", "0.1")
+    code, out, _ = run(*once, "--once")
+    first = out.splitlines()[0]
+    # Whatever other tests left behind: the exit code says what the first line says.
+    assert code == (0 if first.startswith(("WELL", "PREPARING")) else 1)
+    assert "local-0" in out
+    assert "dense" in out
+    code, out, _ = run(*once, "--json")
+    shown = json.loads(out)
+    assert code == bool(shown["findings"])
+    assert shown["recent"]["over_ns"] > 0
+    assert {row["model_id"] for row in shown["models"]} >= {"dense", "pair"}

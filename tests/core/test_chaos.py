@@ -28,6 +28,14 @@ def test_whatever_happens_every_request_is_responded_to_and_no_gpu_idles(
     assert chaos.num_answers > 0
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.seeds(10)
+def test_nor_when_an_operator_pins_models_and_lets_them_go(seed: int, policy: str) -> None:
+    chaos = Chaos(seed, policy, pins=True)
+    chaos.run()
+    assert chaos.num_answers > 0
+
+
 class Everywhere(Deferral):
     """Few models on many GPUs are rare here, so that deferral would hardly be seen."""
 

@@ -26,6 +26,7 @@ from controller.core.events import (
     Command,
     Event,
     ModelAdded,
+    ModelPinned,
     ModelReady,
     ModelRemoved,
     RefuseRequest,
@@ -86,7 +87,11 @@ class Chaos:
     cancelled.
     """
 
-    def __init__(self, seed: int, policy: str, kind: PolicyKind | None = None) -> None:
+    def __init__(
+        self, seed: int, policy: str, kind: PolicyKind | None = None, *, pins: bool = False
+    ) -> None:
+        """`pins`: an operator pins models, and lets them go."""
+        self.pins = pins
         self.random = random.Random(seed)
         self.scheduler = Counting(
             SchedulerConfig(
@@ -130,6 +135,9 @@ class Chaos:
             self.add_model()
         for _ in range(NUM_STEPS):
             self.step()
+        # A policy that does not predict lets requests wait for as long as pins leave them no room.
+        for model_id in self.models if self.pins else ():
+            self.ledger.tell(ModelPinned(model_id=model_id, pinned=False))
         self.ledger.tell(AdmissionClosed())
         while True:
             busy = [worker_id for worker_id, device in self.devices.items() if device.actions]
@@ -159,8 +167,9 @@ class Chaos:
                 self.make_ready,
                 self.look_at_clock,
                 self.break_or_mend,
+                self.pin,
             ],
-            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10, 10],
+            [400, 420, 80, 15, 3, 4, 18, 5, 20, 10, 10, 15 * self.pins],
         )
         kind()
 
@@ -219,6 +228,12 @@ class Chaos:
     def break_or_mend(self) -> None:
         if self.devices:
             self.random.choice(list(self.devices.values())).fault = self.random.choice(FAULTS)
+
+    def pin(self) -> None:
+        if self.models:
+            model_id = self.random.choice(list(self.models))
+            pinned = self.random.random() < 0.7
+            self.ledger.tell(ModelPinned(model_id=model_id, pinned=pinned))
 
     def look_at_clock(self) -> None:
         if self.devices:

@@ -106,7 +106,7 @@ async def controlling(
     runtime = Runtime(Scheduler(CONFIG), Telemetry(), clock=clock)
     state = StateFile(None)
     uploads = Uploads(directory / ".uploads", state, bytes_max=1 << 30)
-    catalogue = Catalogue(runtime, directory, uploads)
+    catalogue = Catalogue(runtime, directory, uploads, state=state)
     await catalogue.restore()
     slabs = Slabs(SLAB_BYTES)
     regions = Regions(slabs, num_bytes_max=SLAB_BYTES, request_bytes_max=MESSAGE_BYTES_MAX)

@@ -18,7 +18,7 @@ from clockwright.errors import ConfigError, UnknownModelError
 from clockwright.units import NS_PER_MS, NS_PER_S
 from tests.kit.front_end import FrontEndInThread, serving_in_thread
 from traces.arrivals import ClosedLoop, FixedRate, Poisson, Workload
-from traces.replay import REQUEST_COLUMNS, ReplayProgress, replay, replay_async
+from traces.replay import REQUEST_COLUMNS, ReplayProgress, ReplayReport, play_async, replay
 
 SLO_NS = 60 * NS_PER_S
 
@@ -178,11 +178,11 @@ def test_a_client_that_is_late_says_so(
     )
 
     async def main() -> None:
-        replaying = asyncio.create_task(replay_async(server.address, workload))
+        replaying = asyncio.create_task(play_async(server.address, workload))
         while not replaying.done():
             await asyncio.sleep(0.01)
             time.sleep(0.06)  # noqa: ASYNC251  the point of the test
-        report = await replaying
+        report = ReplayReport.of(await replaying, workload.end_ns)
         assert report.num_open == 99
         # During each pause of 60 ms, several requests fall due 40 to 60 ms before their turn comes.
         assert report.lateness_ns_max > 40 * NS_PER_MS

@@ -41,7 +41,7 @@ _MIN_GPU_LOAD_NS = 1e6
 
 
 class ClockworkPolicy(Policy):
-    """Appendix B, kept up to date incrementally."""
+    """Clockwork's own (OSDI'20), Appendix B, kept up to date incrementally."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.lookahead_ns = config.lookahead_ns

@@ -43,7 +43,9 @@ def least_recently_used(worker: WorkerState, num_pages: int, *, wanted: bool) ->
     for copy in worker.copies.values():
         if missing <= 0:
             break
-        if copy.resident and not copy.num_pins and (wanted or not _needed(copy)):
+        if not copy.resident or copy.num_pins or copy.model.pinned:
+            continue
+        if wanted or not _needed(copy):
             found.append(copy)
             missing -= copy.num_pages
     return found if missing <= 0 else None
@@ -236,7 +238,7 @@ def _stands(entry: tuple[int, int, Copy]) -> bool:
 
 
 def _free(copy: Copy) -> bool:
-    return copy.resident and not copy.num_pins and not _needed(copy)
+    return copy.resident and not copy.num_pins and not copy.model.pinned and not _needed(copy)
 
 
 def _away_ns(model: Model, now_ns: int) -> int:

@@ -297,10 +297,10 @@ def _needs_copy(model: Model) -> bool:
 
 
 def clipper(config: SchedulerConfig) -> ReactivePolicy:
-    """Clipper, with the batching and the delay that are configured."""
+    """Clipper's (NSDI'17): each container adapts its batch size; nothing is refused by prediction."""
     return ReactivePolicy(ClipperCaps(config.batching), config.batch_delay_ns)
 
 
 def infaas(config: SchedulerConfig) -> ReactivePolicy:
-    """INFaaS, which has no settings."""
+    """INFaaS's (ATC'21): a batch size for each SLO, and replicas; nothing is refused by prediction."""
     return ReactivePolicy(InfaasCaps())

@@ -65,7 +65,11 @@ class Exp3(_OneModel):
     """Clipper's own form (section 5.1): `s_i <- s_i exp(-eta L / p_i)`, without an exploration term."""
 
     def __init__(self, *, eta: float = 0.1) -> None:
-        """Set the learning rate: small is steady, large follows change."""
+        """Set the rate.
+
+        Args:
+            eta: learning rate: small is steady, large follows change.
+        """
         self.eta = check_range("eta", eta, 0.0, 10.0, open_low=True)
 
     def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:
@@ -79,7 +83,11 @@ class Exp3IX(_OneModel):
     """
 
     def __init__(self, *, eta: float | None = None) -> None:
-        """Set the learning rate, or leave it to the number of rounds."""
+        """Set the rate.
+
+        Args:
+            eta: learning rate; without it, it falls with the number of rounds.
+        """
         self.eta = None if eta is None else check_range("eta", eta, 0.0, 10.0, open_low=True)
 
     def _learn(self, state: LogWeights, model: str, loss: float, propensity: float) -> LogWeights:

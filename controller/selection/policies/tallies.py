@@ -85,7 +85,11 @@ class Thompson(_Counting):
     """Thompson sampling over Beta posteriors whose evidence fades (Raj and Kalyani 2017)."""
 
     def __init__(self, *, discount: float = 0.999) -> None:
-        """Set how fast evidence fades: it weighs 1 / (1 - discount) feedbacks at most; with 1, all."""
+        """Set how fast evidence fades.
+
+        Args:
+            discount: all evidence weighs as much as 1 / (1 - discount) feedbacks at most; with 1, it never fades.
+        """
         super().__init__(discount=discount)
 
     @override
@@ -105,7 +109,12 @@ class EpsilonGreedy(_Counting):
     """Takes the best mean so far, and with probability `epsilon` any model."""
 
     def __init__(self, *, epsilon: float = 0.05, discount: float = 0.999) -> None:
-        """Set how often to explore, and how fast evidence fades."""
+        """Set how often to explore, and how fast evidence fades.
+
+        Args:
+            epsilon: share of queries that go to any model.
+            discount: all evidence weighs as much as 1 / (1 - discount) feedbacks at most; with 1, it never fades.
+        """
         super().__init__(discount=discount)
         self.epsilon = check_range("epsilon", epsilon, 0.0, 1.0)
 

@@ -1,0 +1,138 @@
+"""Arrivals from a file: one row per request, or one of Microsoft's published traces.
+
+A file of arrivals has a header and at least two columns. The first line says which kind a file is:
+
+- `time_s`, `due_ns` or `arrival_ns`: when the request is due. The earliest becomes time 0.
+- `model_id`: the model's name.
+- `slo_ms` or `slo_ns`: its SLO; without them all requests have the same.
+- `tenant`: whose it is.
+
+Other columns are passed over, so what `clockwright load --requests` and `replay --requests` write can be
+played again, and so can a server's own `requests.csv`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from clockwright.errors import ConfigError
+from clockwright.units import NS_PER_MS, NS_PER_S, SLO_NS_MAX
+from traces.arrivals import Recorded, Workload
+from traces.azure import read_azure_2019, read_azure_2021
+from traces.trace_lines import format_error, lines_of
+
+_TIMES = {"time_s": NS_PER_S, "due_ns": 1, "arrival_ns": 1}
+_SLOS = {"slo_ms": NS_PER_MS, "slo_ns": 1}
+
+
+def read_workload(
+    path: Path,
+    models: Sequence[str],
+    *,
+    slo_ns: int,
+    scale: float = 1.0,
+    seed: int = 0,
+    ask: Callable[[], Sequence[str]] = tuple,
+) -> Workload:
+    """Read a trace of any kind that is known.
+
+    Args:
+        path: the file.
+        models: who is asked when Azure's functions were invoked; empty: those that `ask` gives.
+        slo_ns: SLO of requests that have none of their own.
+        scale: requests per arrival.
+        seed: seed of all that is random.
+        ask: names the models there are.
+
+    Raises:
+        TraceFormatError: the file is not of its form; says where and what was expected.
+        ConfigError: it cannot be opened, or there are models where the file names them.
+    """
+    header = next(lines_of(path), "").removeprefix("\ufeff").split(",")
+    if "model_id" in header:
+        if models:
+            raise ConfigError(f"trace {path} names its models, expected no others")
+        return read_arrivals(path, slo_ns=slo_ns, scale=scale, seed=seed)
+    names = models or ask()
+    if "HashFunction" in header:
+        return read_azure_2019(path).workload(names, slo_ns=slo_ns, scale=scale, seed=seed)
+    if "end_timestamp" in header:
+        return read_azure_2021(path).workload(names, slo_ns=slo_ns, scale=scale, seed=seed)
+    raise format_error(
+        path, 1, "expected a column model_id, or the columns of Azure's traces of 2019 or 2021"
+    )
+
+
+def read_arrivals(path: Path, *, slo_ns: int, scale: float = 1.0, seed: int = 0) -> Workload:
+    """Read a file with a row per request; as `read_workload`."""
+    rows = csv.reader(lines_of(path))
+    header = [name.strip() for name in next(rows, [])]
+    time_column, slo_column = _one_of(path, header, _TIMES), _one_of(path, header, _SLOS)
+    if time_column is None or "model_id" not in header:
+        raise format_error(
+            path, 1, f"expected the columns {' or '.join(_TIMES)}, and model_id; found {header}"
+        )
+    models: dict[str, int] = {}
+    tenants: dict[str, int] = {"": 0}
+    times: list[int] = []
+    columns: list[tuple[int, int, int]] = []
+    for number, cells in enumerate(rows, 2):
+        if len(cells) != len(header):
+            raise format_error(path, number, f"found {len(cells)} cells, expected {len(header)}")
+        cell = dict(zip(header, cells, strict=True))
+        times.append(_whole(path, number, cell, time_column, _TIMES))
+        own_ns = slo_ns
+        if slo_column is not None and cell[slo_column]:
+            own_ns = _whole(path, number, cell, slo_column, _SLOS)
+            if not 0 < own_ns <= SLO_NS_MAX:
+                raise format_error(path, number, f"{slo_column} is {cell[slo_column]}")
+        columns.append(
+            (
+                models.setdefault(cell["model_id"], len(models)),
+                tenants.setdefault(cell.get("tenant", ""), len(tenants)),
+                own_ns,
+            )
+        )
+    if not times:
+        raise format_error(path, 2, "the file has a header and no requests")
+    times_ns = np.array(times, np.int64) - min(times)
+    model, tenant, slos_ns = np.array(columns, np.int64).T
+    sources = [
+        Recorded(
+            times_ns=times_ns[mine],
+            models=model[mine],
+            tenants=tenant[mine],
+            slo_ns=slo,
+            end_ns=int(times_ns.max()) + 1,
+            seed=seed + number,
+            scale=scale,
+        )
+        for number, slo in enumerate(np.unique(slos_ns).tolist())
+        for mine in [slos_ns == slo]
+    ]
+    return Workload(models=tuple(models), sources=tuple(sources), tenants=tuple(tenants))
+
+
+def _one_of(path: Path, header: Sequence[str], known: dict[str, int]) -> str | None:
+    found = [name for name in known if name in header]
+    if len(found) > 1:
+        raise format_error(
+            path, 1, f"found the columns {' and '.join(found)}, expected one of them"
+        )
+    return found[0] if found else None
+
+
+def _whole(
+    path: Path, number: int, cell: dict[str, str], column: str, units: dict[str, int]
+) -> int:
+    """Read a time in nanoseconds."""
+    text = cell[column]
+    try:
+        # A float has not the digits for a clock's nanoseconds.
+        return int(text) if units[column] == 1 else round(float(text) * units[column])
+    except (ValueError, OverflowError):
+        raise format_error(path, number, f"{column} is {text!r}, expected a number") from None

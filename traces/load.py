@@ -1,0 +1,239 @@
+"""`clockwright load`: put a load on a server and say how much of it was answered in time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from math import lcm
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from clockwright.channel import Access
+from clockwright.client import Client
+from clockwright.errors import ClockwrightError, ConfigError
+from clockwright.units import NS_PER_MS, NS_PER_S
+from traces.arrivals import ClosedLoop, FixedRate, Models, Poisson, Source, Workload
+from traces.client_record import ClientRecord, LoadSummary, summarise
+from traces.replay import LATENESS_NS_MAX, ReplayReport
+
+#: Weights are made whole by repeating models; so many times together at most.
+_TURNS_MAX = 100_000
+
+Arrivals = Literal["poisson", "uniform"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedLoad:
+    """What is to be asked, without a trace."""
+
+    #: Weight of each model among the requests, by name.
+    weights: Mapping[str, Fraction]
+    #: Requests per second of an open loop, of all models together; 0: a closed loop.
+    rate_rps: float = 0.0
+    arrivals: Arrivals = "poisson"
+    #: Clients of a closed loop, each with one request out.
+    concurrency: int = 0
+    #: Each open-loop request has one of them; clients of a closed loop are dealt out to them.
+    slos_ns: Sequence[int]
+    #: Names of tenants, of which each request has one; empty: they are nobody's.
+    tenants: Sequence[str] = ()
+    duration_ns: int
+    seed: int = 0
+
+    def workload(self) -> Workload:
+        """Describe the requests.
+
+        Raises:
+            ConfigError: there is nothing to ask, or the weights are too unlike each other.
+        """
+        if (self.rate_rps > 0) == (self.concurrency > 0):
+            raise ConfigError(
+                f"rate {self.rate_rps:g} and concurrency {self.concurrency}: expected one of them"
+            )
+        turns = _turns(tuple(self.weights.values()))
+        tenants = range(1, len(self.tenants) + 1) if self.tenants else (0,)
+        sources: list[Source] = []
+        loops: list[ClosedLoop] = []
+        if self.rate_rps:
+            sources = [
+                self._source(number, slo_ns, turns, tenants)
+                for number, slo_ns in enumerate(self.slos_ns)
+            ]
+        else:
+            # Client i of N stands at (i + 1/2) / N of the turns, so models get clients by their weights.
+            for client in range(self.concurrency):
+                place = (2 * client + 1) * len(turns) // (2 * self.concurrency)
+                loops.append(
+                    ClosedLoop(
+                        model=turns[place],
+                        concurrency=1,
+                        slo_ns=self.slos_ns[client % len(self.slos_ns)],
+                        end_ns=self.duration_ns,
+                        tenant=tenants[client % len(tenants)],
+                    )
+                )
+        return Workload(
+            models=tuple(self.weights),
+            sources=tuple(sources),
+            closed_loops=tuple(loops),
+            tenants=("", *self.tenants),
+        )
+
+    def _source(self, number: int, slo_ns: int, turns: Sequence[int], tenants: Models) -> Source:
+        share_rps = self.rate_rps / len(self.slos_ns)
+        if self.arrivals == "poisson":
+            return Poisson(
+                models=turns,
+                tenants=tenants,
+                rate_rps=share_rps,
+                slo_ns=slo_ns,
+                end_ns=self.duration_ns,
+                seed=self.seed + number,
+            )
+        # One SLO after the other, so that requests are evenly apart together too.
+        return FixedRate(
+            models=turns,
+            tenants=tenants,
+            rate_rps=share_rps,
+            slo_ns=slo_ns,
+            begin_ns=round(number * NS_PER_S / self.rate_rps),
+            end_ns=self.duration_ns,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What became of a load, as its client saw it."""
+
+    address: str
+    #: Time over which requests were due, without the warm-up.
+    seconds: float
+    total: LoadSummary
+    #: By SLO in milliseconds, ascending, and by model.
+    by_slo_ms: dict[str, LoadSummary]
+    by_model: dict[str, LoadSummary]
+    #: How late open-loop requests left, because the client was busy.
+    client_late_ms_p99: float
+    #: At most one request in a thousand left late, so what was measured is the server.
+    kept_up: bool
+
+    def numbers(self) -> dict[str, Any]:
+        """Give everything as JSON has it."""
+        return asdict(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Give a flat row per summary: of all, of each SLO and of each model."""
+        named = [("all", "", self.total)]
+        named += [("slo_ms", name, summary) for name, summary in self.by_slo_ms.items()]
+        named += [("model", name, summary) for name, summary in self.by_model.items()]
+        return [{"of": of, "name": name, **_flat(summary)} for of, name, summary in named]
+
+
+def report_of(record: ClientRecord, *, address: str, begin_s: float, seconds: float) -> LoadReport:
+    """Sum up the requests that were due from `begin_s` on."""
+    record = record.where(record.due_ns >= begin_s * NS_PER_S)
+    timing = ReplayReport.of(record, round(seconds * NS_PER_S))
+    return LoadReport(
+        address=address,
+        seconds=seconds,
+        total=summarise(record, seconds),
+        by_slo_ms={
+            f"{slo_ns / NS_PER_MS:g}": summarise(record.where(record.slo_ns == slo_ns), seconds)
+            for slo_ns in np.unique(record.slo_ns).tolist()
+        },
+        by_model={
+            name: summarise(record.where(record.model == position), seconds)
+            for position, name in enumerate(record.models)
+        },
+        client_late_ms_p99=timing.lateness_ns_p99 / NS_PER_MS,
+        kept_up=timing.kept_up,
+    )
+
+
+def read_weights(arguments: Sequence[str]) -> dict[str, Fraction]:
+    """Read NAME or NAME=WEIGHT arguments.
+
+    Raises:
+        ConfigError: a weight is no positive number, or a name stands there twice.
+    """
+    weights: dict[str, Fraction] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        try:
+            weight = Fraction(text if equals else 1)
+        except (ValueError, ZeroDivisionError):
+            weight = Fraction(0)
+        if weight <= 0 or not name:
+            raise ConfigError(f"found {argument!r}, expected MODEL or MODEL=WEIGHT, above 0")
+        if name in weights:
+            raise ConfigError(f"found model {name} twice")
+        weights[name] = weight
+    return weights
+
+
+def ready_models(address: str, access: Access) -> list[str]:
+    """Ask a server which models are ready.
+
+    Raises:
+        ConfigError: it does not say, as some servers do not, or none is.
+    """
+    with Client(address, access) as client:
+        try:
+            names = [model.name for model in client.models() if model.state in ("READY", "")]
+        except ClockwrightError as error:
+            raise ConfigError(
+                f"expected names of models: the server lists none ({error})"
+            ) from None
+    if not names:
+        raise ConfigError(f"{address} has no model that is ready")
+    return names
+
+
+def slo_parameter(address: str, access: Access) -> str:
+    """Say by which parameter a server takes a request's SLO; empty: it is not known to take any."""
+    with Client(address, access) as client:
+        name = client.server_name().lower()
+    return {"clockwright": "slo_ms", "triton": "timeout"}.get(name, "")
+
+
+def too_late(path: Path | None, report: LoadReport) -> str:
+    """Say that the client was what was slow, if it was."""
+    if report.kept_up:
+        return ""
+    where = f"; {path} says which" if path else ""
+    return (
+        f"the client did not keep up: more than one request in a thousand left over "
+        f"{LATENESS_NS_MAX // NS_PER_MS} ms late (p99 {report.client_late_ms_p99:.1f} ms), so what was "
+        f"measured is in part the client{where}"
+    )
+
+
+def _turns(weights: Sequence[Fraction]) -> list[int]:
+    """Deal models out in turn, each as often as its weight says and as evenly as can be."""
+    whole = lcm(*(weight.denominator for weight in weights))
+    counts = [int(weight * whole) for weight in weights]
+    if sum(counts) > _TURNS_MAX:
+        raise ConfigError(f"the weights need {sum(counts)} turns, expected {_TURNS_MAX} at most")
+    places = [
+        ((turn + 0.5) / count, position)
+        for position, count in enumerate(counts)
+        for turn in range(count)
+    ]
+    return [position for _, position in sorted(places)]
+
+
+def _flat(summary: LoadSummary) -> dict[str, Any]:
+    """Make a row of a table: `latency_ms_p99` and `refused_COLD` are columns."""
+    row: dict[str, Any] = {}
+    for key, value in asdict(summary).items():
+        match key:
+            case "latency_ms" | "refusal_ms":
+                row |= {f"{key}_p{percent}": number for percent, number in value.items()}
+            case "refusals" | "failures":
+                row[key] = " ".join(f"{name}:{num}" for name, num in value.items())
+            case _:
+                row[key] = value
+    return row
